@@ -1,4 +1,4 @@
-"""Fixtures: a builder of houses and a maker of requests."""
+"""Fixtures: functions that build a House and a request."""
 
 from __future__ import annotations
 

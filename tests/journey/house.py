@@ -61,14 +61,14 @@ from resilience.time_limits import TimeLimit, TimeLimits
 from resilience.turns import Turns
 
 ROOT = Path(__file__).parents[2]
-# Every model is at most this long here.
+# No model in these tests is longer than this.
 LIMITS = AdmissionLimits(max_input_tokens=4096)
 CALLER = Caller("acme", CallerRole.CALLER, "key_1")
 
 
 @dataclass
 class RecordingSink:
-    """Keeps what it is given; each send lets the loop turn, so that it can be cancelled there."""
+    """Records what is sent to it; each send yields to the event loop, so that a test can cancel it there."""
 
     deltas: list[Delta] = field(default_factory=list)
     answer: Answer | None = None
@@ -104,7 +104,7 @@ class RecordingSink:
 
 @dataclass
 class Outbox:
-    """A ledger that is a list."""
+    """A ledger that stores its rows in a list."""
 
     rows: list[UsageRow] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ class Outbox:
 
 @dataclass
 class House:
-    """A journey and what it might leave behind."""
+    """A journey and everything that a request might leave in use after its end."""
 
     journey: Journey
     backends: Mapping[str, Backend]
@@ -141,7 +141,7 @@ class House:
         return sink
 
     def left_behind(self) -> list[str]:
-        """Everything that an ended request must not leave."""
+        """Lists what is still in use; after the end of a request it must be empty."""
         left = []
         if self.in_flight.in_flight:
             left.append("a request in flight")
@@ -162,7 +162,7 @@ class House:
 
 
 class Spelled:
-    """Token ids for scripted pieces: each piece has one, and so has each byte."""
+    """A tokenizer for scripted pieces: an id for each piece, then one for each byte."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = [piece.encode() for piece in pieces]
@@ -184,10 +184,10 @@ class Spelled:
 
 
 class RestartingBackend(ScriptedBackend):
-    """Its engine dies with a failure of kind ``engine_dead``, and is back after ``restart_s``.
+    """A backend whose engine dies with the failure ``engine_dead`` and is ready again after ``restart_s``.
 
-    ``None``: it never comes back. What breaks later and had begun on the dead one is no death of the next.
-    With ``together`` its first calls begin when they are so many.
+    With ``restart_s`` None it never comes back. A call of a dead engine that fails later does not kill
+    the next engine. With ``together`` the first calls begin only when the barrier has all its parties.
     """
 
     restart_s: float | None = 0.01
@@ -240,7 +240,7 @@ def build_house(
     legs: Mapping[str, LegLimit] | None = None,
     check_shape: CheckShape = unchecked,
 ) -> House:
-    """A journey around the backends, by default one that plays the scripts."""
+    """Builds a House around the backends, by default around one that plays the scripts."""
     made: Mapping[str, Backend] = {
         b.name: b for b in backends or [ScriptedBackend(scripts=scripts or (Script(),))]
     }

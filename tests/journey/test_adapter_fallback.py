@@ -1,4 +1,4 @@
-"""A route may let the base model answer for an adapter that cannot be loaded; visibly, and nothing else."""
+"""A route may let the base model answer for an adapter that cannot be loaded; the answer says so."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_an_answer_of_the_base_is_not_kept_as_the_adapters(build_house: Bu
     ],
     ids=["the route does not allow it", "the caller wants errors", "it is not the adapter that is missing"],
 )
-async def test_else_the_failure_is_told(
+async def test_in_all_other_cases_the_failure_is_reported(
     build_house: Build, ask: Ask, route: Mapping[str, object], changes: Mapping[str, object], script: Script
 ) -> None:
     house = build_house(script, adapters=[ADAPTER], route=route)

@@ -1,4 +1,4 @@
-"""Which weights answered: told the same way in the answer, the trace, the metrics and the ledger."""
+"""The version that answered is the same in the answer, the trace, the metrics and the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OLD, NEW = (Adapter(f"manga_domain_v{n}", n, "scripted", f"adapters/{n}") for n 
 
 
 def offer(target: Adapter) -> AdapterOffer:
-    """Both versions, and the alias on one of them."""
+    """Returns an offer of both versions, with the alias on ``target``."""
     return AdapterOffer(
         MappingProxyType({one.adapter_id: one for one in (OLD, NEW)}),
         MappingProxyType({one.adapter_id: AdapterState.ACTIVE for one in (OLD, NEW)}),

@@ -1,4 +1,4 @@
-"""Admission on the journey: queues, fallbacks, and what the caller is told."""
+"""Admission in a journey: queues, fallbacks, and what the answer reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOW = Script(("Hello",) * 5, delay_s=0.03)
 
 
 class Slow(ScriptedBackend):
-    """One call at a time; none starts before ``may_begin`` is set."""
+    """A backend that runs one call at a time, and none before ``may_begin`` is set."""
 
     def __init__(self, *scripts: Script, name: str = "local") -> None:
         super().__init__(name, scripts=scripts or (SLOW,), load=ONE_AT_A_TIME)
@@ -41,7 +41,7 @@ class Slow(ScriptedBackend):
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - nothing tells when a gate has changed
+        while not condition():  # noqa: ASYNC110 - a gate sets no event when it changes
             await asyncio.sleep(0.001)
 
 
@@ -51,9 +51,9 @@ def all_there(house: House, tasks: Sequence[asyncio.Task[RecordingSink]]) -> boo
 
 
 async def together(house: House, *requests: GenerateRequest) -> list[RecordingSink]:
-    """Run requests that arrive one after the other, each when the one before it is queued.
+    """Runs requests that arrive one after the other, each when the one before it is queued.
 
-    The first one's answer begins when all are there.
+    The first answer begins when all requests have arrived.
     """
     backend = house.backends["local"]
     assert isinstance(backend, Slow)
@@ -162,7 +162,7 @@ async def test_a_request_pushed_out_of_the_queue_is_answered_by_the_fallback_cha
     build_house: Build, ask: Ask
 ) -> None:
     house = build_house(backends=[Slow()], route={"admission": {"max_queue": 1}})
-    # A queue of one has room for a second of high priority, and the third pushes the low one out.
+    # A queue of one has room for a second request of high priority; the third one pushes the low one out.
     _, low, *high = await together(house, ask(), ask(priority=-1), ask(priority=1), ask(priority=1))
     assert low.answer is not None and low.answer.fallback is not None
     assert (low.answer.fallback.kind, low.answer.fallback.reason) == (
@@ -190,7 +190,7 @@ async def test_a_deadline_that_passes_in_the_queue_ends_the_wait_at_once(
     assert late.answer.fallback.reason == "wait_exceeded"
 
 
-async def test_the_wait_budget_is_the_routes(build_house: Build, ask: Ask) -> None:
+async def test_the_wait_in_the_queue_is_limited_by_the_route(build_house: Build, ask: Ask) -> None:
     house = build_house(
         backends=[Slow(Script(("a",) * 40, delay_s=0.02))], route={"admission": {"max_wait_ms": 100}}
     )
@@ -250,7 +250,7 @@ async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_hous
     assert answer.budget.dropped_turns > 0
 
 
-async def test_truncation_leaves_out_the_oldest_turns_of_what_does_not_fit_and_nothing_else(
+async def test_truncation_drops_the_oldest_turns_that_do_not_fit_and_nothing_else(
     build_house: Build, ask: Ask
 ) -> None:
     turns = tuple(
@@ -276,7 +276,7 @@ async def test_the_routes_limit_yields_to_a_prompt_that_may_not_be_trimmed(
     assert answer.budget.dropped_turns == 2
 
 
-async def test_what_does_not_fit_the_model_is_refused(build_house: Build, ask: Ask) -> None:
+async def test_a_prompt_that_does_not_fit_the_model_is_refused(build_house: Build, ask: Ask) -> None:
     house = build_house(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
     sink = await house.run(ask("word " * 4_000))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (422, "context_too_long")
@@ -308,7 +308,7 @@ async def test_a_new_revision_changes_the_limits_of_the_next_request(build_house
         backend.may_begin.set()
 
 
-async def test_a_request_that_is_tried_elsewhere_has_a_slot_of_its_own_there(
+async def test_a_request_on_a_fallback_backend_takes_a_slot_of_that_backend(
     build_house: Build, ask: Ask
 ) -> None:
     gone = BackendFailure(FailureKind.ENGINE_DEAD, "gone")

@@ -1,4 +1,4 @@
-"""The response cache and the limits of legs in whole journeys."""
+"""The response cache and the limits of fallback legs in whole journeys."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_route_without_a_model_embeds_nothing(build_house: Build, ask: A
         {"locale": "ja"},
     ],
 )
-async def test_another_tenant_context_or_locale_is_not(
+async def test_another_tenant_context_or_locale_gets_no_stored_answer(
     build_house: Build, ask: Ask, change: dict[str, object]
 ) -> None:
     house = build_house(route=CACHED)
@@ -117,7 +117,7 @@ async def test_a_leg_at_its_limit_of_spending_is_passed_over(build_house: Build,
     assert house.left_behind() == []
 
 
-async def test_what_a_leg_answers_is_settled_with_what_it_used(build_house: Build, ask: Ask) -> None:
+async def test_a_leg_is_charged_for_the_tokens_that_it_used(build_house: Build, ask: Ask) -> None:
     dead = ScriptedBackend("local", state=BackendState.DEAD)
     house = build_house(
         backends=[dead, ScriptedBackend("pool")],
@@ -144,7 +144,7 @@ async def test_a_leg_that_refuses_costs_nothing(build_house: Build, ask: Ask) ->
     assert house.limits.figures()["pool"].spent_nanousd == 0
 
 
-async def test_the_primary_is_nobody_s_leg(build_house: Build, ask: Ask) -> None:
+async def test_the_primary_backend_has_no_leg_limit(build_house: Build, ask: Ask) -> None:
     house = build_house(legs={"local": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)})
     answer = (await house.run(ask())).answer
     assert answer is not None and answer.backend_name == "local" and house.skipped == []

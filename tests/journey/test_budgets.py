@@ -28,7 +28,7 @@ Ask = Callable[..., GenerateRequest]
 DAY = 86_400.0
 # 2026-11-30, one hour before the month and the day end.
 LATE = datetime(2026, 11, 30, 23, tzinfo=UTC).timestamp()
-# 1,000 nano US dollars for a token of the prompt, 2,000 for one of the answer.
+# A prompt token costs 1,000 nano US dollars, an output token 2,000.
 BOOK = PriceBook([BookVersion("v1", 0.0, (Tariff(Price(10**9, 2 * 10**9, 10**9)),))])
 
 
@@ -68,7 +68,7 @@ async def test_a_request_is_booked_at_its_bill_and_not_at_its_estimate(build_hou
 
 
 @pytest.mark.parametrize("of_tenant", [False, True])
-async def test_what_does_not_fit_is_budget_exceeded_without_fallback_row_or_backend(
+async def test_a_request_over_its_budget_is_refused_without_fallback_row_or_backend(
     build_house: Build, ask: Ask, of_tenant: bool
 ) -> None:
     budget = Budget(nanousd_per_day=500_000)
@@ -94,7 +94,7 @@ async def test_a_request_that_fails_before_its_first_token_costs_nothing(
 
 
 async def refused(limiter: KeyLimiter, caller: Caller, nanousd: int) -> int | None:
-    """Milliseconds until a retry."""
+    """Returns the milliseconds until a retry that the refusal states."""
     with pytest.raises(BudgetExceeded) as found:
         await limiter.reserve(caller, 0, lambda: nanousd)
     return found.value.retry_after_ms

@@ -39,7 +39,7 @@ class Time:
 async def judged(
     build_house: Build, ask: Ask, answer: str, *, requests: int = 80, **changes: object
 ) -> tuple[CanaryState, CanaryTally]:
-    """The canary after one window in which ``new`` gives ``answer`` and ``old`` a good one."""
+    """Returns the canary after one window in which ``new`` gives ``answer`` and ``old`` a good one."""
     backends = [
         ScriptedBackend("old", scripts=(Script((GOOD,)),)),
         ScriptedBackend("new", scripts=(Script((answer,)),)),
@@ -56,7 +56,7 @@ async def judged(
             names = {"request_id": f"r{number}", "generation_id": f"g{number}", "session_id": f"s{number}"}
             sink = await house.run(ask(QUESTION, chunks=EVIDENCE, **names, **changes))
             assert sink.answer is not None
-        while guardrail.waiting:  # noqa: ASYNC110 - it is looked at from outside
+        while guardrail.waiting:  # noqa: ASYNC110 - the guardrail sets no event
             await asyncio.sleep(0.01)
         loop.cancel()
     time.now += PLAN.window_s

@@ -1,4 +1,4 @@
-"""A caller goes away at every await in turn; afterwards nothing of the request is left."""
+"""The caller disconnects at each await in turn; afterwards nothing of the request is left."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from tests.journey.house import House, RecordingSink
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
 
-# Far more turns of the loop than any of these journeys takes.
+# Far more turns of the event loop than any of these journeys takes.
 MOST_TURNS = 400
-# Each piece goes out as it comes.
 
 
 async def cancel_at_every_turn(build: Callable[[], House], request: GenerateRequest) -> tuple[int, House]:
-    """Run the journey again and again, cancelling one turn of the loop later each time; the turns it took."""
+    """Runs the journey repeatedly, cancelled one loop turn later each time; returns the turns it takes."""
     for turns in range(MOST_TURNS):
         house = build()
         sink = RecordingSink()

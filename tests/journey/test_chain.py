@@ -1,4 +1,4 @@
-"""The fallback chain by reason: what is tried where, what is changed, and what is never asked again."""
+"""The fallback chain for each failure: what is tried, where, with which change, and what is never retried."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ async def test_an_answer_to_a_shortened_prompt_is_not_remembered(build_house: Bu
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-async def test_after_an_answer_that_is_not_a_number_another_seed_is_tried(
-    build_house: Build, ask: Ask, seed: int | None
-) -> None:
+async def test_after_a_nan_another_seed_is_tried(build_house: Build, ask: Ask, seed: int | None) -> None:
     house = build_house(NAN, Script())
     answer = (await house.run(ask(sampling=Sampling(seed=seed, temperature=0.7)))).answer
     assert answer is not None and answer.fallback is None
@@ -138,7 +136,7 @@ TWO = Sampling(n=2, temperature=1.0)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "held"])
-async def test_what_broke_off_unseen_and_cannot_be_gone_on_with_is_asked_for_once_more(
+async def test_an_undelivered_broken_answer_that_cannot_be_resumed_is_requested_once_more(
     build_house: Build, ask: Ask, stream: bool
 ) -> None:
     house = build_house(
@@ -153,7 +151,7 @@ async def test_what_broke_off_unseen_and_cannot_be_gone_on_with_is_asked_for_onc
     assert house.left_behind() == []
 
 
-async def test_what_breaks_off_unseen_twice_is_left_to_the_next_leg(build_house: Build, ask: Ask) -> None:
+async def test_an_undelivered_answer_broken_twice_goes_to_the_next_leg(build_house: Build, ask: Ask) -> None:
     house = build_house(
         backends=[ScriptedBackend("local", scripts=[CUT]), ScriptedBackend("far")],
         route={"fallback": ["far", "degraded"]},

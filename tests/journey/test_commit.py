@@ -1,4 +1,4 @@
-"""The commit buffer: in order, in time, and able to forget."""
+"""The commit buffer sends pieces in order and in time, and can discard them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.generation.commit_buffer import CommitBuffer
 
 
 class Reader:
-    """Takes pieces, as slowly as it is told to."""
+    """Takes pieces while ``open`` is set; raises ``error`` instead if there is one."""
 
     def __init__(self, *, error: Exception | None = None) -> None:
         self.got: list[str] = []

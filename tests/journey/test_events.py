@@ -1,4 +1,4 @@
-"""Reasoning and tool calls on their way through a journey: whole, broken off, resumed, and faulty."""
+"""Reasoning and tool calls in a journey: whole, broken off, resumed, and faulty."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def backend(*scripts: Script, name: str = "local", continues: frozenset[Continue
 
 
 def folded(sink: RecordingSink) -> AnswerFold:
-    """What the caller's stream adds up to; every event is legal."""
+    """Returns the fold of the caller's stream; raises if an event is not legal."""
     fold = AnswerFold()
     for delta in sink.deltas:
         fold.take(delta)
@@ -85,7 +85,7 @@ async def test_the_whole_answer_is_the_fold_of_its_events(build_house: Build, as
 async def test_an_answer_that_breaks_after_any_event_is_resumed_without_a_repeated_or_missing_byte(
     build_house: Build, ask: Ask, k: int, stream: bool
 ) -> None:
-    # The next call parses the same tokens in other pieces, and names its calls otherwise.
+    # The next call gives the same events, but other ids to its tool calls.
     again = list(EVENTS)
     again[4], again[8] = structs.replace(again[4], id="call_x"), structs.replace(again[8], id="call_y")
     house = build_house(
@@ -95,7 +95,7 @@ async def test_an_answer_that_breaks_after_any_event_is_resumed_without_a_repeat
     )
     sink = await house.run(ask(stream=stream))
     assert sink.answer is not None, sink.error
-    # Calls that the caller does not know yet have the ids of the second call.
+    # Tool calls that the first call had not begun have the ids of the second call.
     begun = [call.id for call in sink.answer.tool_calls]
     assert begun == ["call_a" if k > 4 else "call_x", "call_b" if k > 8 else "call_y"]
     named = tuple(ToolCall(mine, call.name, call.arguments) for mine, call in zip(begun, CALLS, strict=True))
@@ -129,7 +129,7 @@ async def test_a_backend_that_cannot_resume_events_ends_a_broken_stream_with_an_
 
 
 @pytest.mark.parametrize("mode", [ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED])
-async def test_a_call_that_must_be_is_resumed_where_constrained_answers_are(
+async def test_a_required_call_is_resumed_where_constrained_answers_are(
     build_house: Build, ask: Ask, mode: ToolChoiceMode
 ) -> None:
     broken = replace(WHOLE, failure=BROKEN, breaks_after=6)

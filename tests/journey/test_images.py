@@ -1,4 +1,4 @@
-"""Images in whole journeys: to backends that take them, charged, and stored nowhere."""
+"""Images in whole journeys: sent to backends that support them, charged, and stored nowhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CACHED = {"fallback": ["response_cache", "degraded"]}
 
 
 def shown(*urls: str) -> dict[str, Any]:
-    """What a chat about images has."""
+    """Returns the fields of a chat request with these images."""
     images = [ImageContent(url, param=f"messages.0.content.{at}") for at, url in enumerate(urls, 1)]
     message = Message(Role.USER, "What is this?", parts=("What is this?", *images))
     return {"messages": (message,), "needs": frozenset({Feature.IMAGES}), "contract": Contract.CHAT}
@@ -103,7 +103,7 @@ async def test_an_answer_is_stored_for_the_same_image_alone(
     assert (answer.finish_reason is FinishReason.DEGRADED) is another
 
 
-async def test_what_was_fetched_counts_as_the_requests_memory_until_its_end(
+async def test_a_fetched_image_counts_as_the_requests_memory_until_its_end(
     build_house: Build, ask: Ask
 ) -> None:
     held: list[int] = []

@@ -52,7 +52,7 @@ async def test_an_answer_passes_every_stage_and_is_billed_once(build_house: Buil
 
 
 class NotedTurns(Turns):
-    """Notes how much urgent work has begun, and how much is over."""
+    """Counts how often urgent work has begun and ended."""
 
     begun_count = over_count = 0
 
@@ -65,7 +65,7 @@ class NotedTurns(Turns):
         super().urgent_ended()
 
 
-async def test_a_chat_is_urgent_until_it_is_handed_on(build_house: Build, ask: Ask) -> None:
+async def test_a_chat_is_urgent_until_it_is_passed_to_the_backend(build_house: Build, ask: Ask) -> None:
     house = build_house(Script(("a", "b"), delay_s=0.05))
     turns = NotedTurns()
     house.journey = dataclasses.replace(house.journey, turns=turns)
@@ -101,7 +101,7 @@ async def test_the_native_contract_puts_the_routes_prompt_version_first(build_ho
     assert work.messages[0].content.startswith("You are a manga shopping assistant.")
 
 
-async def test_the_tenant_salts_what_the_backend_may_keep_of_the_prompt(build_house: Build, ask: Ask) -> None:
+async def test_the_tenant_is_the_salt_of_the_backends_prefix_cache(build_house: Build, ask: Ask) -> None:
     house = build_house()
     await house.run(ask())
     [work] = house.backends["local"].calls
@@ -217,7 +217,7 @@ async def test_a_drain_waits_until_a_cut_request_has_got_its_error(build_house: 
     house, sink = build_house(Script(delay_s=60)), Slow()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(house.journey.run(ask(), sink))
-        while not house.backends["local"].active:  # noqa: ASYNC110 - nothing tells of it but a look
+        while not house.backends["local"].active:  # noqa: ASYNC110 - the backend sets no event
             await asyncio.sleep(0)
         house.in_flight.cut()
         drained = tasks.create_task(house.in_flight.drained())
@@ -364,7 +364,7 @@ async def test_before_a_deadline_without_a_token_the_degraded_text_is_given(
     assert house.left_behind() == []
 
 
-async def test_what_no_backend_can_honour_is_refused_with_its_name(build_house: Build, ask: Ask) -> None:
+async def test_a_field_that_no_backend_supports_is_refused_by_name(build_house: Build, ask: Ask) -> None:
     plain = ScriptedBackend(features=frozenset({Feature.TEMPERATURE}))
     house = build_house(backends=[plain])
     shaped = ask(response_format=ResponseFormat(FormatType.JSON_OBJECT))

@@ -1,4 +1,4 @@
-"""Tokens of a limited key: reserved before anything is spent, settled by what was, refused without a fallback."""
+"""Tokens of a limited key: reserved before the request, settled by its use, refused without a fallback."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_request_is_charged_what_it_used_and_not_what_it_reserved(
     assert 0 < used < 100 and await remaining(house, caller) == 1_000 - used
 
 
-async def test_what_does_not_fit_is_429_without_fallback_row_or_backend(build_house: Build, ask: Ask) -> None:
+async def test_a_request_over_a_limit_is_429_without_fallback_or_row(build_house: Build, ask: Ask) -> None:
     house = build_house()
     for limits, code in (
         ({"tokens_per_minute": 100}, "rate_limited"),

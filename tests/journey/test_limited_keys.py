@@ -26,7 +26,7 @@ RULES = {"adapter_rules": [{"when": {"locale": "ja"}, "adapter": "jp"}]}
 
 
 async def sent(house: House, request: GenerateRequest) -> tuple[str, str | None]:
-    """The error's code and param, or the answer's backend and adapter."""
+    """Returns the error's code and param, or the answer's backend and adapter."""
     sink = RecordingSink()
     await house.journey.run(request, sink)
     usable_again = may_use(request, house.journey.revision(), house.journey.fleet, house.adapters)
@@ -52,7 +52,7 @@ async def sent(house: House, request: GenerateRequest) -> tuple[str, str | None]
         ((ROUTE,), {"model": "spare"}, ("forbidden", "model")),
     ],
 )
-async def test_of_routes(
+async def test_a_key_may_use_only_its_routes(
     build_house: Build,
     ask: Ask,
     routes: tuple[str, ...] | None,
@@ -74,7 +74,7 @@ async def test_of_routes(
         (None, {"locale": "ja"}, ("local", "jp")),
     ],
 )
-async def test_of_adapters_whether_named_or_chosen_by_a_rule(
+async def test_a_key_may_use_only_its_adapters_whether_named_or_chosen_by_a_rule(
     build_house: Build,
     ask: Ask,
     adapters: tuple[str, ...] | None,
@@ -100,7 +100,7 @@ async def test_of_adapters_whether_named_or_chosen_by_a_rule(
         (None, {"model": "best"}, ("spare", None)),
     ],
 )
-async def test_of_models_whether_named_or_drawn(
+async def test_a_key_may_use_only_its_models_whether_named_or_drawn(
     build_house: Build,
     ask: Ask,
     models: tuple[str, ...] | None,

@@ -36,7 +36,7 @@ LENGTH = 512
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    """Spells nearly every character as a token of its own."""
+    """A tokenizer that encodes nearly every character as a token of its own."""
     special = ["<|im_start|>", "<|im_end|>"]
     folder = write_folder(
         tmp_path_factory.mktemp("other"), byte_level(special), CHATML, eos_token="<|im_end|>"
@@ -158,7 +158,7 @@ def test_a_models_budgets_are_the_last_to_be_asked_and_only_where_trimming_is_al
     assert planning.asked_of("large") is asked
 
 
-async def test_a_fallback_that_cuts_nothing_has_nothing_to_say(
+async def test_a_fallback_that_cuts_nothing_adds_no_warning(
     build_house: Build, ask: Ask, models: Models
 ) -> None:
     house = build_house(backends=two(DEAD), route=BOTH, models=models)

@@ -69,9 +69,7 @@ async def test_a_model_that_no_backend_of_the_route_serves_is_refused(build_hous
     assert sink.error is not None and (sink.error.status, sink.error.code) == (404, "unknown_model")
 
 
-async def test_the_answer_of_another_model_in_the_named_ones_place_names_itself(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_an_answer_of_a_fallback_model_names_that_model(build_house: Build, ask: Ask) -> None:
     dead = ScriptedBackend("a", model="model-a", state=BackendState.DEAD)
     house = build_house(backends=[dead, two()[1]], route={"fallback": ["b"]})
     answer = (await house.run(ask(contract=Contract.CHAT, model="model-a"))).answer

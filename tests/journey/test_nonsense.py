@@ -1,4 +1,4 @@
-"""An answer that becomes nonsense, over a whole journey: what the caller gets, and what it costs."""
+"""A degenerate answer in a whole journey: what the caller gets, and what it costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOUND = Script(("Vinland", " Saga"), token_ids=(3, 4))
 SAMPLED = Sampling(temperature=0.7, seed=5)
 
 
-async def test_one_that_is_given_whole_is_made_again_with_another_seed(build_house: Build, ask: Ask) -> None:
+async def test_an_unsent_degenerate_answer_is_retried_with_another_seed(build_house: Build, ask: Ask) -> None:
     house = build_house(STUCK, SOUND, nonsense=Action.RETRY)
     sink = await house.run(ask(stream=False, sampling=SAMPLED))
     assert sink.answer is not None
@@ -35,7 +35,7 @@ async def test_one_that_is_given_whole_is_made_again_with_another_seed(build_hou
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.0)], ids=["sampled", "greedy"])
-async def test_a_stream_ends_with_what_was_given_and_says_why(
+async def test_a_degenerate_stream_ends_with_what_was_sent_and_a_warning(
     build_house: Build, ask: Ask, sampling: Sampling
 ) -> None:
     house = build_house(STUCK, SOUND, nonsense=Action.RETRY)
@@ -51,7 +51,7 @@ async def test_a_stream_ends_with_what_was_given_and_says_why(
     assert house.left_behind() == []
 
 
-async def test_one_that_is_nonsense_twice_ends_with_what_there_is(build_house: Build, ask: Ask) -> None:
+async def test_an_answer_degenerate_twice_ends_with_what_there_is(build_house: Build, ask: Ask) -> None:
     house = build_house(STUCK, STUCK, nonsense=Action.RETRY)
     sink = await house.run(ask(stream=False, sampling=SAMPLED))
     assert sink.answer is not None

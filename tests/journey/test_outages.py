@@ -63,7 +63,7 @@ CALLING: Mapping[str, object] = {
 
 @pytest.mark.parametrize("contract", [Contract.NATIVE, Contract.CHAT])
 @pytest.mark.parametrize("asked", [SHAPED, CALLING], ids=["a shape", "a call"])
-async def test_the_degraded_text_is_no_answer_to_a_request_for(
+async def test_the_degraded_text_is_no_answer_to_a_request_for_a_shape_or_a_call(
     build_house: Build, ask: Ask, asked: Mapping[str, object], contract: Contract
 ) -> None:
     house = build_house(
@@ -77,7 +77,7 @@ async def test_the_degraded_text_is_no_answer_to_a_request_for(
     assert plain is not None and plain.finish_reason is FinishReason.DEGRADED
 
 
-async def test_a_kept_answer_is_kept_from_openais_contract_too(build_house: Build, ask: Ask) -> None:
+async def test_a_stored_answer_is_not_given_in_openais_contract_either(build_house: Build, ask: Ask) -> None:
     house = build_house(route=NATIVE)
     assert (await house.run(ask(contract=Contract.CHAT))).answer is not None
     house.backends["local"].state = BackendState.DEAD
@@ -108,7 +108,7 @@ async def test_an_engine_that_loads_past_the_deadline_is_an_error_that_says_so(
 
 
 class Clock:
-    """Time that moves when it is told to."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -118,7 +118,7 @@ class Clock:
 
 
 class SlowToLoad(RestartingBackend):
-    """Its engine takes ``takes_s`` of the clock's time to load."""
+    """A backend whose engine takes ``takes_s`` seconds of the clock to load."""
 
     def __init__(self, clock: Clock, takes_s: float, *scripts: Script) -> None:
         super().__init__(scripts=scripts or (Script(),))
@@ -175,7 +175,7 @@ async def test_after_the_wait_for_the_engine_the_deadline_ends_the_wait_for_a_pl
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(house.run(ask()))
         async with asyncio.timeout(30):
-            while not gate.in_flight:  # noqa: ASYNC110 - nothing tells when a gate has changed
+            while not gate.in_flight:  # noqa: ASYNC110 - a gate sets no event when it changes
                 await asyncio.sleep(0.001)
         engine.state = BackendState.STARTING
         began = time.monotonic()

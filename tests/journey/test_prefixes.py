@@ -1,4 +1,4 @@
-"""What the journey tells of a request's stable prefix, and of what is volatile in it."""
+"""What a journey reports of a request's stable prefix and of the volatile content in it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_request_without_anything_volatile_has_no_warning(build_house: B
     assert (house.records[0].volatile, house.records[0].volatile_action) == (None, None)
 
 
-async def test_what_another_backend_answered_says_nothing_of_the_meant_ones_cache(
+async def test_the_answer_of_a_fallback_reports_nothing_about_the_cache_of_the_first_backend(
     build_house: Build, ask: Ask
 ) -> None:
     broken = ScriptedBackend(

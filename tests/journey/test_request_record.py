@@ -1,4 +1,4 @@
-"""The record of a request: no stage reads from what listens to the journey."""
+"""The recorder of a request: no stage of the journey reads from it."""
 
 from __future__ import annotations
 

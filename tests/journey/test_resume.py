@@ -1,4 +1,4 @@
-"""A broken answer goes on: the caller sees one unbroken stream, and pays for each token once."""
+"""A broken answer is resumed: the caller gets one unbroken stream and pays for each token once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.sse import json_events
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
 
-# Held back and given late, as engines do: the third token's text comes with the fourth.
+# As in engines, some text comes late: the text of the third token comes with the fourth.
 PIECES = ("Vin", "land", "", " Saga", ", of", " cour", "se", "。")
 BYTES = ("Vin", "land", " Sa", "ga", ", of", " cour", "se", "。")
 TEXT, IDS = "".join(PIECES), tuple(range(len(PIECES)))
@@ -70,7 +70,7 @@ BROKEN_AT_ONCE = breaking(0)
 
 
 def check_whole(house: House, sink: RecordingSink) -> None:
-    """One answer, one row, every token once."""
+    """Checks that there is one answer and one row, with every token once."""
     answer = sink.answer
     assert answer is not None, sink.error
     assert answer.output_text == TEXT
@@ -98,7 +98,7 @@ async def test_an_answer_that_breaks_after_any_token_goes_on_where_it_broke(
         assert sink.text == TEXT
     else:
         assert sink.deltas == [], "nobody sees the pieces of an answer that is given whole"
-    # Without a token there is nothing to go on with: that is another attempt, and the next leg's.
+    # Without a token there is nothing to resume: the next leg makes another attempt.
     assert sink.answer.backend_name == ("local" if k else "other")
     assert (sink.answer.fallback is None) == bool(k)
 
@@ -206,7 +206,7 @@ async def test_an_engine_that_never_comes_back_leaves_a_part_or_the_degraded_tex
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
 
 
-async def test_a_continuation_that_breaks_is_gone_on_with_as_well(build_house: Build, ask: Ask) -> None:
+async def test_a_resumed_answer_that_breaks_is_resumed_again(build_house: Build, ask: Ask) -> None:
     house = build_house(
         backends=[
             backend(breaking(2), breaking(2), BROKEN_AT_ONCE),
@@ -243,7 +243,7 @@ async def test_when_both_legs_break_the_caller_keeps_a_part_and_pays_for_it(
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("found", [0, 2], ids=["cold", "warm"])
 @pytest.mark.parametrize("breaks", [1, 2])
-async def test_what_a_resumed_answer_finds_of_its_own_prompt_is_no_cached_token(
+async def test_a_resumed_answer_does_not_count_its_own_prompt_as_cached_tokens(
     build_house: Build, ask: Ask, found: int, breaks: int, stream: bool
 ) -> None:
     again = replace(WHOLE, cached_tokens=3)
@@ -283,7 +283,7 @@ async def test_an_answer_that_is_made_again_has_the_cached_tokens_of_its_own_cal
     assert sink.answer is not None and sink.answer.usage.cached_tokens == 3
 
 
-async def test_seams_are_bounded(build_house: Build, ask: Ask) -> None:
+async def test_the_number_of_resumes_is_bounded(build_house: Build, ask: Ask) -> None:
     letters = Script(tuple("abcdefghij"), token_ids=tuple(range(10)))
     house = build_house(backends=[backend(breaking(1, script=letters))], spelling=Spelled("abcdefghij"))
     sink = await house.run(ask(stream=True))
@@ -318,7 +318,7 @@ async def test_a_route_may_say_that_broken_streams_stay_broken(build_house: Buil
 
 
 @pytest.mark.parametrize("sampling", [Sampling(n=2), Sampling()])
-async def test_what_cannot_be_continued_ends_as_a_part(
+async def test_an_answer_that_cannot_be_resumed_ends_as_a_part(
     build_house: Build, ask: Ask, sampling: Sampling
 ) -> None:
     shape = ResponseFormat(FormatType.JSON_OBJECT) if sampling.n == 1 else ResponseFormat()
@@ -330,9 +330,7 @@ async def test_what_cannot_be_continued_ends_as_a_part(
     assert sink.error is not None and len(house.backends["local"].calls) == 1
 
 
-async def test_nobody_is_kept_waiting_for_an_engine_that_could_not_go_on(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_no_request_waits_for_an_engine_that_could_not_resume_it(build_house: Build, ask: Ask) -> None:
     engine = restarting(breaking(4, GONE), WHOLE, continues=frozenset())
     house = build_house(backends=[engine], spelling=SPELLING)
     sink = await house.run(ask(stream=True))
@@ -347,7 +345,7 @@ async def test_a_shaped_answer_goes_on_where_its_shape_survives(build_house: Bui
     check_whole(house, await house.run(asked))
 
 
-async def test_of_an_answer_that_nobody_has_seen_a_new_one_is_made_rather_than_patched(
+async def test_an_undelivered_broken_answer_is_generated_anew_rather_than_resumed_by_text(
     build_house: Build, ask: Ask
 ) -> None:
     fresh = Script(("Quite", " another."), token_ids=(0, 1))
@@ -416,7 +414,7 @@ async def test_log_probabilities_come_once_for_each_token(build_house: Build, as
 async def test_nothing_is_left_when_the_caller_leaves_at_any_await_of_a_seam(
     build_house: Build, ask: Ask
 ) -> None:
-    plain = Script(BYTES, token_ids=IDS)  # each piece with its text: tokens delivered are those sent
+    plain = Script(BYTES, token_ids=IDS)  # each piece has its text, so tokens delivered are tokens sent
     scripts = [breaking(3, script=plain), breaking(1, script=plain), breaking(0, script=plain)]
 
     def build() -> House:
@@ -452,7 +450,7 @@ async def test_nothing_is_left_when_the_caller_leaves_while_waiting_for_a_restar
 async def test_any_split_over_up_to_four_breaks_gives_the_same_text_and_count(
     build_house: Build, ask: Ask, breaks: Sequence[int], stream: bool
 ) -> None:
-    # A call that gives no new text is not made again on the same backend, so each has to.
+    # A call that gives no new text is not repeated on the same backend, so each call here gives some.
     scripts = [breaking(after) for after in breaks]
     house = build_house(
         backends=[backend(*scripts, WHOLE), backend(WHOLE, name="other")],
@@ -500,7 +498,7 @@ async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
     assert house.left_behind() == []
 
 
-async def test_what_can_be_gone_on_with_exactly_is_not_held_back(build_house: Build, ask: Ask) -> None:
+async def test_an_answer_that_can_be_resumed_exactly_is_not_held_back(build_house: Build, ask: Ask) -> None:
     house = build_house(backends=[backend(replace(WHOLE, delay_s=0.1))], spelling=SPELLING)
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
@@ -530,7 +528,7 @@ async def test_nothing_is_left_when_the_caller_leaves_while_pieces_are_held_back
         assert len(house.outbox.rows) <= 1
 
 
-# Every kind of sink
+# Resumed streams in each contract
 
 
 def broken_house(build_house: Build, k: int) -> House:
@@ -603,7 +601,7 @@ async def test_a_web_socket_shows_no_seam_or_the_error(
 
 
 async def test_a_leg_that_refuses_to_go_on_is_no_fault_of_the_request(build_house: Build, ask: Ask) -> None:
-    strangers = Script(("Quite", " another"), token_ids=(0, 1))  # refuses what is not the start of its own
+    strangers = Script(("Quite", " another"), token_ids=(0, 1))  # refuses to resume another answer
     house = build_house(
         backends=[
             backend(breaking(3, GONE), continues=frozenset()),
@@ -630,7 +628,7 @@ async def test_a_retry_of_an_answer_that_nobody_has_seen_keeps_its_tokens(
     assert second.partial is not None and second.partial.token_ids == IDS[:5]
 
 
-async def test_nobody_pays_for_an_answer_that_nobody_got(build_house: Build, ask: Ask) -> None:
+async def test_an_answer_that_was_not_delivered_is_not_billed(build_house: Build, ask: Ask) -> None:
     house = build_house(backends=[backend(breaking(5, GONE), continues=frozenset())], route={"fallback": []})
     sink = await house.run(ask())
     assert sink.error is not None
@@ -665,7 +663,7 @@ async def test_pieces_that_are_held_back_are_not_given_before_the_degraded_text(
     assert "Vin" not in sink.text
 
 
-async def test_nobody_goes_on_with_nonsense(build_house: Build, ask: Ask) -> None:
+async def test_a_degenerate_answer_is_never_resumed(build_house: Build, ask: Ask) -> None:
     nonsense = BackendFailure(FailureKind.DEGENERATE_OUTPUT, "it repeats itself", no_retry_here=True)
     house = build_house(
         backends=[backend(breaking(5, nonsense)), backend(WHOLE, name="other")],

@@ -1,4 +1,4 @@
-"""A request with tools: to a backend that knows them, counted, refused by name, barred by a key."""
+"""A request with tools is sent to a backend that supports them, or refused by name or by its key."""
 
 from __future__ import annotations
 

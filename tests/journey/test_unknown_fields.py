@@ -1,4 +1,4 @@
-"""Fields that Sluice does not know are the backend's affair: refused by name, dropped and named, or passed on."""
+"""Fields unknown to Sluice: by the backend's setting refused by name, dropped and named, or passed on."""
 
 from __future__ import annotations
 
