@@ -1,4 +1,4 @@
-"""The shelf of adapters: loaded once, evicted when idle, never while in use, whatever is cancelled."""
+"""LoRA slots: an adapter is loaded once and evicted when idle, never while in use, whatever is cancelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 
 class FakeEngine:
-    """Loads when ``may_finish`` is set; like the real one it goes on when the caller is cancelled."""
+    """Loads when ``may_finish`` is set; like the real engine it continues when the caller is cancelled."""
 
     def __init__(self, places: int) -> None:
         self.places = places
@@ -59,7 +59,7 @@ async def use(shelf: LoraSlots, *names: str) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - no event tells it
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
@@ -126,7 +126,7 @@ async def test_a_broken_adapter_keeps_nobody_else_waiting() -> None:
     async with asyncio.TaskGroup() as tasks:
         loading = tasks.create_task(use(shelf, "b"))
         await until(lambda: engine.log[-1] == "load b")
-        with pytest.raises(BackendFailure):  # at once, though another load is under way
+        with pytest.raises(BackendFailure):  # at once, although another load is in progress
             await use(shelf, "a")
         engine.may_finish.set()
     assert loading.exception() is None
@@ -170,7 +170,7 @@ async def test_files_are_brought_before_a_load_and_what_cannot_be_brought_fails_
 
     shelf = LoraSlots(engine, 2, bring=bring, emit=events.append)
     await use(shelf, "a", "a")
-    # A caller is not told where operators keep their files; the log is.
+    # The caller's error does not say where operators keep their files; the event for the log does.
     for _ in range(2):
         with pytest.raises(
             BackendFailure, match="adapter away cannot be loaded: its files are not on"
@@ -189,7 +189,7 @@ async def test_a_name_whose_folder_has_changed_is_loaded_anew() -> None:
     assert engine.log == ["load a", "load a"]
 
 
-async def test_who_waits_for_a_load_takes_it_over_when_the_first_one_is_cancelled() -> None:
+async def test_a_waiting_request_takes_over_a_load_when_the_first_one_is_cancelled() -> None:
     engine = FakeEngine(1)
     engine.may_finish.clear()
     shelf = LoraSlots(engine, 1)
@@ -205,7 +205,7 @@ async def test_who_waits_for_a_load_takes_it_over_when_the_first_one_is_cancelle
     assert engine.adapters == {"a": "folder/a"}
 
 
-async def test_what_a_cancelled_load_leaves_behind_makes_room_first() -> None:
+async def test_an_adapter_of_a_cancelled_load_is_evicted_first() -> None:
     engine = FakeEngine(2)
     shelf = LoraSlots(engine, 2)
     await use(shelf, "a")
@@ -224,7 +224,7 @@ async def test_what_a_cancelled_load_leaves_behind_makes_room_first() -> None:
         st.tuples(st.sampled_from("abcde"), st.integers(0, 4), st.integers(0, 6), st.booleans()), max_size=30
     )
 )
-def test_who_holds_an_adapter_finds_it_loaded_whatever_others_do(
+def test_an_adapter_stays_loaded_while_it_is_held_whatever_others_do(
     plan: list[tuple[str, int, int, bool]],
 ) -> None:
     async def main() -> None:
@@ -253,7 +253,7 @@ def test_who_holds_an_adapter_finds_it_loaded_whatever_others_do(
     asyncio.run(main())
 
 
-async def test_it_tells_which_adapters_are_in_use_once_one_was() -> None:
+async def test_the_adapters_in_use_are_reported_once_one_was() -> None:
     shelf = LoraSlots(FakeEngine(2), 2)
     assert shelf.in_use is None
     async with shelf.hold(adapter("a")):

@@ -1,4 +1,4 @@
-"""What operators are shown of admission."""
+"""What the operator API shows of admission."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUTE = {
 
 
 class House:
-    """A desk before a controller whose backend runs one at a time."""
+    """An AdmissionAdmin, and a controller whose backend runs one request at a time."""
 
     def __init__(self) -> None:
         known = KnownNames(["local"], [], [], LIMITS)
@@ -48,13 +48,13 @@ class House:
         self.desk.watch(self.controller)
 
 
-async def test_nothing_is_shown_of_backends_that_nobody_has_asked() -> None:
+async def test_a_backend_without_any_request_is_not_shown() -> None:
     house = House()
     assert house.desk.show()["backends"] == {}
     assert list(house.desk.figures()) == []
 
 
-async def test_who_waits_is_shown_by_class_and_tenant_with_what_holds_them() -> None:
+async def test_waiting_requests_are_shown_by_class_and_tenant_with_what_they_wait_for() -> None:
     house = House()
     async with asyncio.TaskGroup() as group, house.controller.admit(ask()):
 
@@ -92,7 +92,7 @@ async def test_limits_are_shown_whole_and_of_routes_what_differs() -> None:
     }
 
 
-async def test_the_last_decisions_are_kept_refusals_apart_and_never_more() -> None:
+async def test_a_bounded_number_of_last_decisions_is_kept_refusals_separately() -> None:
     house = House()
     with pytest.raises(Refused):
         async with house.controller.admit(ask(input_tokens=9_999)):

@@ -55,7 +55,7 @@ REVISION = make_revision(
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that may differ between two requests but the latest user turn."""
+    """Everything that may differ between two requests except the latest user turn."""
 
     tenant: str = "acme"
     route: str = "one"
@@ -147,13 +147,13 @@ def test_questions_with_other_numbers_are_never_in_one_group() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "why " * 600])
-def test_no_question_and_a_long_text_are_found_by_the_same_request_alone(text: str) -> None:
+def test_an_empty_or_long_text_is_never_matched_by_similarity(text: str) -> None:
     assert question_of(job(Case(), text), "demo") is None
 
 
 @given(CASES, CASES)
 def test_two_requests_share_a_key_only_when_prompt_and_surroundings_are_equal(one: Case, other: Case) -> None:
-    """The prompt's ids hold what is not compared here: context, evidence and turns."""
+    """Context, evidence and turns are part of the prompt's ids, so they are not compared here."""
     first, second = key_of(job(one), one.deployment), key_of(job(other), other.deployment)
     beside = [replace(case, context=(), earlier=(), chunks=()) for case in (one, other)]
     assert (first == second) == (beside[0] == beside[1])

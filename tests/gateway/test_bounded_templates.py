@@ -1,4 +1,4 @@
-"""A chat template of unknown cost is rendered within bounds; one that is known to be cheap, in place."""
+"""A chat template of unknown cost is rendered within bounds; one known to be cheap is rendered in place."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Keys without limits of their own cannot take a process for themselves."""
+"""A key without limits of its own cannot occupy a whole process."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_keys_own_limit_replaces_the_ceiling_of_its_kind() -> None:
         ceilings.count_tokens(own, 5)
 
 
-def test_they_are_on_by_default_and_each_can_be_switched_off() -> None:
+def test_ceilings_are_on_by_default_and_each_can_be_switched_off() -> None:
     auth = Settings.model_validate({}).auth
     assert (auth.default_concurrent_requests, auth.default_requests_per_minute) == (1_024, 600_000)
     off = Settings.model_validate({"auth": {"default_concurrent_requests": None}})

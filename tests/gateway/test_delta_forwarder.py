@@ -20,7 +20,7 @@ def forwarder(sent: list[str]) -> DeltaForwarder[bytes]:
     return DeltaForwarder(CompletionReader(work, lambda token_id: b""), push, lambda: None)
 
 
-async def test_they_go_out_in_order_when_their_task_has_its_turn() -> None:
+async def test_pieces_are_sent_in_order_when_their_task_runs() -> None:
     sent: list[str] = []
     one = forwarder(sent)
     assert not one.take(EVENT) and not sent
@@ -29,7 +29,7 @@ async def test_they_go_out_in_order_when_their_task_has_its_turn() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-async def test_they_end_with_a_request_that_is_cancelled_before_that() -> None:
+async def test_pieces_of_a_request_that_is_cancelled_before_that_are_dropped() -> None:
     sent: list[str] = []
     one = forwarder(sent)
     assert not one.take(EVENT)

@@ -1,4 +1,4 @@
-"""Leaving service: first not ready, then closed, then empty."""
+"""Draining: the gateway is first not ready, then closed, then empty."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request_of(request_id: str = "req_1") -> GenerateRequest:
     )
 
 
-def test_without_a_time_for_load_balancers_nobody_is_taken_from_the_first_moment() -> None:
+def test_without_a_lame_duck_time_requests_are_refused_from_the_first_moment() -> None:
     reception = InFlightRequests(lame_duck_s=0.0)
     assert not reception.draining
     reception.drain()
@@ -42,7 +42,7 @@ def test_without_a_time_for_load_balancers_nobody_is_taken_from_the_first_moment
         raise AssertionError("nobody is let in")
 
 
-async def test_whoever_comes_before_load_balancers_know_is_taken_and_waited_for() -> None:
+async def test_a_request_in_the_lame_duck_time_is_accepted_and_waited_for() -> None:
     reception = InFlightRequests(lame_duck_s=0.05)
     async with asyncio.TaskGroup() as tasks:
         running, empty = tasks.create_task(reception.run()), tasks.create_task(reception.drained())
@@ -58,7 +58,7 @@ async def test_whoever_comes_before_load_balancers_know_is_taken_and_waited_for(
             await empty
 
 
-async def test_a_hurry_ends_the_time_for_load_balancers_too() -> None:
+async def test_a_cut_ends_the_lame_duck_time_too() -> None:
     reception = InFlightRequests(lame_duck_s=3600.0)
     reception.drain()
     reception.cut()

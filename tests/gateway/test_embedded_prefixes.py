@@ -1,4 +1,4 @@
-"""Whose prefixes the embedded engine may share."""
+"""Which tenants share prefixes in the embedded engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilience.failures import BackendFailure
 
 
 class RefusingClient:
-    """An engine that is always full; it keeps what it was asked."""
+    """A client of an engine that is always full; ``asked`` records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[GenerationRequest] = []

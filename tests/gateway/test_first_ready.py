@@ -1,4 +1,4 @@
-"""How long it took to be ready is counted once, from the process' start."""
+"""The time until the gateway was ready is measured once, from the start of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.wiring.serving import first_ready
 from tests.gateway.test_health_probe import probe
 
 
-def test_the_first_time_is_kept_whatever_becomes_of_it_later() -> None:
+def test_the_time_of_the_first_ready_state_is_kept_whatever_happens_later() -> None:
     now, ready = 3.0, False
     first = FirstReady(lambda: ready, lambda: now)
     assert first.after_s() is None
@@ -24,7 +24,7 @@ def test_the_first_time_is_kept_whatever_becomes_of_it_later() -> None:
     assert first.after_s() == 41.0
 
 
-async def test_it_is_seen_though_nobody_asks() -> None:
+async def test_the_first_ready_state_is_recorded_without_a_query() -> None:
     now, ready = 7.0, False
     first = FirstReady(lambda: ready, lambda: now)
     async with asyncio.TaskGroup() as tasks:

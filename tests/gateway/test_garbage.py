@@ -1,4 +1,4 @@
-"""When garbage is collected."""
+"""When the gateway collects garbage."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ from gateway import server
 
 
 class Requests:
-    """So many are in flight."""
+    """The number of requests in flight, set by hand."""
 
     in_flight = 1
 
@@ -23,14 +23,12 @@ class Cycle:
 
 
 def cycles() -> int:
-    return sum(
-        type(one) is Cycle for one in gc.get_objects()
-    )  # a dead reference cannot be asked for its class
+    return sum(type(one) is Cycle for one in gc.get_objects())  # isinstance() fails for a dead weak proxy
 
 
 @pytest.fixture
 def by_hand() -> Iterator[None]:
-    """Nothing is collected but by the task under test."""
+    """Disables automatic collection, so that only the task under test collects."""
     gc.collect()
     gc.disable()
     yield

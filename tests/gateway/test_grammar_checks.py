@@ -1,4 +1,4 @@
-"""Shapes are checked in a process that is killed over its bounds, and a tenant waits for its own alone."""
+"""Grammars are checked in a process that is killed over its bounds; a tenant waits only for its own."""
 
 import asyncio
 import json
@@ -101,7 +101,7 @@ def a_request(**fields: Any) -> GenerateRequest:
     return GenerateRequest("req", "gen", Contract.CHAT, caller, 0.0, 0, **fields)
 
 
-async def test_leaving_kills_what_was_asked_for() -> None:
+async def test_a_cancelled_check_kills_its_process() -> None:
     process = LimitedProcess(
         WORK, "models/demo/tokenizer.json", limits=Limits(cpu_s=600.0, wall_s=600.0, memory_bytes=4 << 30)
     )
@@ -139,7 +139,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 class Scripted(LimitedProcess):
-    """Answers when the test says so."""
+    """A process whose answers the test sets."""
 
     def __init__(self) -> None:
         super().__init__("none:none", limits=Limits())
@@ -173,12 +173,12 @@ async def test_one_tenants_shapes_wait_for_each_other_and_not_another_tenants(sc
         assert scripted.asked == ["a0", "b"]
         scripted.answers["b"].set_result(b'{"bytes": 1}')
         await other
-        asked[1].cancel()  # it waits, and never reaches the process
+        asked[1].cancel()  # it waits in the queue and never reaches the process
         for at in (0, 2, 3, 4):
             await settled()
             scripted.answers[f"a{at}"].set_result(b'{"bytes": 1}')
     assert scripted.asked == ["a0", "b", "a2", "a3", "a4"]
-    assert (await checks.check(regex("a0"), "c")).grammar_bytes == 1  # kept, for every tenant
+    assert (await checks.check(regex("a0"), "c")).grammar_bytes == 1  # stored for every tenant
     assert checks._queues == {}
 
 

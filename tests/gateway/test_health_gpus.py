@@ -1,4 +1,4 @@
-"""The driver's own tool, as far as a machine without a GPU can try it."""
+"""Reading GPUs with the driver's tool, as far as a machine without a GPU can test it."""
 
 from __future__ import annotations
 

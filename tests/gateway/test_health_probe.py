@@ -1,4 +1,4 @@
-"""The monitors' answers, with backends that fail, hang or tell nothing."""
+"""Health answers for monitors, with backends that fail, hang or report nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_backend_down_is_degraded_while_every_route_has_another(
     assert (told["status"], found) == (status, healthy)
 
 
-async def test_the_engine_in_process_is_told_once_however_many_backends_stand_on_it() -> None:
+async def test_an_embedded_engine_is_reported_once_however_many_backends_use_it() -> None:
     shared = load(running=3, waiting=2, kv_usage=0.5)
     figures = EngineFigures("demo", running=3, waiting=2, kv_usage=0.5)
     backends = [ScriptedBackend(name, load=shared) for name in ("one", "two")]
@@ -137,6 +137,6 @@ def test_each_check_alone_makes_it_not_ready_and_the_metrics_say_the_same(
     assert after.samples == [], "it was never ready"
 
 
-def test_a_full_pool_beside_one_with_room_leaves_it_ready() -> None:
+def test_the_gateway_stays_ready_while_one_pool_has_room() -> None:
     full, free = (ScriptedBackend("full", load=load(kv_usage=1.0)), ScriptedBackend("free", load=load()))
     assert probe(full, free).ready()[0]

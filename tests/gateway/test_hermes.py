@@ -1,4 +1,4 @@
-"""Tool calls written as text: what the grammar lets through, and what the reader makes of it."""
+"""Tool calls written as text: what the grammar accepts, and what the reader parses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tokenizer() -> LLTokenizer:
 
 
 def takes(tokenizer: LLTokenizer, grammar: str | None, text: str) -> bool:
-    """Whether the whole text is an answer of the grammar."""
+    """Returns whether the grammar accepts the whole text."""
     assert grammar is not None
     matcher = LLMatcher(tokenizer, grammar_from("lark", grammar))
     ids = tokenizer.tokenize_str(text)
@@ -120,7 +120,7 @@ def kind_of(name: str) -> ToolKind:
 
 
 def read(pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]], int]:
-    """Text, calls, and tokens of an answer in these pieces; the events are legal."""
+    """Returns text, calls and tokens of an answer in these pieces; raises if an event is not legal."""
     reader, fold, tokens = CallReader("g", kind_of=kind_of), AnswerFold(), 0
     events = [event for piece in pieces for event in reader.feed(Delta(piece, 1, token_ids=(7,)))]
     for event in [*events, *reader.end()]:

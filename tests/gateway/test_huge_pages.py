@@ -1,4 +1,4 @@
-"""The memory of the start lies in pages of 2 MiB, where the kernel can."""
+"""The memory allocated at the start moves into pages of 2 MiB, if the kernel can."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from gateway.server import use_huge_pages
 
-# Small objects, as a start leaves them; what is in huge pages is told before and afterwards, with the memory in all.
+# Makes small objects, as a start does; prints the memory in huge pages and in all, before and after the move.
 SCRIPT = """
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Admins make and revoke keys; several processes share a store, which stands in memory or is a file."""
+"""Admins make and revoke keys; several processes share a store, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def in_memory(streams: MemoryStreams, copies: Path | None = None) -> Process:
 
 
 class NoReplies:
-    """Nothing is kept under idempotency keys here."""
+    """A store of replies that keeps none."""
 
     async def open(self) -> None:
         """Nothing to open."""
@@ -114,7 +114,7 @@ async def running(*processes: Process) -> AsyncIterator[None]:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110 - nothing tells of it but a look
+        while not true():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
 
 
@@ -222,7 +222,7 @@ async def test_while_the_store_is_away_known_keys_work_and_changes_are_refused(t
         assert not fresh.knows(made["key"]), "it is stored"
 
 
-async def test_a_revocation_that_cannot_be_stored_is_refused_by_every_gateway_that_hears_of_it(
+async def test_a_key_whose_revocation_cannot_be_stored_is_refused_by_every_gateway_that_receives_it(
     tmp_path: Path,
 ) -> None:
     streams = MemoryStreams()
@@ -240,7 +240,7 @@ async def test_a_revocation_that_cannot_be_stored_is_refused_by_every_gateway_th
         neighbour = in_memory(streams, tmp_path / "a")
         async with running(neighbour):
             assert not neighbour.knows(made["key"]), "by the note that lies on its machine"
-        # The gateway that was asked ends; the one that heard it stores the revocation.
+        # The gateway that was asked ends; the one that received the revocation stores it.
         for task in here.tasks:
             task.cancel()
         streams.full = False
@@ -285,7 +285,7 @@ async def test_a_key_expires_and_is_not_made_expired() -> None:
 
 
 async def test_a_key_that_could_not_be_shown_is_not_made_and_an_older_one_hides_no_other() -> None:
-    """``9999-12-31T23:59:59-12:00`` is beyond what can be written: it was made, and no key was listed then."""
+    """``9999-12-31T23:59:59-12:00`` cannot be written in UTC: such a key once broke the list of keys."""
     process = in_memory(MemoryStreams())
     async with running(process):
         with pytest.raises(InvalidRequest, match=r"expires_at is beyond it; allowed: .* at the latest"):

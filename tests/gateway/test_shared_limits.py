@@ -1,4 +1,4 @@
-"""Limits shared through a store: within a bound of time, open when it is away, exact again when it is back."""
+"""Limits shared through a store: decided in bounded time, open while it is away, exact when it is back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 class FakeStore:
-    """One tally for all; ``down`` refuses, ``hangs`` never answers."""
+    """A store with one usage for each key; it raises while ``down`` and never answers while ``hangs``."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -63,7 +63,7 @@ class FakeStore:
     ) -> QuotaVerdict | None:
         tally = self.tallies.setdefault(key_id, KeyUsage(limits))
         if self.hangs:
-            # It has decided; the answer never comes.
+            # The store has decided, but its answer never comes.
             tally.take(ask, self.clock())
         await self._answers()
         if ask.hold is not None and not fresh and ask.hold.holder in self.gone:
@@ -85,7 +85,7 @@ class FakeStore:
 
 
 class Process:
-    """A gateway process' limits over the store; ``timeout_s`` is short for stores that hang."""
+    """The limits of a gateway process over the store; ``timeout_s`` is short for stores that hang."""
 
     def __init__(self, store: FakeStore, timeout_s: float = 5.0) -> None:
         numbers = itertools.count(1)
@@ -135,11 +135,11 @@ def store() -> FakeStore:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110 - nothing tells of it but a look
+        while not true():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
 
 
-async def test_a_key_without_limits_asks_nobody(store: FakeStore) -> None:
+async def test_a_key_without_limits_sends_no_request_to_the_store(store: FakeStore) -> None:
     one = Process(store)
     async with one.running():
         await one.limiter.enter(UNLIMITED)

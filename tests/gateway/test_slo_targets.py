@@ -1,4 +1,4 @@
-"""The service levels follow the routing in force."""
+"""The SLO targets are those of the routing revision in force."""
 
 from __future__ import annotations
 

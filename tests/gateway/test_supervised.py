@@ -1,4 +1,4 @@
-"""The engine that is started again: against an engine that only acts, and against the real one."""
+"""Restarts of a supervised engine: with a fake engine, and with the real one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def work(max_tokens: int = 8, adapter: Adapter | None = None) -> Work:
 
 
 class FakeEngine:
-    """An engine that starts when it is let, and dies when it is told."""
+    """An engine that starts when ``let_start`` is set, and dies when ``die`` is called."""
 
     def __init__(
         self, number: int, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]
@@ -138,7 +138,7 @@ class FakeBackend(ScriptedBackend):
 
 @dataclass
 class Rig:
-    """A supervised host on fake engines, what it told, and the waits it asked for."""
+    """A supervised host on fake engines, its events, and the waits that it asked for."""
 
     restarts: int = 5
     hang_s: float = 30.0
@@ -220,7 +220,7 @@ async def test_a_backend_stays_the_same_object_and_works_on_the_next_engine() ->
     assert "it is gone" in restarting.detail
 
 
-async def test_work_that_comes_during_a_restart_is_told_at_once_when_to_come_again() -> None:
+async def test_work_during_a_restart_fails_at_once_with_a_retry_time() -> None:
     rig = Rig()
     backend = rig.host.backend("local")
     async with kept(rig.host):
@@ -242,7 +242,7 @@ async def test_a_request_that_fails_with_the_engine_makes_its_death_known() -> N
     rig = Rig()
     backend = rig.host.backend("local")
     async with kept(rig.host):
-        rig.engines[0].state = BackendState.DEAD  # and nobody is told
+        rig.engines[0].state = BackendState.DEAD  # without a call of on_death
         assert backend.state is BackendState.STARTING
         assert (await fails(backend)).kind is FailureKind.ENGINE_DEAD
         assert rig.host.status().state is SupervisorState.RESTARTING
@@ -284,7 +284,7 @@ async def test_an_engine_with_work_that_makes_no_step_is_replaced_one_that_steps
         ("", 0, Loss.EXITED),
     ],
 )
-async def test_a_death_is_told_apart_and_after_one_for_want_of_memory_the_next_pool_is_smaller(
+async def test_a_death_is_classified_and_after_one_for_lack_of_memory_the_next_pool_is_smaller(
     error: str, oom_kills: int, reason: Loss
 ) -> None:
     rig = Rig()
@@ -383,7 +383,7 @@ async def test_counters_go_on_over_a_restart_and_gauges_begin_anew() -> None:
         between = rig.host.figures()
         assert between is not None
         assert (between.preemptions, between.prefix_queries, between.running) == (4, 100, 0)
-        rig.engines[0].on_step(5)  # the last word of a dead one does no harm
+        rig.engines[0].on_step(5)  # a late report of the dead engine has no effect
         rig.engines[1].let_start.set()
         assert await rig.host.wait_ready(60.0)
         rig.engines[1].preemptions = 2
@@ -459,7 +459,7 @@ def embedded(*, max_loras: int = 0) -> MakeHost:
 
 @dataclass
 class Real:
-    """A supervised embedded engine and what it told, each with its time."""
+    """A supervised embedded engine and its events, each with its time."""
 
     host: SupervisedHost
     events: list[tuple[float, SupervisorEvent]]
@@ -497,7 +497,7 @@ async def test_a_real_engine_whose_loop_hangs_is_found_within_three_seconds(
     async with real() as engine, asyncio.TaskGroup() as group:
         backend = engine.host.backend("local")
         long = replace(work(400), token_ids=tuple(range(300, 380)))
-        await backend.generate(long, ignore)  # its steps are known now
+        await backend.generate(long, ignore)  # now the supervisor knows its step times
         asked = group.create_task(fails(backend, long))
         await until(lambda: engine.host._run.host.unfinished)
         mark.touch()
@@ -608,9 +608,9 @@ async def test_many_kills_leave_no_descriptor_thread_or_process_behind() -> None
             await until(lambda: len(engine.told(EngineRestarted)) > restarts)
             await answer(backend, work())
 
-        await one_kill()  # the first one may set things up that stay
+        await one_kill()  # the first restart may set things up that stay
         before = held()
         for _ in range(KILLS):
             await one_kill()
-        # Fewer is no leak: what another test left may be collected meanwhile.
+        # Lower counts are no leak: objects of another test may be collected meanwhile.
         await until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))

@@ -1,4 +1,4 @@
-"""The last minute's figures."""
+"""The rolling statistics of the last minute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record(**changes: object) -> RequestRecord:
     return replace(base, **changes)
 
 
-def test_a_few_failures_say_nothing_many_say_their_share() -> None:
+def test_the_error_rate_is_0_for_a_few_requests_and_the_share_of_errors_for_many() -> None:
     vitals = RollingStats(Clock())
     vitals.observe(record(status=500, error_code="internal"))
     assert vitals.error_rate() == 0.0
@@ -38,7 +38,7 @@ def degraded(reason: str) -> RequestRecord:
     )
 
 
-def test_a_callers_own_mistake_is_no_error_of_the_house() -> None:
+def test_a_callers_own_mistake_is_no_error_of_the_gateway() -> None:
     vitals = RollingStats(Clock())
     for _ in range(10):
         vitals.observe(record(status=422, error_code="invalid_request"))
@@ -95,7 +95,7 @@ def test_what_is_older_than_a_minute_counts_no_more() -> None:
     assert vitals.figures()["requests_last_minute"] == 0
 
 
-def test_what_failed_with_a_dead_engine_says_nothing_of_the_next_one() -> None:
+def test_failures_of_a_dead_engine_do_not_count_against_the_next_one() -> None:
     clock = Clock()
     vitals = RollingStats(clock)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""From the configuration to a response cache and to limits of legs."""
+"""The response cache and the limits of legs that are built from a configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answers(**section: object) -> Answers:
     )
 
 
-async def test_by_default_answers_lie_here() -> None:
+async def test_by_default_answers_are_stored_in_this_process() -> None:
     made = answers()
     assert made.resident is not None
     assert (made.place, made.figures()) == ("this process", CacheFigures(0, 0))

@@ -39,7 +39,7 @@ def made(
 
 
 def ask(text: ModelText) -> int:
-    """Plans a conversation that is too long; how many turns its summary stands for."""
+    """Plans a conversation that is too long; returns how many turns were summarized."""
     turns = [Message(Role.USER, f"Order {n} is told of here, at some length. " * 4) for n in range(20)]
     request = BudgetRequest(
         CanonicalPrompt(turns=tuple(turns)),
@@ -50,7 +50,7 @@ def ask(text: ModelText) -> int:
     return text.planner.plan(request).summarized_turns
 
 
-def test_a_version_that_asks_for_it_gets_summaries_by_the_engine_in_process(
+def test_a_prompt_version_that_asks_for_it_gets_summaries_by_the_embedded_engine(
     tokenizer: ChatTokenizer, tmp_path: Path
 ) -> None:
     summarizer, text = made(tokenizer, tmp_path, "engine", ["local"])
@@ -63,7 +63,7 @@ def test_a_version_that_asks_for_it_gets_summaries_by_the_engine_in_process(
 
 
 @pytest.mark.parametrize(("kind", "on_engine"), [("extractive", ["local"]), ("engine", [])])
-def test_otherwise_sentences_are_picked(
+def test_otherwise_the_summary_is_made_of_picked_sentences(
     tokenizer: ChatTokenizer, tmp_path: Path, kind: str, on_engine: list[str]
 ) -> None:
     summarizer, text = made(tokenizer, tmp_path, kind, on_engine)
@@ -71,5 +71,5 @@ def test_otherwise_sentences_are_picked(
     assert ask(text) > 0
 
 
-def test_it_is_told_which_library_counts(tokenizer: ChatTokenizer) -> None:
+def test_a_model_text_reports_which_library_counts_tokens(tokenizer: ChatTokenizer) -> None:
     assert ModelText(tokenizer, 700, Canonicalizer()).encoder == "tiktoken"
