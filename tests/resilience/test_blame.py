@@ -1,4 +1,4 @@
-"""Whose numbers are wrong: one adapter's nonsense is nobody else's."""
+"""Blame for NaN output: that of one adapter does not count against the backend."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_one_adapter_alone_is_to_blame_however_often() -> None:
     assert all(blame.not_numbers("local", "bad") for _ in range(100))
 
 
-def test_the_base_models_nonsense_is_the_backends() -> None:
+def test_a_nan_of_the_base_model_counts_against_the_backend() -> None:
     blame = Blame(Clock())
     blame.answered("local", "good")
     assert not blame.not_numbers("local", None)
 
 
-def test_several_adapters_and_nobody_who_is_answered_are_the_backends_fault() -> None:
+def test_several_bad_adapters_without_any_answer_count_against_the_backend() -> None:
     blame = Blame(Clock())
     assert blame.not_numbers("local", "one")
     assert not blame.not_numbers("local", "two")
@@ -47,7 +47,7 @@ def test_two_bad_adapters_are_to_blame_while_others_are_answered(other: str | No
     assert blame.not_numbers("local", "one") and blame.not_numbers("local", "two")
 
 
-def test_what_was_long_ago_and_what_was_elsewhere_tells_nothing() -> None:
+def test_old_answers_and_answers_of_another_backend_do_not_count() -> None:
     clock = Clock()
     blame = Blame(clock)
     blame.answered("local", None)
@@ -59,7 +59,7 @@ def test_what_was_long_ago_and_what_was_elsewhere_tells_nothing() -> None:
     assert not blame.not_numbers("local", "two")
 
 
-def test_names_without_end_take_bounded_room() -> None:
+def test_the_number_of_remembered_adapters_is_bounded() -> None:
     blame = Blame(Clock())
     for number in range(2 * MAX_WEIGHTS):
         blame.answered("local", f"adapter-{number}")
@@ -84,8 +84,8 @@ async def test_an_adapters_nonsense_does_not_count_against_its_backend(
 
 
 async def nobody(delta: Delta) -> None:
-    """Hears nothing."""
+    """Drops the delta."""
 
 
 def ignore(line: str) -> None:
-    """Notes nothing."""
+    """Drops the note."""

@@ -1,4 +1,4 @@
-"""Classification: every exception becomes one of the closed set, and its text goes nowhere."""
+"""Classification: every exception becomes a failure of the closed set, and its text is not repeated."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_real_exceptions_of_pytorch_are_known() -> None:
 
 @pytest.fixture(scope="module")
 def vllm() -> SimpleNamespace:
-    """vLLM's modules of exceptions, alone: importing the package takes six seconds."""
+    """vLLM's exception modules without the package, whose import takes six seconds."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed")
@@ -319,7 +319,7 @@ def test_real_exceptions_of_botocore_are_known(error: Exception, kind: FailureKi
         assert classify(error, delivered=True).kind is FailureKind.STREAM_BROKEN
 
 
-# Whatever it is
+# Any exception
 
 
 def test_a_class_of_the_same_name_from_elsewhere_is_not_taken_for_the_librarys() -> None:

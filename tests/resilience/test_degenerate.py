@@ -1,4 +1,4 @@
-"""Answers that become nonsense: found soon, however they come in pieces, and ordinary text left alone."""
+"""Degenerate answers are found soon, however they are split into pieces; ordinary text is left alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def found_at(ids: list[int], limits: DegenerateLimits = LIMITS, pieces: int = 1) -> int | None:
-    """After how many tokens repetition is found, when they come in pieces of that many."""
+    """Returns after how many tokens repetition is found, in pieces of ``pieces`` tokens; None if never."""
     detector = Detector(limits)
     for start in range(0, len(ids), pieces):
         piece = tuple(ids[start : start + pieces])
@@ -50,12 +50,12 @@ def test_a_longer_cycle_is_left_alone() -> None:
     length=st.integers(0, 64 - 1),
 )
 @settings(max_examples=25)
-def test_what_breaks_off_before_the_limit_is_left_alone(
+def test_a_repetition_that_ends_before_the_limit_is_left_alone(
     before: list[int], run: list[int], length: int
 ) -> None:
     ids = before + list(islice(cycle(run), length)) + ordinary(200, seed=len(before))
     limits = DegenerateLimits(repeat_tokens=200, cycle_tokens=200, cycle_length=8)
-    # A row of 0 to 3 by chance and the run behind it are together shorter than the limit.
+    # The random tokens 0 to 3 and the run after them are together shorter than the limit.
     assert found_at(ids, limits) is None
 
 

@@ -24,7 +24,7 @@ CHANGES = {
 
 
 def again(policy: FailurePolicy) -> str:
-    """The cell about retries on the same backend."""
+    """Returns the table cell about retries on the same backend."""
     if not policy.retries_same:
         return "no"
     first, longest = f"{policy.first_wait_s:g}", f"{policy.longest_wait_s:g}"
@@ -33,7 +33,7 @@ def again(policy: FailurePolicy) -> str:
 
 
 def row(kind: FailureKind) -> str:
-    """The kind's row in the documentation."""
+    """Returns the row of ``kind`` in the documentation."""
     policy = POLICIES[kind]
     cells = (
         f"`{kind.value}`",
@@ -81,7 +81,7 @@ def test_memory_that_ran_out_is_contained_and_a_failing_device_restarts_the_engi
         (FailureKind.NAN_OUTPUT, 1, 0.1, 0.1),
     ],
 )
-def test_retries_and_waits_are_those_of_the_seed(
+def test_retries_and_waits_are_those_of_the_design(
     kind: FailureKind, times: int, first_s: float, longest_s: float
 ) -> None:
     policy = POLICIES[kind]

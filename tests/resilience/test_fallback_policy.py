@@ -58,7 +58,7 @@ def test_memory_pressure_goes_straight_to_the_next_leg_and_never_back_to_the_dev
     assert it.next(view("gpu", "twin", "far", back_in_s=0.0, restarts=True)) == ServeStored(DEGRADED)
 
 
-def test_a_dead_engine_is_waited_for_before_the_degraded_text_but_behind_the_legs() -> None:
+def test_a_dead_engine_is_waited_for_before_the_degraded_text_but_after_the_legs() -> None:
     it = policy()
     it.failed("gpu", FailureKind.ENGINE_DEAD, moved=True)
     away = view("far", back_in_s=20.0, restarts=True)
@@ -78,7 +78,7 @@ def test_a_dead_engine_is_waited_for_before_the_degraded_text_but_behind_the_leg
         (FailureKind.INTERNAL, True, TryBackend("gpu")),
         (FailureKind.STREAM_BROKEN, False, TryBackend("far")),
         (FailureKind.THROTTLED, True, TryBackend("far")),
-        (FailureKind.NAN_OUTPUT, True, TryBackend("far")),  # the guard has tried it again
+        (FailureKind.NAN_OUTPUT, True, TryBackend("far")),  # the output guard has retried it
     ],
 )
 def test_a_whole_answer_is_asked_for_once_more_where_that_is_wise_and_paid_for(
@@ -92,7 +92,7 @@ def test_a_whole_answer_is_asked_for_once_more_where_that_is_wise_and_paid_for(
     assert it.next(there) == TryBackend("far"), "once"
 
 
-def test_who_said_how_long_he_can_wait_waits_for_a_restart_before_the_degraded_text() -> None:
+def test_a_request_whose_deadline_allows_it_waits_for_a_restart_before_the_degraded_text() -> None:
     for in_time, wanted in ((True, WaitForRestart(RESUME.max_wait_s)), (False, ServeStored(DEGRADED))):
         it = policy((DEGRADED,), in_hand=False)
         it.failed("gpu", FailureKind.BACKEND_UNAVAILABLE, moved=False)
@@ -134,7 +134,7 @@ def test_the_last_call_for_an_answer_is_another_legs_where_there_is_one() -> Non
         assert steps == [TryBackend("gpu")] * (MAX_RESUMES - 1) + [last]
 
 
-def test_patience_is_spent_once_for_all_waits() -> None:
+def test_all_waits_together_have_one_limit() -> None:
     it = policy((DEGRADED,))
     it.failed("gpu", FailureKind.ENGINE_DEAD, moved=True)
     soon = view("gpu", back_in_s=1.0, restarts=True)
@@ -147,7 +147,7 @@ def test_patience_is_spent_once_for_all_waits() -> None:
     assert it.next(soon) == WaitForRestart(RESUME.max_wait_s - 0.5 - RESUME.wait_s)
 
 
-def test_who_has_a_part_of_an_answer_is_given_no_kept_text() -> None:
+def test_a_committed_part_of_an_answer_is_followed_by_no_stored_text() -> None:
     it = policy()
     it.failed("gpu", FailureKind.STREAM_BROKEN, moved=False)
     assert it.next(view(committed=True)) is None
@@ -260,7 +260,7 @@ class AnyRequest(RuleBasedStateMachine):
             assert self.waited_s <= RESUME.max_wait_s * (1 + 1e-9)
 
     def teardown(self) -> None:
-        """Whatever has happened, the request ends when nothing succeeds any more."""
+        """Whatever has happened, the request ends when no call succeeds any more."""
         if not hasattr(self, "policy"):
             return
         for _ in range(200):

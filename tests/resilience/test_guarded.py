@@ -1,4 +1,4 @@
-"""Answers that become nonsense: made again, ended or given up, and nothing else is touched."""
+"""Degenerate answers are retried, ended or failed; other answers pass unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GARBLED = Script(("fine ",) * 20 + ("\ufffd",) * 50, token_ids=tuple(range(70)))
 
 @dataclass
 class Bench:
-    """A watch, and what it told and passed on."""
+    """An output guard, its events and notes, and the deltas that it passed on."""
 
     action: Action
     may_again: bool = True
@@ -54,7 +54,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("asked", [{"echo": True}, {"ignore_eos": True}])
-async def test_what_may_repeat_itself_by_the_callers_wish_is_not_inspected(asked: dict[str, Any]) -> None:
+async def test_an_answer_that_repeats_by_the_callers_choice_is_not_inspected(asked: dict[str, Any]) -> None:
     bench = Bench(Action.END)
     completion = await bench.run(STUCK, **asked)
     assert (completion.finish_reason, bench.tokens, bench.told) == (FinishReason.STOP, 402, [])
@@ -84,7 +84,7 @@ async def test_nonsense_fails_so_that_it_is_made_again_while_that_is_possible() 
     [(Action.END, True, None), (Action.RETRY, False, None), (Action.RETRY, True, 0.0)],
     ids=["told to end", "something was given out", "greedy"],
 )
-async def test_nonsense_ends_the_answer_with_what_there_is_when_making_it_again_is_no_way(
+async def test_a_degenerate_answer_that_cannot_be_retried_ends_with_what_there_is(
     action: Action, may_again: bool, temperature: float | None
 ) -> None:
     bench = Bench(action, may_again=may_again)
@@ -113,7 +113,7 @@ async def test_replacement_characters_are_nonsense_too() -> None:
     assert bench.tokens <= 20 + 8 + INSPECT_EVERY
 
 
-async def test_a_watch_that_is_off_looks_at_nothing() -> None:
+async def test_a_guard_that_is_off_inspects_nothing() -> None:
     bench = Bench(Action.OFF)
     completion = await bench.run(STUCK)
     assert (completion.finish_reason, completion.usage.output_tokens) == (FinishReason.STOP, 402)

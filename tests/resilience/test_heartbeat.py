@@ -15,10 +15,10 @@ STEP_TOKENS = 8192
 
 
 class Engine:
-    """A simulated engine under the supervisor's eye, on a clock of its own.
+    """A simulated engine that a supervisor observes, with a clock of its own.
 
-    ``token_s`` is the time of a prompt token, ``decode_s`` that of a step without prompts. Half of a prompt's
-    tokens may be in the prefix cache, which is not known before the step.
+    ``token_s`` is the time of a prompt token, ``decode_s`` that of a step without prompts, in seconds. A part
+    of a prompt's tokens may be in the prefix cache, which is not known before the step.
     """
 
     def __init__(self, *, decode_s: float = 0.02, token_s: float = 0.0005, seed: int = 7) -> None:
@@ -35,7 +35,7 @@ class Engine:
     def elapse(
         self, seconds: float, *, pending: int = 0, occupied: bool = False, unfinished: int = 1
     ) -> None:
-        """Time passes in which the engine reports nothing; the supervisor looks, sometimes late."""
+        """Advances the clock while the engine reports nothing; the supervisor observes it, sometimes late."""
         end = self.now + seconds
         while self.next_look <= end and self.found is None:
             seen = Observation(
@@ -61,7 +61,7 @@ class Engine:
             self.step(self.decode_s * self.random.uniform(0.7, 1.6))
 
     def prefill(self, tokens: int, *, cached: float = 0.0) -> None:
-        """A prompt in steps of at most ``STEP_TOKENS``, the later ones slower: their context is longer."""
+        """Runs a prompt in steps of at most ``STEP_TOKENS``; later ones are slower: their context is longer."""
         left = tokens
         while left > 0:
             chunk = min(left, STEP_TOKENS)
@@ -73,7 +73,7 @@ class Engine:
 
 
 def hang(engine: Engine, *, pending: int = 0) -> float:
-    """The engine makes no step from now on; how long it takes to be found."""
+    """Lets the engine make no more steps; returns the seconds until the supervisor finds that."""
     engine.supervisor.got_work(engine.now)
     struck = engine.now
     engine.elapse(60.0, pending=pending)

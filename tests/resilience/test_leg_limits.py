@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from resilience.leg_limits import WINDOW_S, LegLimit, LegLimits, LegPrice, LegSkipped, LegUsage, Permit
 
-# A dollar a million tokens is 1,000 nano dollars a token.
+# One dollar per million tokens is 1,000 nano dollars per token.
 PRICE = LegPrice(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
 
 
@@ -70,7 +70,7 @@ def test_a_place_is_given_back_when_the_call_fails() -> None:
     assert house.limits.figures()["bedrock"].in_use == 0
 
 
-def test_what_may_be_spent_is_reserved_before_it_is() -> None:
+def test_the_cost_of_a_call_is_reserved_before_it_is_spent() -> None:
     house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
     assert house.enter(output_tokens=10) is not None
     assert house.enter(output_tokens=10) is not None
@@ -78,7 +78,7 @@ def test_what_may_be_spent_is_reserved_before_it_is() -> None:
     assert house.events == [LegSkipped("bedrock", "spend")]
 
 
-def test_settling_gives_back_what_was_reserved_in_vain() -> None:
+def test_settling_releases_the_unused_part_of_a_reservation() -> None:
     house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
     permit = house.enter(output_tokens=20)
     assert permit is not None

@@ -1,4 +1,4 @@
-"""Recovery from running out of memory: bounded, never nothing, and back to everything when it is calm."""
+"""The load factor after out of memory: bounded, never zero, and back to 1 without further incidents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from resilience.oom import LEAST, ONE_INCIDENT_S, RESTORE, RESTORE_EVERY_S, SHRINK, LoadFactor
 
 
-def test_a_backend_that_never_ran_out_is_given_everything() -> None:
+def test_a_backend_that_never_ran_out_of_memory_gets_its_full_load() -> None:
     factor = LoadFactor()
     assert factor.at(0.0) == factor.at(1e9) == 1.0
     assert factor.next_change(5.0) is None
@@ -27,7 +27,7 @@ def test_a_whole_batch_that_fails_at_once_is_one_incident() -> None:
     assert factor.ran_out(100.0 + ONE_INCIDENT_S) == pytest.approx(SHRINK * SHRINK)
 
 
-def test_it_comes_back_by_a_twentieth_every_ten_seconds_and_a_failure_starts_the_wait_anew() -> None:
+def test_the_load_rises_by_a_twentieth_every_ten_seconds_and_a_failure_starts_the_wait_anew() -> None:
     factor = LoadFactor()
     factor.ran_out(100.0)
     assert factor.at(109.9) == SHRINK
@@ -42,7 +42,7 @@ def test_it_comes_back_by_a_twentieth_every_ten_seconds_and_a_failure_starts_the
 
 
 @given(gaps=st.lists(st.floats(0, 120), max_size=40), looks=st.lists(st.floats(0, 300), max_size=20))
-def test_it_is_bounded_falls_only_by_failures_and_rises_with_every_calm_second(
+def test_the_load_is_bounded_falls_only_by_failures_and_rises_in_calm_time(
     gaps: list[float], looks: list[float]
 ) -> None:
     factor, now = LoadFactor(), 1000.0

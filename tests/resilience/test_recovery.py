@@ -23,7 +23,7 @@ GATES = {"local": "local", "tuned": "local", "pool": "pool"}
 
 @dataclass
 class Timer:
-    """A timer that fires when the bench's time has come."""
+    """A timer that fires when the clock of the bench reaches ``at``."""
 
     at: float
     call: Callable[[], None]
@@ -35,7 +35,7 @@ class Timer:
 
 @dataclass
 class Bench:
-    """A recovery whose time is set by hand, and everything it asked for."""
+    """A Remediation with a clock that is set by hand, and everything that it asked for."""
 
     now: float = 1000.0
     scaled: list[tuple[str, float]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The response cache: the same question is answered, and no request ever pays for it."""
+"""The response cache answers the same question, and its failures never fail a request."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_the_same_question_is_answered_and_told_as_the_same() -> None:
     assert house.kinds == [Lookup.EXACT]
 
 
-async def test_another_question_is_not() -> None:
+async def test_another_question_gets_no_stored_answer() -> None:
     house = House()
     await house.remember("Who created Berserk?")
     assert await house.cache.find(question("Who made Berserk?")) is None

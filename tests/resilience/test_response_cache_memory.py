@@ -1,4 +1,4 @@
-"""Answers kept in the process: bounded in number, bytes and age, whatever comes in whatever order."""
+"""Answers stored in the process are bounded in number, bytes and age, whatever the order of calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_bytes_are_bounded_and_an_answer_beyond_them_is_not_kept() -> None
 
 
 class Anything(RuleBasedStateMachine):
-    """Puts, looks and time in any order."""
+    """Puts, lookups and waits in any order."""
 
     def __init__(self) -> None:
         super().__init__()

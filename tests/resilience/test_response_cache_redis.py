@@ -1,4 +1,4 @@
-"""Answers kept in a real Redis: shared, gone in time, and no harm when it dies."""
+"""Answers stored in a real Redis: shared, expired in time, and no error when Redis dies."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_row_that_nobody_understands_is_an_error_of_the_store(server: Re
             await store.get("a")
 
 
-async def test_questions_do_not_lie_in_redis(server: RedisServer) -> None:
+async def test_questions_are_not_stored_in_redis(server: RedisServer) -> None:
     async with store_on(server) as store:
         cache = ResponseCache(store, clock=time.time, emit=lambda event: None)
         cache.remember(

@@ -1,4 +1,4 @@
-"""Seams: what is kept of a broken answer and what comes behind it are the whole answer, for every split."""
+"""Resume points: the kept part of a broken answer and its rest are the whole answer, for every split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from resilience.resume import Mismatch, ResumeMode, ResumePoint, Splice, align, plan_resumption
 
-# Ids stand for bytes, as in a byte-level vocabulary; 0 is a control token and stands for nothing.
+# Ids stand for bytes, as in a byte-level vocabulary; 0 is a control token and has no text.
 VOCABULARY = (
     b"", b"a", b"b", b" word", b"END", b" EN", b"D", b"x\xe3", b"\xe3", b"\x81", b"\x82", b"\x82y z",
     "あ".encode(), "い".encode()[:2], "い".encode()[2:], "🐉".encode()[:1], "🐉".encode()[1:], "é".encode(),
@@ -38,16 +38,16 @@ def decoded(ids: Sequence[int]) -> bytes:
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[list[int], str]:
-    """Token ids that decode to whole text, and the text."""
+    """Draws token ids that decode to whole characters, and their text."""
     ids = [one for whole in draw(st.lists(st.sampled_from(WHOLES), max_size=12)) for one in whole]
     return ids, decoded(ids).decode()
 
 
-def test_tokens_that_are_all_delivered_all_stay() -> None:
+def test_tokens_whose_text_was_all_delivered_are_all_kept() -> None:
     assert align([1, 3], "a word", bytes_of) == ResumePoint((1, 3))
 
 
-def test_tokens_behind_the_delivered_text_are_dropped() -> None:
+def test_tokens_after_the_delivered_text_are_dropped() -> None:
     assert align([1, 3, 5], "a word", bytes_of) == ResumePoint((1, 3))
 
 
@@ -69,7 +69,7 @@ END = 99
 
 
 class Bytes:
-    """A tokenizer with an id for each byte, after the vocabulary's, and a control token."""
+    """A tokenizer with the ids of the vocabulary, a control token, and ids from 100 on for single bytes."""
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id == END:
@@ -93,7 +93,7 @@ def test_an_answer_past_the_models_end_goes_on_after_its_own_ids(text: str) -> N
 @pytest.mark.parametrize(
     ("repeats", "mode", "ids"), [(True, ResumeMode.EXACT, (1,)), (False, ResumeMode.SPELLED, (197, 220))]
 )
-def test_what_is_drawn_anew_is_never_compared_with_what_the_caller_has(
+def test_tokens_that_are_sampled_anew_are_never_compared_with_the_delivered_text(
     repeats: bool, mode: ResumeMode, ids: tuple[int, ...]
 ) -> None:
     modes = (ResumeMode.EXACT, ResumeMode.SPELLED)
@@ -113,7 +113,7 @@ def test_nothing_delivered_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["b", "ab", "a wa", "A word"])
-def test_ids_of_another_answer_have_no_seam(text: str) -> None:
+def test_ids_of_another_answer_have_no_resume_point(text: str) -> None:
     assert align([1, 3], text, bytes_of) is None
 
 
@@ -152,7 +152,7 @@ def test_what_is_kept_and_what_follows_are_the_whole_answer(
     assert list(seam.token_ids) == ids[: len(seam.token_ids)]
     assert decoded(seam.token_ids).decode() == seam.covered(given_text)
     assert not (seam.held and seam.repeated)
-    # Whoever goes on gives the rest of the text in pieces of any size.
+    # The continuation gives the rest of the text in pieces of any size.
     joint, rest, out = Splice(seam), text[len(seam.covered(given_text)) :], given_text
     while rest:
         size = data.draw(st.integers(1, len(rest)), label="piece")

@@ -1,4 +1,4 @@
-"""The retry loop: retries by the table, invisible, in time, and never two attempts at once."""
+"""The retry loop: retries by the policy table, invisible, in time, and never two attempts at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_s
 
 @dataclass
 class Bench:
-    """A retry loop whose time passes only when it sleeps, and what happened around it."""
+    """A retry loop whose clock moves only by its sleeps and attempts, and a record of what it did."""
 
     seed: int = 1
     now: float = 100.0
@@ -51,7 +51,7 @@ class Bench:
     async def run(
         self, *script: BaseException | str, takes_s: float = 0.0, deadline: float | None = None
     ) -> str:
-        """Run attempts that end as scripted, in turn."""
+        """Runs attempts that end in turn as scripted."""
         ends = list(script)
 
         async def attempt(_: Attempt) -> str:
@@ -161,7 +161,7 @@ async def test_other_exceptions_are_classified_and_then_retried_like_any_failure
     assert "a prompt" not in str(caught.value)
 
 
-async def test_what_happened_is_told_in_order() -> None:
+async def test_events_are_emitted_in_order() -> None:
     bench = Bench()
     await bench.run(failure(FailureKind.NAN_OUTPUT), "ok")
     assert bench.events == [
@@ -171,7 +171,7 @@ async def test_what_happened_is_told_in_order() -> None:
     ]
 
 
-async def test_an_attempt_is_told_what_the_one_before_failed_with() -> None:
+async def test_an_attempt_gets_the_failure_of_the_one_before_it() -> None:
     bench, tries = Bench(), []
 
     async def attempt(this: Attempt) -> str:
@@ -348,7 +348,7 @@ def test_attempts_and_waits_are_bounded_whatever_fails(
     assert bench.attempts <= 4
     assert all(0 <= waited <= 10 for waited in bench.slept)
     if deadline is not None:
-        # whatever passed the deadline, it was the work itself, not a wait
+        # only an attempt may end after the deadline, not a wait
         assert bench.now <= deadline + takes_s
     assert bench.running == 0
 
@@ -381,7 +381,7 @@ async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
     async def attempt(_: Attempt) -> str:
         nonlocal calls
         calls += 1
-        raise failure(FailureKind.WORKER_RESTARTED)  # five seconds
+        raise failure(FailureKind.WORKER_RESTARTED)  # its policy waits five seconds
 
     with pytest.raises(BackendFailure):
         await bench.loop.run(attempt, bounds(bench.now + 60, lambda: False, first=bench.now + 4))

@@ -1,4 +1,4 @@
-"""Similar questions: what is found, what never is, and what a broken embedder costs."""
+"""Similar questions: what is found, what is never found, and what a broken embedder costs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def find(house: House, asked: Question) -> CachedAnswer | None:
     return await house.cache.find(digest_of([asked.text, asked.shelf]), question=asked)
 
 
-async def test_a_similar_question_is_answered_and_told_how_similar_it_is() -> None:
+async def test_a_similar_question_is_answered_with_its_similarity() -> None:
     made, _ = house()
     await remember(made, question(ASKED))
     found = await find(made, question(REWORDED))
@@ -70,7 +70,7 @@ async def test_a_similar_question_is_answered_and_told_how_similar_it_is() -> No
         replace(question(REWORDED), threshold=0.81),
     ],
 )
-async def test_one_below_the_threshold_or_of_another_group_is_not(asked: Question) -> None:
+async def test_a_question_below_the_threshold_or_of_another_group_is_not_answered(asked: Question) -> None:
     made, _ = house()
     await remember(made, question(ASKED))
     assert await find(made, asked) is None

@@ -1,4 +1,4 @@
-"""The supervisor's decisions: no process, no clock, no waiting."""
+"""The supervisor's decisions, tested without a process, a clock or waiting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOPPED_S = 0.5
 
 
 def running(*, restarts: int = 5, hang_s: float = 30.0, load_s: float = 4.0) -> Supervisor:
-    """One whose engine has just loaded, at 0."""
+    """Returns a supervisor whose engine has just loaded, at time 0."""
     supervisor = Supervisor(max_restarts_per_hour=restarts, hang_s=hang_s, stopped_s=STOPPED_S)
     supervisor.load_begun(-load_s)
     supervisor.started(0.0)
@@ -34,7 +34,7 @@ def running(*, restarts: int = 5, hang_s: float = 30.0, load_s: float = 4.0) -> 
 def watch(
     supervisor: Supervisor, seen: Observation, *, begin: float, for_s: float
 ) -> tuple[float, Loss] | None:
-    """Look every quarter of a second; when the loss was found and what it was."""
+    """Observes ``seen`` every quarter of a second; returns when a loss was found and which, None if none."""
     for look in range(int(for_s / LOOK_S) + 1):
         at = begin + look * LOOK_S
         if (loss := supervisor.observe(at, seen)) is not None:
@@ -87,7 +87,7 @@ def test_a_first_start_that_fails_is_not_repeated() -> None:
     assert supervisor.lost(1.0, Loss.EXITED) is None
 
 
-def test_one_death_told_twice_is_one_restart() -> None:
+def test_one_death_reported_twice_is_one_restart() -> None:
     supervisor = running()
     assert supervisor.lost(1.0, Loss.STOPPED) is not None
     assert supervisor.lost(1.1, Loss.EXITED) is None
@@ -121,7 +121,7 @@ def test_a_restart_is_expected_to_take_what_the_last_start_took() -> None:
     assert supervisor.ready_in_s(20.0) == pytest.approx(3.0), "a wait of 1 s, then the 2 s of the last start"
 
 
-def test_a_restart_that_is_late_is_expected_to_take_once_more_what_it_is_late() -> None:
+def test_a_late_restart_is_expected_to_take_as_long_again_as_it_is_late() -> None:
     supervisor = running(load_s=4.0)
     supervisor.lost(10.0, Loss.EXITED)
     assert supervisor.ready_in_s(17.0) == pytest.approx(3.0)
@@ -176,7 +176,7 @@ def test_steps_however_slow_are_progress() -> None:
         assert watch(supervisor, seen, begin=step * 29.0, for_s=28.9) is None
 
 
-def test_a_watcher_that_itself_stood_still_blames_nobody() -> None:
+def test_a_supervisor_that_itself_stood_still_reports_no_loss() -> None:
     supervisor = running(hang_s=30.0)
     stuck = Observation(stopped=True, unfinished=1, steps=1)
     supervisor.observe(0.0, Observation(unfinished=1, steps=1))

@@ -46,7 +46,7 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
         await task
 
 
-async def test_of_two_limits_in_each_other_the_one_that_expires_raises() -> None:
+async def test_of_two_nested_limits_the_one_that_expires_raises() -> None:
     limits = TimeLimits()
     with TimeLimit(limits, 60.0) as outer:
         with pytest.raises(TimeoutError), TimeLimit(limits, 0.01):
@@ -55,7 +55,7 @@ async def test_of_two_limits_in_each_other_the_one_that_expires_raises() -> None
     assert not outer.expired
 
 
-async def test_an_end_that_moves_is_looked_at_when_the_first_one_has_come() -> None:
+async def test_an_end_that_moves_is_read_when_the_first_end_has_come() -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError), TimeLimit(TimeLimits(), 0.02, lambda: 0.1):
         await asyncio.sleep(60)

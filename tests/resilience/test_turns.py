@@ -1,4 +1,4 @@
-"""Pieces of work that share the event loop with what cannot wait."""
+"""Pieces of work that share the event loop with urgent work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_pieces_that_come_together_run_in_order_one_a_turn_of_the_loop() -
             group.create_task(piece(number))
         while len(ran) < PIECES:
             before = len(ran)
-            await asyncio.sleep(0)  # a turn: what else the loop has to do waits for so much
+            await asyncio.sleep(0)  # one loop turn: other work waits for the pieces in it
             most = max(most, len(ran) - before)
     assert (ran, most) == (list(range(PIECES)), 1)
 
@@ -53,7 +53,7 @@ async def test_pieces_wait_for_urgent_work_and_no_longer() -> None:
                 await asyncio.sleep(0)
             early = loop.time() + HOLD_S / 4
             work.end()
-            work.end()  # which counts once
+            work.end()  # a second call does not count
             await asyncio.sleep(0)
             assert not piece.done() or loop.time() > early
             other.end()

@@ -1,4 +1,4 @@
-"""The guard as the gateway wires it: a failure reaches admission, the engine and the figures."""
+"""Resilience as the gateway wires it: a failure reaches admission, the engine and the metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from resilience.retry_budget import CallBudget
 
 
 class House:
-    """Admission, metrics and a resilience around two backends on one engine."""
+    """Admission, metrics and the resilience parts of two backends on one engine."""
 
     def __init__(self, **section: object) -> None:
         self.now = 1000.0

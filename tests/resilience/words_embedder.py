@@ -1,4 +1,4 @@
-"""An embedder that is told what to do: a question's vector counts its words."""
+"""A scripted embedder: the vector of a question counts its words."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from resilience.response_cache_values import EmbedderError
 
-# Of the words in the tests no two share a place.
+# With this size no two words of the tests share a position.
 SIZE = 211
 
 
 def vector_of(text: str) -> bytes:
-    """Not of length 1; texts that share most words are similar."""
+    """Returns word counts, not normalized to length 1; texts that share most words are similar."""
     counts = array("f", [0.0] * SIZE)
     for word in text.lower().rstrip("?.").split():
         counts[zlib.crc32(word.encode()) % SIZE] += 1.0
@@ -24,7 +24,7 @@ def vector_of(text: str) -> bytes:
 
 @dataclass
 class WordsEmbedder:
-    """Embeds at once, unless it is broken or hangs; ``calls`` are what it was asked."""
+    """Embeds at once, unless it is broken or hangs; ``calls`` records the requests."""
 
     broken: bool = False
     hangs: bool = False
