@@ -65,7 +65,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 def write(folder: Path, make: Callable[[], Any]) -> Path:
     torch.manual_seed(11)
     model = make()
-    with torch.no_grad():  # with weights of one and biases of zero, a missing use would not show
+    with torch.no_grad():  # norms of one and biases of zero would hide that they are not used
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -1,4 +1,4 @@
-"""A route may let the base model answer for an adapter that cannot be loaded; the answer says so."""
+"""A route may let the base model answer only for an adapter that cannot be loaded; the answer says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key that is limited to routes or adapters is refused the others, before anything is spent on it."""
+"""A key limited to routes, adapters or models is refused the others, before anything is spent on it."""
 
 from __future__ import annotations
 

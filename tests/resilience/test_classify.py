@@ -324,7 +324,7 @@ def test_real_exceptions_of_botocore_are_known(error: Exception, kind: FailureKi
 
 def test_a_class_of_the_same_name_from_elsewhere_is_not_taken_for_the_librarys() -> None:
     class EngineDeadError(Exception):
-        """Named like vLLM's."""
+        """Has the name of vLLM's exception."""
 
     assert classify(EngineDeadError()).kind is FailureKind.INTERNAL
 

@@ -61,7 +61,7 @@ class Engine:
             self.step(self.decode_s * self.random.uniform(0.7, 1.6))
 
     def prefill(self, tokens: int, *, cached: float = 0.0) -> None:
-        """Runs a prompt in steps of at most ``STEP_TOKENS``; later ones are slower: their context is longer."""
+        """Runs a prompt in steps of at most ``STEP_TOKENS``; later ones are slower (longer context)."""
         left = tokens
         while left > 0:
             chunk = min(left, STEP_TOKENS)
