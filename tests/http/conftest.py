@@ -17,8 +17,8 @@ from gateway.testing import CALLER_KEY
 
 Connect = Callable[[Services], AbstractAsyncContextManager[httpx.AsyncClient]]
 
-# To describe the gateway takes FastAPI 0.6 s of a core. The apps have their routes in common, and most the same ones.
-# The routes are kept, so that no other ones have their ids.
+# FastAPI takes 0.6 s of a core to write the OpenAPI document. Most apps have the same routes, so it is cached.
+# The routes are stored too, so that no later route gets the ``id`` of a freed one.
 _described: dict[tuple[int, ...], tuple[list[BaseRoute], dict[str, Any]]] = {}
 
 
@@ -34,7 +34,7 @@ gateway.app.get_openapi = _described_once  # type: ignore[attr-defined, assignme
 
 @pytest.fixture
 def connect() -> Connect:
-    """A client of the app in this process, with a caller's key."""
+    """A factory of clients of the app in this process, with a caller's key."""
 
     @asynccontextmanager
     async def connected(services: Services) -> AsyncIterator[httpx.AsyncClient]:

@@ -1,4 +1,4 @@
-"""Fakes of operators' services, and a wait for what another thread does."""
+"""Fakes of operators' services, and a wait for a condition in another thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.errors import UnknownPromptVersion
 
 
 class FakePrompts:
-    """One version; a preview shows the request's contract and messages."""
+    """Prompts with one version, ``v1``; a preview shows the request's contract and messages."""
 
     def versions(self) -> list[PromptListed]:
-        """The one."""
+        """The only version."""
         return [{"id": "v1", "sha256": "0" * 64, "published_at": None, "routes": []}]
 
     def version(self, version_id: str) -> PromptBody:
-        """Raises UnknownPromptVersion."""
+        """The version ``v1``. Raises UnknownPromptVersion for any other."""
         if version_id != "v1":
             raise UnknownPromptVersion("known: v1", param="prompt_version")
         return {
@@ -37,11 +37,11 @@ class FakePrompts:
         }
 
     async def count(self, request: GenerateRequest, offload: Offload) -> int:
-        """The characters of the messages."""
+        """The number of characters of the messages."""
         return sum(len(one.content) for one in request.messages)
 
     async def preview(self, request: GenerateRequest) -> PreviewBody:
-        """The contract as route, and the messages."""
+        """A preview with the contract's name as the route, and the messages."""
         return {
             "route": request.contract.value,
             "prompt_version": None,
@@ -67,15 +67,15 @@ class FakePrompts:
 
 
 class FakeAdmission:
-    """An idle gateway."""
+    """The admission of an idle gateway."""
 
     def show(self) -> AdmissionBody:
-        """No gate, no decision."""
+        """Admission without gates and decisions."""
         return {"backends": {}, "limits": {"default": {}, "routes": {}}, "decisions": []}
 
 
 def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    """Wait, blocking, until ``condition`` holds in the server's thread; raises AssertionError after that."""
+    """Block until ``condition`` holds in the server's thread. Raises AssertionError after ``within_s``."""
     end = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > end:

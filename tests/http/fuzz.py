@@ -38,7 +38,7 @@ METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", 
 
 @dataclass(frozen=True, slots=True)
 class FuzzRequest:
-    """One request, as it is given to the application."""
+    """One request, as the application receives it."""
 
     method: str
     target: str
@@ -47,7 +47,7 @@ class FuzzRequest:
 
 
 class Fuzzer:
-    """Draws requests for the paths of an OpenAPI document; with ``key`` for the most part."""
+    """Draws requests for the paths of an OpenAPI document; most of them carry ``key``."""
 
     def __init__(self, document: Mapping[str, Any], key: str, *, without: frozenset[str]) -> None:
         self._document = document
@@ -61,14 +61,14 @@ class Fuzzer:
         ]
 
     def requests(self, seed: int, count: int) -> Iterator[FuzzRequest]:
-        """``count`` requests; each depends on its own seed alone."""
+        """``count`` requests; each depends only on its own seed, which counts up from ``seed``."""
         for number in range(count):
             yield self.request(seed + number)
 
     def request(self, seed: int) -> FuzzRequest:
-        """The request of one seed."""
+        """The request that this seed draws."""
         draw = random.Random(seed)
-        # Half of the bodies are as they should be, but for their values: these get further than validation.
+        # Half of the bodies have the schema's structure, whatever their values: these get further than validation.
         self._odd_share = draw.choice((0.0, 0.0, 0.01, 0.05))
         method, path, told = self._operations[seed % len(self._operations)]
         target, headers = self._target(draw, path, told), self._headers(draw)
@@ -163,7 +163,7 @@ class Fuzzer:
         elif draw.random() < self._odd_share:
             made[draw.choice(TEXTS)] = self._odd(draw)
         if not self._odd_share:
-            # What the schema does not tell: the last word is the user's, and one of the two is asked for.
+            # Rules outside the schema: the last message is the user's, and there is a prompt or messages, not both.
             if made.get("messages"):
                 made.pop("prompt", None)
                 made["messages"] = [*made["messages"][:-1], {"role": "user", "content": draw.choice(NAMES)}]

@@ -1,4 +1,4 @@
-"""Requests as bytes: how they are framed, what they claim twice, what they ask the connection to become."""
+"""Requests as raw bytes: their framing, duplicate or conflicting headers, and upgrades of the connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOCKET = UPGRADE + b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXB
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Bytes, the statuses of all their answers, and how many of them are generations."""
+    """Bytes to send, the statuses of all answers, and how many requests reach the journey."""
 
     name: str
     sent: bytes

@@ -1,4 +1,4 @@
-"""``/admin/admission`` over the edge, behind fakes."""
+"""``/admin/admission`` over HTTP, with a fake service."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ async def test_admission_is_shown_to_operators_and_admins_alone(connect: Connect
     assert set(shown.json()) == {"backends", "limits", "decisions"}
 
 
-async def test_the_api_document_names_it(connect: Connect) -> None:
+async def test_the_api_document_has_the_path_of_admission(connect: Connect) -> None:
     async with connect(fake_services(admission=FakeAdmission())) as client:
         assert "/admin/admission" in (await client.get("/openapi.json")).json()["paths"]

@@ -1,4 +1,4 @@
-"""``/admin/keys`` over the edge, with a service that only stores what it is given."""
+"""``/admin/keys`` over HTTP, with a service that only records what it is given."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHOWN: dict[str, Any] = {
 
 @dataclass
 class Desk:
-    """Stores orders."""
+    """Records the keys that are ordered and revoked."""
 
     orders: list[tuple[KeyBody, str]] = field(default_factory=list)
     revoked: list[tuple[str, str]] = field(default_factory=list)
@@ -132,7 +132,7 @@ async def test_keys_are_for_admins_alone(connect: Connect) -> None:
         ({"key": "mine"}, "key"),
     ],
 )
-async def test_what_is_wrong_is_named(connect: Connect, changes: dict[str, Any], param: str) -> None:
+async def test_a_wrong_field_of_a_key_is_named(connect: Connect, changes: dict[str, Any], param: str) -> None:
     desk = Desk()
     async with connect(fake_services(key_admin=desk)) as client:
         refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
@@ -151,7 +151,7 @@ async def test_what_is_wrong_is_named(connect: Connect, changes: dict[str, Any],
         ({"limits": {"per_hour": 1}}, "limits.per_hour is not a known field"),
     ],
 )
-async def test_what_is_allowed_is_named_too(connect: Connect, changes: dict[str, Any], told: str) -> None:
+async def test_a_refusal_names_what_is_allowed(connect: Connect, changes: dict[str, Any], told: str) -> None:
     async with connect(fake_services(key_admin=Desk())) as client:
         refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
     assert refused.json()["error"]["message"].startswith(told)
@@ -165,14 +165,14 @@ async def test_a_time_may_be_in_seconds(connect: Connect) -> None:
     assert expires_at is not None and expires_at.timestamp() == 1_893_456_000.0
 
 
-async def test_a_key_that_is_given_little_may_do_little(connect: Connect) -> None:
+async def test_a_key_made_with_a_tenant_alone_gets_the_defaults(connect: Connect) -> None:
     desk = Desk()
     async with connect(fake_services(key_admin=desk)) as client:
         await client.post("/admin/keys", json={"tenant": "acme"}, headers=ADMIN)
     assert desk.orders[0][0] == KeyBody(tenant="acme")
 
 
-async def test_the_api_document_names_them(connect: Connect) -> None:
+async def test_the_api_document_has_the_paths_of_keys(connect: Connect) -> None:
     async with connect(fake_services(key_admin=Desk())) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
     assert set(paths["/admin/keys"]) == {"get", "post"} and set(paths["/admin/keys/{id}"]) == {"delete"}

@@ -1,4 +1,4 @@
-"""``/admin/prompts`` and ``/admin/budget/preview`` over the edge, behind fakes."""
+"""``/admin/prompts`` and ``/admin/budget/preview`` over HTTP, with fake services."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT = {"openai": {"model": "demo", "messages": [{"role": "user", "content": "hi
 
 
 class OperatorKeys(FakeKeys):
-    """Every key is an operator's."""
+    """Takes every key for an operator's."""
 
     def authenticate(self, bearer: str | None) -> Caller:
         return Caller("ops", CallerRole.OPERATOR, "key_4")

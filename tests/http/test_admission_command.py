@@ -1,4 +1,4 @@
-"""`sluice admission show` against a gateway's edge."""
+"""`sluice admission show` against a gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings at the door; the text is the file's bytes here."""
+"""Uploads of recordings over HTTP; the fake transcript is the file's bytes as text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_texts_and_subtitles_are_plain_text(connect: Connect, wanted: str,
     assert answer.text == text
 
 
-async def test_a_stream_is_of_events_and_ends_with_a_mark(connect: Connect) -> None:
+async def test_a_streamed_transcript_is_sent_as_events_and_ends_with_done(connect: Connect) -> None:
     answer = await posted(connect, data={"model": "m", "stream": "true"})
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text == 'data: {"choices": [{"delta": {"content": "it was"}}]}\n\ndata: [DONE]\n\n'
@@ -71,14 +71,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
 
 
 @pytest.mark.parametrize(("form", "param", "status"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_wrong_is_named(
+async def test_a_wrong_field_of_the_form_is_named(
     connect: Connect, form: dict[str, Any], param: str, status: int
 ) -> None:
     answer = await posted(connect, **form)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
-async def test_recordings_in_progress_take_so_much_of_the_disk_and_give_it_back(connect: Connect) -> None:
+async def test_recordings_in_progress_take_a_bounded_part_of_the_disk_and_free_it(connect: Connect) -> None:
     services = fake_services()
     services = replace(services, recordings=BodyMemory(200_000))
     room = services.recordings

@@ -1,4 +1,4 @@
-"""OpenAI's files and batches at the door."""
+"""OpenAI's files and batches over HTTP."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.http.conftest import Connect
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "demo"}}\n'
 OTHER = {"authorization": f"Bearer {ADMIN_KEY}"}
-"""The operators' tenant."""
+"""Headers with a key of another tenant: the operators'."""
 
 
 @pytest.fixture
 def serving(connect: Connect, tmp_path: Path) -> Any:
-    """A gateway with files."""
+    """A factory of clients of a gateway with files and batches."""
 
     @asynccontextmanager
     async def served(uploads: BodyMemory | None = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
@@ -213,7 +213,7 @@ async def test_a_wrong_batch_is_refused_by_field(
 
 async def test_a_file_sent_again_under_its_idempotency_key_is_stored_once(serving: Any) -> None:
     key = {"idempotency-key": "night"}
-    large = LINE * 20_000  # on the disk
+    large = LINE * 20_000  # so large that the form is spooled to the disk
     async with serving() as client:
 
         async def sent(content: bytes, purpose: str = "batch") -> Any:

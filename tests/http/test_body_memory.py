@@ -1,4 +1,4 @@
-"""Bodies that arrive at the same time, and that never end."""
+"""Memory of bodies that arrive at the same time, and of bodies that never end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHERS = WHOLE.replace(KEY, b"authorization: Bearer %b\r\n" % OTHER_KEY.encode()
 
 @contextmanager
 def gateway() -> Iterator[tuple[str, BodyMemory]]:
-    """With memory for three bodies of each tenant, four in all."""
+    """Start a gateway with memory for three bodies of each tenant, six in all."""
     memory = BodyMemory(7 * 100_000)
     with serving(fake_services(FakeJourney(), bodies=memory)) as url:
         yield url, memory
@@ -85,7 +85,7 @@ def test_an_unfinished_frame_counts_as_a_body() -> None:
             answer = heard(refused)
         assert answer[0] == 0x88 and struct.unpack("!H", answer[2:4]) == (1013,)
         senders[0].sendall(frame[-1:])
-        assert heard(senders[0]).endswith(b"\x03\xe8")  # 1000, after the last event
+        assert heard(senders[0]).endswith(b"\x03\xe8")  # close code 1000, after the last event
 
 
 def test_a_message_of_many_small_frames_is_refused() -> None:

@@ -16,7 +16,7 @@ from gateway.testing import ADMIN_KEY, fake_services
 
 
 class Arriving:
-    """A body in pieces; after the last one nothing comes, or the client leaves."""
+    """A body in pieces; after the last piece nothing arrives, or the client leaves."""
 
     def __init__(self, pieces: Sequence[bytes], *, whole: bool = True, leaves: bool = False) -> None:
         self.pieces = list(pieces)
@@ -65,14 +65,14 @@ async def test_a_body_that_is_too_large_is_read_to_its_end_so_that_the_client_he
     assert body.pieces == []
 
 
-async def test_but_only_up_to_a_bound() -> None:
+async def test_a_body_that_is_too_large_is_read_only_up_to_a_bound() -> None:
     body = Arriving([b"x" * 10] * 1_000)
     with pytest.raises(BodyTooLarge):
         await read_body(exchange(), body, 10)
     assert body.taken == DISCARD_FACTOR + 1
 
 
-async def test_a_client_who_asks_before_sending_is_told_at_once() -> None:
+async def test_a_client_that_expects_100_continue_is_refused_before_it_sends_a_large_body() -> None:
     body = Arriving([b"x" * 10])
     with pytest.raises(BodyTooLarge):
         await read_body(exchange(content_length="9" * 30, expect="100-continue"), body, 10)

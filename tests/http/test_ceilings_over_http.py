@@ -1,4 +1,4 @@
-"""The ceilings of keys, as callers meet them."""
+"""The concurrency limits of keys, over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def arrivals(journey: FakeJourney, count: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_too_many_at_a_time_are_429_with_retry_after_and_none_is_kept_back_afterwards(
+async def test_a_request_over_the_concurrency_limit_is_429_and_a_later_one_is_answered(
     connect: Connect,
 ) -> None:
     limiter = KeyLimiter(ceilings=Ceilings(KeyLimits(), 2, clock=time.monotonic))
@@ -45,7 +45,7 @@ async def test_too_many_at_a_time_are_429_with_retry_after_and_none_is_kept_back
     assert not limiter._ceilings._running
 
 
-async def test_what_generates_nothing_counts_among_those_at_a_time_too(connect: Connect) -> None:
+async def test_tokenize_and_embeddings_count_against_the_concurrency_limit_too(connect: Connect) -> None:
     limiter = KeyLimiter(ceilings=Ceilings(KeyLimits(), 1, clock=time.monotonic))
     journey = FakeJourney(holds=True)
     headers = {"Authorization": f"Bearer {CALLER_KEY}"}

@@ -1,4 +1,4 @@
-"""Which connections stay when there are too many."""
+"""Which connections are closed when there are too many."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_proxy_may_use_every_connection() -> None:
     assert [one.open for one in connections] == [False] + [True] * 7
 
 
-def test_those_without_a_request_give_way_first_and_those_at_work_never() -> None:
+def test_unused_connections_are_closed_first_then_idle_ones_and_busy_ones_never() -> None:
     table = ConnectionTable(ConnectionLimits(total=3, per_address=9))
     busy, idle, unused = opened(table, 3, "a")
     del table.unused[busy]  # its request is in progress

@@ -1,4 +1,4 @@
-"""The console at the door: its files, its sessions, and what a viewer may."""
+"""The console over HTTP: its files, its sessions, and what a viewer may do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROLES = {
 
 
 class Keys(FakeKeys):
-    """A key for each role; revoked ones are no longer known."""
+    """One key for each role; a test revokes a key by deleting it from ``known``."""
 
     def __init__(self) -> None:
         self.known = {name: Caller("ops", role, f"key_{name}") for name, role in ROLES.items()}
@@ -61,7 +61,7 @@ class Keys(FakeKeys):
 
 
 class Recorded:
-    """An audit log in a list."""
+    """An audit log that stores its entries in a list."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, str]] = []
@@ -71,11 +71,11 @@ class Recorded:
 
 
 class House:
-    """A gateway with a console; ``now`` is its Unix time, and its clock.
+    """A gateway with a console; ``now`` is both its Unix time and its clock.
 
     Args:
-        name: of the gateway.
-        streams: those of the state store, which several gateways share.
+        name: the gateway's name.
+        streams: streams of the state store, which several gateways may share.
     """
 
     def __init__(self, name: str = "gw:1", streams: MemoryStreams | None = None, **limits: Any) -> None:
@@ -223,7 +223,7 @@ async def test_an_open_console_ends_with_its_key_and_only_so_many_are_open() -> 
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"key": 7}', '{"key": ""}'])
-async def test_what_is_no_key_is_refused_and_a_callers_key_too(connect: Connect, body: str) -> None:
+async def test_a_console_session_needs_a_valid_key_and_refuses_a_callers(connect: Connect, body: str) -> None:
     async with connect(House().services) as client:
         wrong = await client.post("/console/session", content=body, headers={**NO_KEY, **ORIGIN})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "key")
@@ -252,7 +252,7 @@ async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
         for path in ("/v1/chat/completions", "/v1/generate", "/v1/responses", "/v1/messages"):
             assert (await client.post(path, json={}, headers=view)).status_code == 403
         assert (await client.get("/admin/console/requests", headers=view)).status_code == 200
-        for path in ("/admin/keys", "/health/deep"):  # as an operator, who may neither
+        for path in ("/admin/keys", "/health/deep"):  # like an operator, a viewer may use neither
             assert (await client.get(path, headers=view)).status_code == 403, path
         assert (await signed_in(client, "view")).json()["role"] == "viewer"
 
@@ -280,7 +280,7 @@ async def test_requests_are_found_by_their_names_and_bounded(connect: Connect) -
             == await found(text="key_9")
             == ["req_7000"]
         )
-        assert await found(text="req_0") == []  # the oldest made room
+        assert await found(text="req_0") == []  # the oldest request was dropped
         shown = await client.get("/admin/console/requests/gen_7000", headers={"authorization": "Bearer view"})
         assert shown.json()["stage_ms"] == {"admit": 1.0}
         gone = await client.get("/admin/console/requests/req_0", headers={"authorization": "Bearer view"})
@@ -298,7 +298,7 @@ def test_many_consoles_share_one_aggregate() -> None:
 
 def test_the_last_minute_is_compared_with_the_routes_targets() -> None:
     house = House()
-    house.finished(1, route="chat", ttft_ms=150.0, total_ms=1_000.0)  # forgotten, because it is older
+    house.finished(1, route="chat", ttft_ms=150.0, total_ms=1_000.0)  # older than a minute: not counted
     house.now += 61
     house.finished(2, route="chat", ttft_ms=150.0, total_ms=1_000.0, backend_name="local", input_tokens=30)
     house.finished(3, route="chat", ttft_ms=250.0, total_ms=1_000.0)
@@ -326,7 +326,7 @@ async def announcing(*houses: House) -> AsyncIterator[None]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - it is the clock of the fake that moves
+        while not condition():  # noqa: ASYNC110 - the condition moves the fake's clock
             await asyncio.sleep(0.005)
 
 
@@ -367,7 +367,7 @@ async def test_nothing_is_announced_while_no_view_is_open() -> None:
         assert heard == [] and one.aggregates == two.aggregates == 0
         one.console.live()
         await until(lambda: len(heard) == 2)
-        await asyncio.sleep(0.1)  # ten pauses
+        await asyncio.sleep(0.1)  # ten times ``pause_s``
     assert len(heard) == 2
     assert ["".join(heard).count(f'"asks":{value}') for value in ("true", "false")] == [1, 1]
 

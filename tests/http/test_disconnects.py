@@ -1,4 +1,4 @@
-"""Callers who leave, over real sockets: the journey is cancelled and nothing is left."""
+"""Callers who disconnect, over real sockets: the journey is cancelled and nothing leaks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def posted(url: str, path: str, body: Any, *, headers: str = "") -> Iterator[soc
 
 
 class SlowStore(MemoryIdempotency):
-    """Stores an answer when it may go on."""
+    """Stores an answer only after ``go`` is set; sets ``begun`` before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class SlowStore(MemoryIdempotency):
 
 
 class SlowBatches:
-    """Makes a batch when it may go on."""
+    """Makes a batch only after ``go`` is set; sets ``begun`` before."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -78,7 +78,7 @@ class SlowBatches:
 SERVERS = [
     GatewayProtocol,
     "httptools",
-]  # one that tells of a caller who leaves, and one that must be watched
+]  # the first reports a disconnect itself; with the second the gateway has to watch for it
 
 
 @pytest.mark.parametrize("http", SERVERS)
@@ -110,7 +110,7 @@ def test_two_hundred_callers_who_leave_leave_nothing(http: Any) -> None:
         for number in range(200):
             before = len(journey.requests)
             with posted(url, "/v1/generate", {**NATIVE, "stream": number % 2 == 0}):
-                if number % 3:  # the others leave while their request is still on its way in
+                if number % 3:  # the others disconnect while their request still arrives
                     eventually(partial(journey.arrived, before + 1))
         eventually(lambda: journey.running == 0)
         assert journey.cancelled == len(journey.requests) > 130
@@ -316,7 +316,7 @@ def told_exchange() -> tuple[Exchange, ClientDisconnect]:
     return exchange, disconnect
 
 
-async def test_the_servers_word_cancels_the_work_and_says_why() -> None:
+async def test_a_disconnect_that_the_server_reports_cancels_the_work_with_its_reason() -> None:
     exchange, disconnect = told_exchange()
     with pytest.raises(ReaderTooSlow):
         async with until_gone(exchange, never, time.monotonic):
@@ -334,7 +334,7 @@ async def test_a_caller_who_has_left_already_gets_no_work_done() -> None:
             raise AssertionError("the block ran")
 
 
-async def test_after_release_the_servers_word_no_longer_cancels() -> None:
+async def test_a_disconnect_reported_after_release_cancels_nothing() -> None:
     exchange, disconnect = told_exchange()
     async with until_gone(exchange, never, time.monotonic) as watch:
         watch.release()
@@ -342,7 +342,7 @@ async def test_after_release_the_servers_word_no_longer_cancels() -> None:
         await asyncio.sleep(0)
 
 
-async def test_after_the_work_the_servers_word_cancels_nothing() -> None:
+async def test_a_disconnect_reported_after_the_work_cancels_nothing() -> None:
     exchange, disconnect = told_exchange()
     async with until_gone(exchange, never, time.monotonic):
         await asyncio.sleep(0)
@@ -365,7 +365,7 @@ async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_le
     assert task.cancelled()
 
 
-async def test_an_error_of_the_work_is_told_before_the_callers_leaving() -> None:
+async def test_an_error_of_the_work_is_raised_rather_than_the_disconnect() -> None:
     exchange, disconnect = told_exchange()
     with pytest.raises(KeyError):
         async with until_gone(exchange, never, time.monotonic):

@@ -1,4 +1,4 @@
-"""``/docs`` needs no network: everything that the page loads, this server has."""
+"""``/docs`` needs no other host: the gateway serves every file that the page loads."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def test_the_callers_trace_is_continued(connect: Any) -> None:
     assert journey.requests[0].trace_id == TRACE
 
 
-async def test_without_a_trace_the_edge_makes_one_that_streams_can_tell(connect: Any) -> None:
+async def test_a_stream_without_a_traceparent_reports_a_new_trace_id_in_its_header(connect: Any) -> None:
     journey = FakeJourney()
     async with connect(fake_services(journey)) as client:
         response = await client.post("/v1/generate", json={**BODY, "stream": True})
@@ -108,7 +108,7 @@ async def test_the_bodys_request_id_wins_over_the_headers_and_is_made_safe_for_a
     assert both.headers["x-request-id"] == "%E9%A1%A7%E5%AE%A2 1"
 
 
-async def test_the_websockets_path_says_that_a_plain_request_is_none(connect: Any) -> None:
+async def test_a_plain_request_to_the_websockets_path_is_426(connect: Any) -> None:
     async with connect(fake_services()) as client:
         response = await client.get("/v1/generate/ws")
     assert response.status_code == 426
@@ -116,7 +116,7 @@ async def test_the_websockets_path_says_that_a_plain_request_is_none(connect: An
     assert response.json()["error"]["code"] == "upgrade_required"
 
 
-async def test_only_a_label_of_the_body_is_one_of_its_own(connect: Any) -> None:
+async def test_only_a_request_id_in_the_body_marks_the_request_as_labelled(connect: Any) -> None:
     journey = FakeJourney()
     async with connect(fake_services(journey)) as client:
         for path, body in (("/v1/generate", BODY), ("/v1/chat/completions", CHAT)):
@@ -136,7 +136,7 @@ async def test_a_key_is_asked_for(connect: Any, path: str) -> None:
             response = await client.request(method, path, json={}, headers={"authorization": header})
             assert response.status_code == 401
             error = response.json()["error"]
-            # OpenAI's paths have its own word in ``code``.
+            # OpenAI's paths have OpenAI's name of the error in ``code``.
             assert error.get("sluice_code", error["code"]) == code
             assert response.headers["www-authenticate"] == "Bearer"
             assert "nope" not in response.text

@@ -1,4 +1,4 @@
-"""Every request of the corpus over a socket of its own: what is answered, what runs, and that the connection ends."""
+"""Each request of the corpus over its own socket: its answers, what runs, and that the connection ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_two_servers_may_read_differently_ends_the_connection(
 
 
 def test_chunk_extensions_are_bounded(url: str, journey: FakeJourney) -> None:
-    """Without a bound a body of nothing may take every byte that arrives within its time."""
+    """Without a bound, a caller may send chunk extensions until the body's timeout, and almost no body."""
     before = len(journey.requests)
     with connected(url) as sock:
         sock.sendall(post(CHUNKED))
@@ -66,7 +66,7 @@ def test_chunk_extensions_are_bounded(url: str, journey: FakeJourney) -> None:
 
 
 def test_requests_that_wait_on_one_connection_are_bounded(url: str) -> None:
-    """Each would hold some 3 KB, of which a read brings thousands."""
+    """Each waiting request would take about 3 KB, and one read may bring thousands of requests."""
     answered = len(statuses(said(url, PING * 5_000)))
     assert 1 <= answered <= 20
     assert len(statuses(said(url, PING * 10 + ONE.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)))) == 11

@@ -1,4 +1,4 @@
-"""Thousands of requests that no honest client sends: no 500, none without an answer, no memory that stays."""
+"""Thousands of malformed requests: no answer is 500, every request is answered, and no memory leaks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.wiring.build import build
 from observability.logs import configure_logging
 from tests.http.fuzz import Fuzzer, FuzzRequest
 
-# Not that it starts anything: thousands of requests take many seconds.
+# Marked by hand, because no process is started: thousands of requests take many seconds.
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -34,11 +34,11 @@ SEED = int(os.environ.get("SLUICE_TEST_FUZZ_SEED", "0"))
 AT_ONCE = 16
 # A drain ends the gateway; the deep check waits for an engine.
 LEFT_OUT = frozenset({"/admin/drain", "/health/deep"})
-# Requests that once were answered wrongly: add the one that a failure prints.
+# Requests that were once answered wrongly: add the request that a failure prints.
 KEPT: tuple[FuzzRequest, ...] = (
-    # A time before the first that can be written: the refusal could not be put into words.
+    # A time that is before year 1 in UTC: the message of the refusal could not be written.
     FuzzRequest("POST", "/admin/keys", body=b'{"tenant":"a","expires_at":"0001-01-01T00:00:00+14:00"}'),
-    # A number of a revision that no database holds.
+    # A revision number that no database can store.
     FuzzRequest("POST", "/admin/routing/rollback", body=b'{"to":10000000000000000000000000000000000000000}'),
 )
 
@@ -47,13 +47,13 @@ class ScriptedResident(ScriptedBackend):
     """A backend that answers at once."""
 
     async def run(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing until cancelled."""
         await asyncio.Event().wait()
 
 
 @asynccontextmanager
 async def gateway(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Fuzzer]]:
-    """A gateway as it is wired, with a state store and a ledger, in this process."""
+    """Run a wired gateway with a state store and a ledger in this process."""
     (folder / "sluice.json").write_text(
         json.dumps(
             {
@@ -62,7 +62,7 @@ async def gateway(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Fuzzer
                 "routing": {"file": str(ROOT / "routing.yaml")},
                 "prompts": {"folder": str(ROOT / "prompts")},
                 "chaos": {"enabled": True},
-                # A fault that is asked for, a backend that hangs, ends here.
+                # A request to a backend that hangs by an injected fault ends after this time.
                 "server": {"request_timeout_seconds": 2},
                 "state": {"url": f"sqlite:///{folder}/state.db"},
                 "ledger": {"url": f"sqlite+aiosqlite:///{folder}/ledger.db"},
@@ -81,7 +81,7 @@ async def gateway(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Fuzzer
 
 
 async def answered(client: httpx.AsyncClient, request: FuzzRequest, hidden: tuple[str, ...]) -> int:
-    """The status. Raises AssertionError for an answer that none may get."""
+    """Send the request; its status. Raises AssertionError for an answer that no request may get."""
     headers = {"authorization": f"Bearer {KEY}".encode(), **request.headers}
     sent = client.build_request(request.method, "/", headers=headers, content=request.body)
     sent.url = httpx.URL(f"http://gw{request.target}")
@@ -100,13 +100,13 @@ async def answered(client: httpx.AsyncClient, request: FuzzRequest, hidden: tupl
 
 
 class Stalls:
-    """The most work, in seconds of this thread's CPU, between two turns of an otherwise idle task."""
+    """Measures the longest CPU time of this thread, in seconds, between two turns of an idle task."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         last = time.thread_time()
         while True:
             await asyncio.sleep(0.002)
@@ -120,7 +120,7 @@ def resident_mib() -> int:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Without the lines of thousands of requests."""
+    """Keep the log lines of thousands of requests out of the output."""
     logs = configure_logging("critical", stream=io.StringIO())
     yield
     logs.close()
@@ -150,7 +150,7 @@ async def test_no_request_makes_an_internal_error_a_stall_or_memory_that_stays(t
         await all_of(client, iter(KEPT))
         warm = COUNT // 4
         await all_of(client, fuzzer.requests(SEED, warm))
-        # As the server does after its start: what is loaded is not looked through again and again.
+        # As the server does after its start: the garbage collector does not scan the loaded objects again.
         gc.collect()
         gc.freeze()
         before, stalls = resident_mib(), Stalls()
@@ -165,7 +165,7 @@ async def test_no_request_makes_an_internal_error_a_stall_or_memory_that_stays(t
     told = f"{dict(statuses)}, {stalls.longest_s * 1e3:.0f} ms of work at once, {grown} MiB more"
     print(told)
     assert shown
-    # The requests get behind the checks: answers, changes and refusals of every kind.
+    # The requests pass validation too: there are answers, changes and refusals of every kind.
     assert {200, 201, 400, 401, 404, 405, 409, 422} <= set(statuses), told
     assert statuses[200] > COUNT // 10, told
     assert stalls.longest_s < 0.25, told

@@ -150,7 +150,7 @@ async def test_a_trimmed_prompt_is_told_in_a_header_of_openais_contract(connect:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate"])
-async def test_a_stream_of_openais_contract_tells_in_its_header_what_the_last_plan_left_out(
+async def test_a_header_of_an_openai_stream_says_what_was_trimmed_from_the_prompt(
     connect: Any, path: str
 ) -> None:
     counts = SectionCounts(0, 0, 3, 0)
@@ -184,7 +184,7 @@ async def test_a_stream_of_openais_contract_tells_in_its_header_what_the_last_pl
         ("/v1/completions", {}, "messages", "prompt"),
     ],
 )
-async def test_a_refusal_behind_the_edge_names_the_field_as_the_body_spells_it(
+async def test_a_refusal_of_the_journey_names_the_field_as_the_body_spells_it(
     connect: Any, path: str, fields: dict[str, Any], param: str, told: str, stream: bool
 ) -> None:
     error = PublicError(422, "invalid_request", f"{param} is 9; allowed: 8", param)
@@ -196,7 +196,7 @@ async def test_a_refusal_behind_the_edge_names_the_field_as_the_body_spells_it(
     assert (found["param"], found["message"]) == (told, f"{told} is 9; allowed: 8")
 
 
-async def test_an_unknown_field_beside_sampling_is_not_taken_for_one_in_it(connect: Any) -> None:
+async def test_an_unknown_field_next_to_sampling_is_not_taken_for_a_field_of_sampling(connect: Any) -> None:
     async with connect(fake_services()) as client:
         response = await client.post("/v1/generate", json={**BODY, "temperature": 1})
     assert response.json()["error"]["param"] == "temperature"
@@ -240,7 +240,7 @@ async def test_the_priority_is_capped_by_the_key(connect: Any) -> None:
     assert [one.priority for one in journey.requests] == [0, 1]
 
 
-async def test_a_deadline_counts_from_arrival_and_the_timeout_is_none(connect: Any) -> None:
+async def test_a_deadline_counts_from_arrival_and_the_request_timeout_sets_none(connect: Any) -> None:
     journey = FakeJourney()
     async with connect(fake_services(journey, clock=lambda: 50.0)) as client:
         await client.post("/v1/generate", json={**BODY, "deadline_ms": 2_500})

@@ -1,4 +1,4 @@
-"""Connections that cost something and give nothing, and requests that two servers would read differently."""
+"""Connections that only take resources, and requests that two servers would read differently."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Impatient(GatewayProtocol):
 
 
 class Forgetful(GatewayProtocol):
-    """Waits less long for a connection to say something."""
+    """Closes a silent connection after 0.2 s."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.timeout_keep_alive = 0.2  # type: ignore[assignment]
@@ -39,7 +39,7 @@ class Forgetful(GatewayProtocol):
 
 
 class Crowded(GatewayProtocol):
-    """Its connections end because of others alone: a slow machine may take seconds between two requests."""
+    """Closes idle connections only to make room: a slow machine may take seconds between two requests."""
 
     limits = ConnectionLimits(total=2, per_address=4)
     surplus_head_s = 0.5
@@ -55,7 +55,7 @@ def connected(url: str) -> socket.socket:
 
 
 def heard(sock: socket.socket) -> bytes:
-    """All until the server closes."""
+    """Read all bytes until the server closes the connection."""
     pieces = []
     try:
         while piece := sock.recv(65_536):
@@ -66,7 +66,7 @@ def heard(sock: socket.socket) -> bytes:
 
 
 def said(url: str, raw: bytes) -> bytes:
-    """What is answered until the connection ends."""
+    """Send ``raw`` on a new connection, and read all bytes until it ends."""
     with connected(url) as sock:
         sock.sendall(raw)
         return heard(sock)
@@ -149,9 +149,7 @@ def test_what_two_servers_could_read_differently_is_refused_and_ends_the_connect
         assert name + b": " + value in answer
 
 
-def test_a_request_behind_another_on_one_connection_has_its_own_answer(
-    url: str, journey: FakeJourney
-) -> None:
+def test_two_pipelined_requests_get_an_answer_each(url: str, journey: FakeJourney) -> None:
     with nothing_more(journey, 2), connected(url) as sock:
         sock.sendall(SMUGGLED + post(LENGTH + b"connection: close\r\n"))
         assert statuses(heard(sock)) == [200, 200]
@@ -212,13 +210,13 @@ def test_headers_that_do_not_come_are_408_however_slowly_they_trickle(
         assert statuses(answer) == [408] and time.monotonic() - begun >= Impatient.head_s / 2
 
 
-def test_who_says_nothing_is_hung_up_on() -> None:
+def test_a_connection_that_sends_nothing_is_closed() -> None:
     with serving(fake_services(), http=Forgetful) as url, connected(url) as sock:
         assert heard(sock) == b""
 
 
-def test_the_rest_of_a_body_that_nobody_waits_for_is_taken_for_a_while_only(url: str) -> None:
-    """The key is wrong, so the answer comes first; then the body trickles."""
+def test_the_rest_of_a_refused_body_is_read_for_a_bounded_time_only(url: str) -> None:
+    """The key is wrong, so the gateway answers before the body; then the body trickles in."""
     raw = (
         b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer no\r\ncontent-length: 1000\r\n\r\n"
     )
@@ -240,7 +238,7 @@ def test_the_rest_of_a_body_that_nobody_waits_for_is_taken_for_a_while_only(url:
         assert ended
 
 
-def test_a_body_that_comes_whole_behind_its_refusal_keeps_the_connection(url: str) -> None:
+def test_a_connection_stays_open_when_a_refused_body_arrives_whole(url: str) -> None:
     refused = b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer no\r\n" + LENGTH + b"\r\n"
     with connected(url) as sock:
         sock.sendall(refused)
@@ -259,8 +257,8 @@ def test_a_reader_who_takes_nothing_is_cut_off_and_its_work_ended(journey: FakeJ
         eventually(lambda: endless.cancelled == 1 and endless.running == 0)
 
 
-def test_one_connection_too_many_is_told_and_closed() -> None:
-    """All others have a request in progress. Probes are answered all the same."""
+def test_a_connection_over_the_limit_gets_503_and_is_closed() -> None:
+    """All other connections have a request in progress. Probes are answered nevertheless."""
     holding = FakeJourney(holds=True)
     with serving(fake_services(holding), http=Crowded) as url:
         with connected(url) as one, connected(url) as other:
@@ -277,7 +275,7 @@ def test_one_connection_too_many_is_told_and_closed() -> None:
         eventually(lambda: statuses(said(url, LAST_PING)) == [200] and len(Crowded.table) == 0)
 
 
-def test_a_new_connection_takes_the_place_of_the_one_that_was_idle_longest() -> None:
+def test_a_new_connection_takes_the_place_of_one_that_never_sent_a_request() -> None:
     with serving(fake_services(), http=Crowded) as url, connected(url) as used:
         used.sendall(PING)
         assert statuses(used.recv(4_096)) == [200]
@@ -307,7 +305,7 @@ BOMBS = [
 @pytest.mark.parametrize("number", range(len(BOMBS)))
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions", "/tokenize"])
 def test_no_body_of_json_costs_much(url: str, number: int, path: str) -> None:
-    """Depth, long numbers, many fields: refused, or taken as what they are, and soon."""
+    """Deep nesting, long numbers and many fields are refused or accepted within 5 s."""
     body = BOMBS[number]
     head = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
     begun = time.monotonic()
@@ -328,7 +326,7 @@ def test_no_body_of_json_costs_much(url: str, number: int, path: str) -> None:
         ("GET", "/admin/admission", ADMIN_KEY),
     ],
 )
-def test_every_answer_tells_browsers_and_caches_to_keep_off(
+def test_every_answer_has_the_security_headers_and_no_cors_headers(
     url: str, method: str, path: str, key: str
 ) -> None:
     head = f"{method} {path} HTTP/1.1\r\nhost: gw\r\norigin: https://evil.example\r\n"

@@ -103,7 +103,7 @@ async def test_a_repeated_request_waits_for_the_one_in_flight(connect: Any) -> N
     assert sum("x-idempotent-replay" in call.result().headers for call in calls) == 4
 
 
-async def test_when_the_first_one_fails_the_next_one_runs(connect: Any) -> None:
+async def test_a_waiting_request_runs_when_the_first_one_fails(connect: Any) -> None:
     journey = FakeJourney(pieces=(), holds=True, error=PublicError(503, "queue_full", "busy"))
     async with connect(fake_services(journey)) as client, asyncio.TaskGroup() as group:
         calls = [group.create_task(client.post("/v1/generate", json=BODY, headers=KEY)) for _ in range(3)]
@@ -114,7 +114,7 @@ async def test_when_the_first_one_fails_the_next_one_runs(connect: Any) -> None:
     assert {call.result().status_code for call in calls} == {503}
 
 
-async def test_waiting_has_an_end(connect: Any) -> None:
+async def test_waiting_for_an_equal_request_is_bounded_in_time(connect: Any) -> None:
     journey = FakeJourney(holds=True)
     desk = Idempotency(MemoryIdempotency(), wait_s=0.02)
     release = asyncio.Event()
@@ -134,7 +134,7 @@ async def test_waiting_has_an_end(connect: Any) -> None:
     assert journey.running == 0
 
 
-async def test_only_so_many_wait_for_one_key() -> None:
+async def test_the_number_of_requests_that_wait_for_one_key_is_bounded() -> None:
     desk = Idempotency(MemoryIdempotency(), wait_s=5)
     release = asyncio.Event()
 
@@ -152,7 +152,7 @@ async def test_only_so_many_wait_for_one_key() -> None:
     assert desk.in_flight == 0
 
 
-async def test_cancelling_any_of_them_leaves_nothing_behind() -> None:
+async def test_cancelled_requests_of_one_key_leave_none_in_flight() -> None:
     desk = Idempotency(MemoryIdempotency(), wait_s=60)
     runs = 0
     begun, release = asyncio.Event(), asyncio.Event()
@@ -223,7 +223,7 @@ async def test_a_store_that_cannot_be_written_does_not_hold_back_the_answer(
     assert "not stored" in caplog.text
 
 
-async def test_an_unhurried_caller_is_bounded_by_the_request_timeout(connect: Any) -> None:
+async def test_a_request_with_an_idempotency_key_ends_with_the_request_timeout(connect: Any) -> None:
     journey = FakeJourney(pieces=(), holds=True)
     services = fake_services(journey, limits=ServerConfig(request_timeout_seconds=0.05))
     async with connect(services) as client:

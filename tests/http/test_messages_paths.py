@@ -1,4 +1,4 @@
-"""Anthropic's paths: pings, models, probes, and what agents say in headers."""
+"""Anthropic's paths: pings, models, probes, and headers of agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUSY = PublicError(503, "queue_full", "the gateway is busy", retry_after_ms=1_20
 
 
 class SlowJourney(FakeJourney):
-    """Is silent for the seconds of ``waits`` before each piece, and before the end."""
+    """Waits before each piece and before the end, for the seconds in ``waits``."""
 
     def __init__(self, *waits: float, error: PublicError | None = None) -> None:
         super().__init__(error=error)
@@ -42,7 +42,7 @@ class SlowJourney(FakeJourney):
 
 
 def streamed(connect: Any, journey: FakeJourney) -> tuple[int, list[dict[str, Any]]]:
-    """Status and events of a stream whose time is virtual."""
+    """Status and events of a stream, in virtual time."""
 
     async def scenario() -> tuple[int, bytes]:
         async with connect(fake_services(journey)) as client:
@@ -96,7 +96,7 @@ def test_what_fails_after_a_ping_is_an_event(connect: Any) -> None:
     assert events[-1]["error"]["type"] == "overloaded_error"
 
 
-async def test_what_fails_before_is_a_status_with_whole_seconds_to_wait(connect: Any) -> None:
+async def test_a_failure_before_the_first_event_is_a_status_with_retry_after(connect: Any) -> None:
     async with connect(fake_services(FakeJourney(pieces=(), error=BUSY))) as client:
         for stream in (False, True):
             response = await client.post("/v1/messages?beta=true", json={**ASKED, "stream": stream})

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the gateway as it is wired: every path, what it asks for, what it answers."""
+"""The OpenAPI document of the wired gateway: every path, with its request and its answers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gateway.wiring.build import build
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-tests-0123456789abcdef0123456789abcdef"
-# The pages about the paths are not in the document.
+# Paths that describe the others are not in the document.
 FRAMEWORK = {"/openapi.json", "/docs"}
-# Its body is not read.
+# Paths whose POST reads no body.
 BODILESS = ("/admin/drain",)
 
 
@@ -87,7 +87,7 @@ async def test_each_operators_path_tells_the_shape_of_what_it_asks_for_and_answe
 
 
 def checked(document: Any, method: str, path: str, answer: httpx.Response) -> Any:
-    """The answer, which has the shape that the document tells; by name, ``path`` has ``{id}`` in it."""
+    """The answer's JSON, checked against the document; ``path`` is the document's, such as ``/admin/keys/{id}``."""
     told = document["paths"][path][method]["responses"]
     assert str(answer.status_code) in told, (path, answer.status_code, answer.text)
     schema = told[str(answer.status_code)]["content"]["application/json"]["schema"]
@@ -136,7 +136,7 @@ async def test_what_the_operators_paths_answer_has_the_shape_that_is_told(servic
 
 async def test_other_requests_do_not_wait_while_the_document_is_written() -> None:
     app, turns = create_app(fake_services()), 0
-    app.add_api_route("/of/this/test", lambda: None)  # no other app has the same document
+    app.add_api_route("/of/this/test", lambda: None)  # so that no other test has cached this document
     transport = httpx.ASGITransport(app)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://gw") as client,

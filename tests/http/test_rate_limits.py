@@ -1,4 +1,4 @@
-"""Limited keys at the door: counted, refused, and told how they stand on every answer."""
+"""Rate limits of keys over HTTP: requests are counted and refused, and answers report what is left."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def services(caller: Caller = LIMITED, journey: FakeJourney | None = None) -> Se
         ("/v1/chat/completions", {**CHAT, "stream": True}),
     ],
 )
-async def test_one_request_too_many_is_429_and_every_answer_tells(
+async def test_a_request_over_the_limit_is_429_and_every_answer_has_the_rate_limit_headers(
     connect: Connect, path: str, body: dict[str, object]
 ) -> None:
     journey = FakeJourney()
@@ -70,20 +70,20 @@ async def test_one_request_too_many_is_429_and_every_answer_tells(
         assert error["type"] == "rate_limit_error"
 
 
-async def test_a_request_that_does_not_validate_counts_and_is_told(connect: Connect) -> None:
+async def test_an_invalid_request_counts_and_has_the_rate_limit_headers(connect: Connect) -> None:
     async with connect(services()) as client:
         wrong = await client.post("/v1/generate", json={"messages": 1})
         assert (wrong.status_code, wrong.headers["x-ratelimit-remaining-requests"]) == (422, "1")
 
 
-async def test_reading_counts_for_nothing_and_is_told(connect: Connect) -> None:
+async def test_a_read_does_not_count_and_has_the_rate_limit_headers(connect: Connect) -> None:
     async with connect(services()) as client:
         for _ in range(5):
             models = await client.get("/v1/models")
             assert (models.status_code, models.headers["x-ratelimit-remaining-requests"]) == (200, "2")
 
 
-async def test_an_unlimited_key_is_told_nothing(connect: Connect) -> None:
+async def test_answers_to_an_unlimited_key_have_no_rate_limit_headers(connect: Connect) -> None:
     async with connect(services(replace(LIMITED, limits=KeyLimits()))) as client:
         for _ in range(5):
             answer = await client.post("/v1/generate", json=NATIVE)
@@ -101,7 +101,7 @@ async def test_a_repeated_answer_counts_as_a_request(connect: Connect) -> None:
     assert answers[1].headers["x-ratelimit-remaining-requests"] == "0"
 
 
-async def test_a_websocket_is_told_in_its_handshake_and_refused_by_an_event() -> None:
+async def test_a_websocket_has_the_rate_limit_header_in_its_handshake_and_is_refused_by_an_event() -> None:
     got = []
     with serving(services()) as url:
         address = url.replace("http", "ws") + "/v1/generate/ws"

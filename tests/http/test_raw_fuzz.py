@@ -1,6 +1,6 @@
-"""Requests and WebSocket frames that are nearly right: no answer is 500, no connection hangs, nothing is left.
+"""Requests and WebSocket frames that are nearly valid: no answer is 500, no connection hangs, nothing leaks.
 
-``SLUICE_FUZZ_SECONDS`` runs it for longer, with other inputs each time. An input that fails is shown; add it to
+``SLUICE_FUZZ_SECONDS`` makes it run longer, with new inputs each time. A failure shows its input; add it to
 ``FOUND``, which is sent first.
 """
 
@@ -38,7 +38,7 @@ FOUND_FRAMES: tuple[bytes, ...] = ()
 
 
 def request(chance: random.Random) -> bytes:
-    """A seed, or two, with a few bytes changed."""
+    """One or two seeds with up to four random edits."""
     raw = bytearray(b"".join(chance.sample(SEEDS, chance.choice((1, 1, 2)))))
     for _ in range(chance.randrange(5)):
         at = chance.randrange(len(raw))
@@ -58,7 +58,7 @@ def request(chance: random.Random) -> bytes:
 
 
 def frame(first: int, payload: bytes, *, masked: bool = True, length: int | None = None) -> bytes:
-    """One frame; ``length`` is what it claims."""
+    """One frame; ``length`` replaces the payload's length in its head."""
     size = len(payload) if length is None else length
     flag = 0x80 if masked else 0
     if size < 126:
@@ -99,7 +99,7 @@ FRAMES = [
 
 
 def frames(chance: random.Random) -> bytes:
-    """A few frames, and a byte of them changed."""
+    """One to four frames; half of the time a byte is changed, and a fifth of the time the end is cut off."""
     raw = bytearray(b"".join(chance.choices(FRAMES, k=chance.randrange(1, 5))))
     if chance.random() < 0.5:
         raw[chance.randrange(len(raw))] = chance.randrange(256)
@@ -109,7 +109,7 @@ def frames(chance: random.Random) -> bytes:
 
 
 def exchanged(sock: socket.socket, raw: bytes, chance: random.Random | None) -> bytes:
-    """Send it in one piece, or two by chance, then no more; all that is answered until the connection ends.
+    """Send ``raw``, with ``chance`` in two pieces, and close the sending side; the bytes answered until the end.
 
     A server that closes between two pieces resets the connection, and its answer may be lost.
     """
@@ -140,7 +140,7 @@ class Errors(logging.Handler):
 
 @contextmanager
 def attacked() -> Iterator[str]:
-    """A gateway; meanwhile ``/ping`` is answered, and afterwards nothing is left of what was sent."""
+    """Run a gateway and ping it during the block; then check that no request, connection or logged error is left."""
     journey, errors, done = FakeJourney(), Errors(), threading.Event()
     slowest = [0.0]
 
@@ -164,7 +164,7 @@ def attacked() -> Iterator[str]:
             logger.removeHandler(errors)
         eventually(lambda: journey.running == 0 and len(Impatient.table) == 0)
     assert errors.told == []
-    # In a quiet run 20 ms; a stall of the loop would take much longer than a busy machine does.
+    # 20 ms on an idle machine; a stall of the loop would take much longer than a busy machine does.
     assert 0 < max(slowest) < 10.0
 
 
@@ -173,7 +173,7 @@ def drive(
     made: Callable[[random.Random], bytes],
     send: Callable[[bytes, random.Random], None],
 ) -> None:
-    """Those found before, then so many, or for so long."""
+    """Send the inputs found before, then ``INPUTS`` new ones, or more until ``SECONDS`` have passed."""
     chance = random.Random(19) if not SECONDS else random.Random()
     for raw in found:
         send(raw, chance)
@@ -209,7 +209,7 @@ def test_frames_that_are_nearly_right_get_an_event_or_a_close() -> None:
                     answer += sock.recv(4_096)
                 assert statuses(answer) == [101]
                 answer = exchanged(sock, raw, chance)
-            # A close with 1011 is the gateway's own unless it returns the client's.
+            # The gateway itself failed if it closes with 1011 and does not just return the client's code.
             failed = b"\x88\x02\x03\xf3" in answer and b"\x03\xf3" not in raw
             assert b'"internal"' not in answer and not failed, raw
 

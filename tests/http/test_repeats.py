@@ -1,4 +1,4 @@
-"""``Idempotency-Key`` at the paths that do not generate text: answered and billed once, as generations are."""
+"""``Idempotency-Key`` on paths that generate no text: computed and billed once, as generations are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECORDINGS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
 
 class HeldEmbeddings(FakeEmbeddings):
-    """Vectors that wait until they are let go."""
+    """Computes vectors only after ``go`` is set; sets ``begun`` before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class HeldEmbeddings(FakeEmbeddings):
 
 
 class RefusedEmbeddings(FakeEmbeddings):
-    """No worker makes vectors."""
+    """Refuses every request: no worker makes vectors."""
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         self.asked.append(request)
@@ -215,7 +215,7 @@ async def test_a_store_that_cannot_be_read_refuses_vectors_before_they_are_bille
     assert refused.status_code == 503 and workers.asked == []
 
 
-async def test_a_key_that_is_none_is_refused(connect: Connect) -> None:
+async def test_an_idempotency_key_that_is_too_long_is_refused(connect: Connect) -> None:
     async with connect(fake_services()) as client:
         refused = await client.post("/v1/embeddings", json=VECTORS, headers={"idempotency-key": "x" * 256})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
@@ -229,7 +229,7 @@ async def test_a_replay_is_reported_as_one_and_the_first_request_is_not(connect:
     assert [one.replayed for one in told] == [True]
 
 
-async def test_a_request_that_waits_for_its_like_does_not_count_among_those_at_a_time(
+async def test_a_request_that_waits_for_an_equal_one_does_not_count_as_concurrent(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = HeldEmbeddings()

@@ -1,4 +1,4 @@
-"""Rerank and scores at the door; a text's score is its length here."""
+"""Rerank and scores over HTTP; the fake score of a text is its length."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_pairs_have_a_score_each(connect: Connect, texts: tuple[Any, Any],
         ("/v1/score", {"text_1": "a", "text_2": []}, "text_2"),
     ],
 )
-async def test_what_is_wrong_is_named_by_field(
+async def test_a_wrong_field_is_named_in_the_error(
     connect: Connect, path: str, changes: dict[str, Any], param: str
 ) -> None:
     asked = {"model": "m"} if path == "/v1/score" else ASKED

@@ -1,4 +1,4 @@
-"""The paths of OpenAI's Responses, over HTTP."""
+"""The paths of OpenAI's Responses API, over HTTP."""
 
 from __future__ import annotations
 

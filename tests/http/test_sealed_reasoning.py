@@ -1,4 +1,4 @@
-"""Reasoning that clients carry sealed from one request to the next."""
+"""Encrypted reasoning that clients send back with the next request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def asked(seal: ReasoningSeal | None = SEAL, tenant: str = "acme", **body: Any) 
 
 
 def sent_back(sealed: str, seal: ReasoningSeal | None = SEAL, **changes: Any) -> str | None:
-    """The reasoning of a history whose item has nothing but what was sealed."""
+    """The reasoning that is read from a history item with sealed content only."""
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": sealed}
     turn = [item, {"role": "assistant", "content": "Ask?"}, {"role": "user", "content": "Yes."}]
     return asked(seal, **{"input": turn, **changes}).request.messages[0].reasoning
@@ -69,7 +69,7 @@ def test_what_was_changed_or_cut_is_not_opened(at: int, by: int) -> None:
 
 
 @given(st.text())
-def test_any_text_may_come_as_sealed(text: str) -> None:
+def test_a_text_that_was_never_sealed_is_not_opened(text: str) -> None:
     assert SEAL.opened("acme", "demo", text) is None
 
 

@@ -1,4 +1,4 @@
-"""Stored responses over HTTP: conversations go on from them, and clients read them again."""
+"""Stored responses over HTTP: conversations continue from them, and clients read them again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Connect = Callable[[Any], Any]
 
 
 def held() -> FakeJourney:
-    """Its answer ends when a test lets it."""
+    """A journey whose answer ends only after ``resume()``."""
     return FakeJourney(pieces=("One ", "moment"), holds=True)
 
 
@@ -49,7 +49,7 @@ class House:
         self.numbers = itertools.count(1)
 
     async def row(self, path: str) -> StoredResponse:
-        """The response of acme as it is stored."""
+        """The stored row of this response of the tenant acme."""
         store = ResponseStore(self.url, tenant_bytes=self.section.max_tenant_bytes)
         found = await store.get("acme", path.rpartition("/")[2], self.now)
         await store.close()
@@ -172,7 +172,7 @@ async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(house: 
 
 
 async def test_a_stored_conversation_is_as_long_as_a_body_at_most(house: House) -> None:
-    # 40 kB that are stored in a few hundred bytes.
+    # 40 kB of input take a few hundred bytes in the store.
     long, limits = {"input": "x" * 40_000}, ServerConfig(max_body_bytes=100_000)
     async with house.serving(limits=limits) as client:
         ids = [(await made(client, **long))["id"]]
@@ -375,7 +375,7 @@ async def test_the_stream_of_a_response_cancelled_after_its_gateway_died_has_an_
     assert (told[-1]["type"], told[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
 
 
-async def test_who_follows_a_response_when_its_gateway_stops_is_told_that_it_failed(house: House) -> None:
+async def test_the_stream_of_a_response_ends_with_a_failure_when_its_gateway_stops(house: House) -> None:
     journey = held()
     async with house.serving(journey) as client:
         begun = await made(client, background=True)
@@ -400,7 +400,7 @@ async def test_a_background_response_that_fails_says_why(house: House) -> None:
 
 
 async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """The response at its end."""
+    """Poll until the response has ended, and return it."""
     for _ in range(3_000):
         found: dict[str, Any] = (await client.get(path)).json()
         if found["status"] not in ("queued", "in_progress"):
@@ -416,7 +416,7 @@ async def test_a_response_whose_gateway_died_is_run_again_by_another(house: Hous
         begun = await made(client, background=True, previous_response_id=before["id"], metadata={"a": "b"})
     journey, path = FakeJourney(pieces=("Two ", "moments")), f"/v1/responses/{begun['id']}"
     async with house.serving(journey) as client:
-        # Its gateway may still live.
+        # The first gateway's lease is still valid, so that gateway may still live.
         await asyncio.sleep(0.1)
         assert not journey.requests
         house.now += LEASE_S + 1
@@ -434,7 +434,7 @@ async def test_a_response_whose_gateway_died_is_run_again_by_another(house: Hous
     assert (request.caller.tenant, request.caller.key_id) == ("acme", "key_1")
 
 
-async def test_one_of_several_gateways_runs_it_again(house: House) -> None:
+async def test_an_abandoned_response_is_run_again_by_only_one_gateway(house: House) -> None:
     async with house.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
     house.now += LEASE_S + 1
@@ -458,7 +458,7 @@ async def test_a_response_that_ended_two_gateways_is_not_run_a_third_time(house:
 
 
 class FailsOnce(ResponseStore):
-    """Its database is away when a first response is to be ended."""
+    """Raises LedgerUnavailable the first time that a response is finished."""
 
     failed = False
 
@@ -523,7 +523,7 @@ async def test_a_response_is_not_run_again_for_a_key_that_was_revoked(house: Hou
     assert not journey.requests
 
 
-async def test_a_gateway_that_is_not_ready_leaves_it_to_others(house: House) -> None:
+async def test_a_gateway_that_is_not_ready_runs_no_abandoned_response(house: House) -> None:
     async with house.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
     house.now += LEASE_S + 1

@@ -17,7 +17,7 @@ from gateway.testing import fake_services
 
 @dataclass
 class LimitedKeys:
-    """One caller with these limits, whatever the key."""
+    """Accepts any key as the same caller, who has these limits."""
 
     limits: KeyLimits
 
@@ -106,7 +106,7 @@ async def test_without_a_tokenizer_the_caller_is_told_so(connect: Any) -> None:
 
 
 class CountedQuotas(KeyLimiter):
-    """Notes what is counted."""
+    """Records the requests and tokens that are counted."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ async def test_a_bad_key_is_refused_in_the_handshake(
     ],
     ids=["not json", "not valid", "binary", "too large"],
 )
-async def test_a_frame_that_is_no_request_is_told_and_closed(
+async def test_a_frame_that_is_no_request_gets_an_error_event_and_a_close(
     url: str, frame: str | bytes, code: str, close: int
 ) -> None:
     async with connect(url, additional_headers=AUTH) as socket:
@@ -111,7 +111,7 @@ async def test_a_journey_that_fails_midway_is_told_as_partial(url: str, journey:
 
 
 @pytest.mark.parametrize("abrupt", [False, True])
-async def test_a_close_cancels(url: str, journey: FakeJourney, abrupt: bool) -> None:
+async def test_closing_the_socket_cancels_the_journey(url: str, journey: FakeJourney, abrupt: bool) -> None:
     journey.holds = True
     socket = await connect(url, additional_headers=AUTH)
     await socket.send(json.dumps(BODY))
@@ -132,8 +132,8 @@ async def test_later_frames_are_ignored(url: str, journey: FakeJourney) -> None:
     assert len(journey.requests) == 1
 
 
-async def test_when_the_sink_has_its_end_the_close_frame_is_out_too() -> None:
-    """Who drains waits for sinks alone, and then hangs up on sockets that are open."""
+async def test_the_sink_sends_the_close_frame_together_with_its_last_event() -> None:
+    """A drain waits for the sinks only, and then closes the sockets that are still open."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -174,7 +174,7 @@ async def test_a_caller_who_sends_nothing_is_closed() -> None:
     assert sent[2]["code"] == 1008
 
 
-async def test_the_same_request_over_http_says_where_the_socket_is(url: str) -> None:
+async def test_a_websocket_handshake_on_an_unknown_path_is_403(url: str) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await connect(url.replace("/ws", "/nowhere"), additional_headers=AUTH)
     assert refused.value.response.status_code == 403

@@ -1,4 +1,4 @@
-"""Pieces of a stream that are sent without a coroutine that waits."""
+"""Pieces of a stream that ``Exchange.write`` sends synchronously."""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Flow:
 
 
 class Server:
-    """Records what is sent; may find the caller gone."""
+    """Records what is sent; with ``gone`` it raises OSError instead."""
 
     def __init__(self, *, gone: bool = False) -> None:
         self.sent: list[MutableMapping[str, Any]] = []
