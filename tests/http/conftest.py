@@ -17,7 +17,7 @@ from gateway.testing import CALLER_KEY
 
 Connect = Callable[[Services], AbstractAsyncContextManager[httpx.AsyncClient]]
 
-# FastAPI takes 0.6 s of a core to write the OpenAPI document. Most apps have the same routes, so it is cached.
+# FastAPI takes 0.6 s of a core to write the OpenAPI document. Most apps share their routes: it is cached.
 # The routes are stored too, so that no later route gets the ``id`` of a freed one.
 _described: dict[tuple[int, ...], tuple[list[BaseRoute], dict[str, Any]]] = {}
 

@@ -68,7 +68,7 @@ class Fuzzer:
     def request(self, seed: int) -> FuzzRequest:
         """The request that this seed draws."""
         draw = random.Random(seed)
-        # Half of the bodies have the schema's structure, whatever their values: these get further than validation.
+        # Half of the bodies have the schema's structure, whatever their values: these get past validation.
         self._odd_share = draw.choice((0.0, 0.0, 0.01, 0.05))
         method, path, told = self._operations[seed % len(self._operations)]
         target, headers = self._target(draw, path, told), self._headers(draw)
@@ -163,7 +163,7 @@ class Fuzzer:
         elif draw.random() < self._odd_share:
             made[draw.choice(TEXTS)] = self._odd(draw)
         if not self._odd_share:
-            # Rules outside the schema: the last message is the user's, and there is a prompt or messages, not both.
+            # Not in the schema: the last message is the user's, and there is a prompt or messages, not both.
             if made.get("messages"):
                 made.pop("prompt", None)
                 made["messages"] = [*made["messages"][:-1], {"role": "user", "content": draw.choice(NAMES)}]

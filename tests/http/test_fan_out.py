@@ -21,7 +21,7 @@ TOO_LONG = PublicError(400, "context_too_long", "messages are too long", "messag
 class EchoJourney(FakeJourney):
     """Answers each prompt with ``n`` texts that name it; the first prompts end last.
 
-    A prompt in ``fails`` gets its error, the prompt ``silent`` no end event, and the prompt "waits" never ends.
+    A prompt in ``fails`` gets its error, ``silent`` gets no end event, and the prompt "waits" never ends.
     """
 
     def __init__(self, fails: dict[str, PublicError] | None = None, silent: str = "") -> None:

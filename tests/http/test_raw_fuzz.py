@@ -109,7 +109,7 @@ def frames(chance: random.Random) -> bytes:
 
 
 def exchanged(sock: socket.socket, raw: bytes, chance: random.Random | None) -> bytes:
-    """Send ``raw``, with ``chance`` in two pieces, and close the sending side; the bytes answered until the end.
+    """Send ``raw``, with ``chance`` in two pieces, and close the sending side; all bytes of the answer.
 
     A server that closes between two pieces resets the connection, and its answer may be lost.
     """
@@ -140,7 +140,7 @@ class Errors(logging.Handler):
 
 @contextmanager
 def attacked() -> Iterator[str]:
-    """Run a gateway and ping it during the block; then check that no request, connection or logged error is left."""
+    """Run a gateway and ping it during the block; then check that no request or connection is left."""
     journey, errors, done = FakeJourney(), Errors(), threading.Event()
     slowest = [0.0]
 
