@@ -1,4 +1,4 @@
-"""A private certificate authority, and a proxy that tunnels."""
+"""A private certificate authority, and an HTTP proxy that tunnels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Writes certificates of its own into a folder."""
+    """A certificate authority that writes its certificates into a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class Authority:
         self.ca_file = self._write("ca.pem", self._signed(self._name, self._key, None))
 
     def pair(self, name: str, *addresses: str) -> tuple[str, str]:
-        """The files of a certificate and its key."""
+        """Write a new certificate and its key, and return their paths."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = [x509.DNSName(name), *(x509.IPAddress(ipaddress.ip_address(one)) for one in addresses)]
@@ -39,7 +39,7 @@ class Authority:
         return certificate, str(self._folder / f"{name}.key")
 
     def server(self, name: str, *addresses: str, clients: bool = False) -> ssl.SSLContext:
-        """For a server; with ``clients`` it asks for certificates of this authority."""
+        """A server's TLS context; with ``clients`` it requires client certificates of this authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self.pair(name, *addresses))
         if clients:
@@ -73,7 +73,7 @@ class Authority:
 
 @dataclass
 class TunnelProxy:
-    """Takes CONNECT alone; ``status`` is its answer. Names are resolved as this machine itself."""
+    """A proxy that takes CONNECT only and answers ``status``; it connects to 127.0.0.1 for every name."""
 
     status: int = 200
     heads: list[str] = field(default_factory=list)

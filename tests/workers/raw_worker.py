@@ -1,4 +1,4 @@
-"""A worker on a raw socket that does exactly what a test tells it, down to the byte."""
+"""A worker on a raw socket that sends exactly the bytes that a test sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END = b"0\r\n\r\n"
 
 @dataclass
 class Request:
-    """What came, and where to answer."""
+    """A request that arrived, and the streams of its connection."""
 
     method: str
     path: str
@@ -91,7 +91,7 @@ DONE = event(b"[DONE]")
 
 
 def answers(*texts: str, delay_s: float = 0.0, prompt: int = 5, cached: int | None = None) -> Behaviour:
-    """A good answer, a piece a chunk."""
+    """A behaviour that streams a good answer, one text per chunk."""
 
     async def behave(request: Request) -> None:
         await request.send(STREAM_HEAD)
@@ -104,7 +104,7 @@ def answers(*texts: str, delay_s: float = 0.0, prompt: int = 5, cached: int | No
 
 
 def refuses(status: int, body: object = None, *headers: str) -> Behaviour:
-    """An error."""
+    """A behaviour that answers with an error status."""
 
     async def behave(request: Request) -> None:
         await request.whole(status, json.dumps(body).encode(), *headers)
@@ -113,7 +113,7 @@ def refuses(status: int, body: object = None, *headers: str) -> Behaviour:
 
 
 def sends(*pieces: bytes, then: str = "close") -> Behaviour:
-    """Exactly these bytes; then it closes, resets, or holds the connection open."""
+    """A behaviour that sends these bytes; then it closes, resets, or holds the connection open."""
 
     async def behave(request: Request) -> None:
         await request.send(*pieces)
@@ -137,8 +137,8 @@ class RawWorker:
     models: Callable[[], bytes] | None = None
     tokenize: Callable[[str], list[int]] | None = None
     requests: list[Request] = field(default_factory=list)
-    posts: frozenset[str] = frozenset()  # paths that refuse a GET by its method
-    tokenized: list[str | None] = field(default_factory=list)  # the models of the prompts
+    posts: frozenset[str] = frozenset()  # paths on which a GET gets 405
+    tokenized: list[str | None] = field(default_factory=list)  # the models that tokenize requests name
     gone: int = 0
     probes: int = 0
     port: int = 0
@@ -159,7 +159,7 @@ class RawWorker:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
-        """Like a process that is killed: every connection is reset, new ones are refused."""
+        """Act like a killed process: reset every connection, and refuse new ones."""
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._writers):
@@ -179,7 +179,7 @@ class RawWorker:
             writer.close()
 
     async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> Any:
-        """What the body says."""
+        """Read the body and return its JSON; None if it is empty."""
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         return json.loads(body) if body else None
 
@@ -214,7 +214,7 @@ class RawWorker:
         return not writer.is_closing()
 
 
-# Looks often, and bears a machine that stands still for seconds: a limit that a test shall reach is its own to set.
+# Short intervals, and timeouts that a machine which stalls for seconds does not reach; tests set shorter ones.
 QUICK: dict[str, Any] = {
     "connect_timeout_seconds": 30,
     "first_token_timeout_seconds": 30,
@@ -232,7 +232,7 @@ QUICK: dict[str, Any] = {
 async def pool(
     *workers: RawWorker, started: bool = True, ready: bool = True, **changes: Any
 ) -> AsyncIterator[WorkersBackend]:
-    """The workers behind a running pool, ``ready`` once all are; at the end nothing of it may be left."""
+    """Run a pool of these workers, with ``ready`` from when all are in service; then check that nothing leaks."""
     for worker in workers:
         if started:
             await worker.start()
@@ -255,14 +255,14 @@ async def pool(
     await until(lambda: asyncio.all_tasks() <= others)
 
 
-# The pool's gateway has a tokenizer whose ids are bytes, and a template that writes contents alone.
+# The gateway's tokenizer makes each byte an id, and its template joins the contents of the messages.
 SAMPLES_OF_BYTES = tuple(
     (messages, tuple("".join(one.content for one in messages).encode())) for messages in SAMPLES
 )
 
 
 def make(*urls: str, **changes: Any) -> WorkersBackend:
-    """The only model of a pool that does not run."""
+    """The only backend of a pool whose loops do not run."""
     [backend] = make_pool(*urls, **changes).serving
     return backend
 
@@ -295,7 +295,7 @@ def make_pool(
 
 
 def token_bytes(token: int) -> bytes:
-    """Token ids that are bytes."""
+    """The bytes of a token: ids below 256 are bytes, others have none."""
     return bytes([token]) if token < 256 else b""
 
 
@@ -306,7 +306,7 @@ def state_of(backend: WorkersBackend) -> list[WorkerStatus]:
 
 
 async def follow(backend: WorkersBackend) -> None:
-    """The workers are asked for their models."""
+    """Ask each worker for its list of models."""
     for worker in tuple(backend._workers.values()):
         await worker.follow()
 
@@ -317,12 +317,12 @@ def loras_of(backend: WorkersBackend) -> list[WorkerLoras]:
 
 
 def in_use(backend: WorkersBackend) -> int:
-    """Connections that serve a request."""
+    """The number of connections that serve a request."""
     return sum(worker.client.in_use for worker in backend._workers.values())
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait until something holds."""
+    """Poll until ``holds()``. Raises AssertionError after ``timeout_s``."""
     for _ in range(int(timeout_s / 0.01)):
         if holds():
             return
@@ -331,7 +331,7 @@ async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 
 def work(text: str = "Hello", *, ids: Sequence[int] | None = None, **changes: Any) -> Work:
-    """A request."""
+    """A request to a worker; ``changes`` replace its fields."""
     sampling = Sampling(**{"max_tokens": 16, **changes.pop("sampling", {})})
     made = {
         "generation_id": "gen_1",

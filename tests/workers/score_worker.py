@@ -12,7 +12,7 @@ MODEL = "bge-reranker"
 
 
 def score_of(query: str, text: str) -> float:
-    """The share of the text's letters that the query has."""
+    """The share of the text's letters that occur in the query."""
     return sum(letter in query for letter in text) / len(text)
 
 
@@ -23,7 +23,7 @@ def tokens_of(*texts: str) -> int:
 class ScoreWorker(RawWorker):
     """Lists one model; answers ``/rerank`` and ``/score`` as vLLM does, the best first.
 
-    ``dies_after``: it is killed when it has taken so many requests, and answers the last one no more.
+    ``dies_after``: at this request, counted from 1, the worker is killed without an answer.
     """
 
     def __init__(self, *, dies_after: int | None = None, model: str = MODEL) -> None:

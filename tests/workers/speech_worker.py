@@ -1,4 +1,4 @@
-"""A worker that turns recordings into text: the text is in the recording."""
+"""A fake worker for recordings: the transcript is the text in the file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SECONDS = 7
 
 
 class SpeechWorker(RawWorker):
-    """Lists one model, and reads the form of each request; ``dies_after``: it is killed in that many's body.
+    """Lists one model, and reads the form of each request.
 
-    ``holds``: it begins a stream, and goes on once this is set.
+    ``dies_after``: it is killed in the upload after so many. ``holds``: a stream's second word waits for it.
     """
 
     def __init__(self, *, model: str = MODEL, dies_after: int | None = None) -> None:
@@ -60,7 +60,7 @@ class SpeechWorker(RawWorker):
         await request.whole(200, json.dumps(body).encode())
 
     async def left_before(self, request: Request, holds: asyncio.Event) -> bool:
-        """Wait until it is let go, or the other side closes; whether that came first."""
+        """Wait until ``holds`` is set or the gateway closes the connection; whether the gateway closed it."""
         async with asyncio.TaskGroup() as group:
             waiting, reading = group.create_task(holds.wait()), group.create_task(closed(request))
             await asyncio.wait((waiting, reading), return_when=asyncio.FIRST_COMPLETED)
@@ -91,7 +91,7 @@ async def closed(request: Request) -> None:
 
 
 def form_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """The form's fields; of the file its digest, and as the text what is in it."""
+    """The form's fields; of the file its name, type, size and digest, and its last 64 bytes as ``text``."""
     boundary = parse_options_header(content_type)[1][b"boundary"]
     assert body.endswith(b"\r\n--" + boundary + b"--\r\n")
     fields: dict[str, Any] = {}

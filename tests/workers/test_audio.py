@@ -1,4 +1,4 @@
-"""A worker's transcripts: those that cannot be given to a caller, and uploads that end early."""
+"""Transcripts of workers: unusable ones, streams, and uploads that end early."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def no_event(event: bytes) -> None:
 
 
 class BadSpeech(RawWorker):
-    """Reads a form as bytes."""
+    """Reads a form without parsing it, and answers by script."""
 
     async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> Any:
         await reader.readexactly(int(headers.get("content-length", "0")))
@@ -69,7 +69,7 @@ UNUSABLE = {
 async def test_unusable_transcripts_are_asked_for_on_another_worker(told: Any) -> None:
     bad, good = BadSpeech([refuses(200, told)]), SpeechWorker(model="base")
     async with pool(bad, good, affinity=False) as backend:
-        for _ in range(3):  # the choice may begin with either
+        for _ in range(3):  # the pool may choose either worker first
             made = await backend.transcribe(recording(), CALLER, no_event)
             assert made.body is not None and made.body["text"] == TEXT
     assert bad.requests
@@ -85,7 +85,7 @@ async def test_unusable_transcripts_are_asked_for_on_another_worker(told: Any) -
         ({}, (33, 0)),
     ],
 )
-async def test_tokens_are_the_workers_or_of_the_length_or_estimated(
+async def test_tokens_are_the_workers_or_follow_from_the_duration_or_are_estimated(
     told: dict[str, Any], tokens: tuple[int, int]
 ) -> None:
     async with pool(BadSpeech([refuses(200, {"text": "", **told})])) as backend:
@@ -94,7 +94,7 @@ async def test_tokens_are_the_workers_or_of_the_length_or_estimated(
 
 
 class Hasty(RawWorker):
-    """Refuses an upload of which it has read nothing."""
+    """Answers an upload before it has read any of it."""
 
     async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> Any:
         if "multipart/" not in headers.get("content-type", ""):
@@ -105,7 +105,7 @@ class Hasty(RawWorker):
 async def test_a_worker_that_answers_before_it_has_the_file_is_sent_no_more() -> None:
     async def refuse(request: Request) -> None:
         await request.whole(413, b"{}")
-        # Longer than the other side may need: it closes.
+        # Until the gateway closes the connection.
         while await request.reader.read(1 << 16):
             taken.append(1)
 
@@ -116,11 +116,11 @@ async def test_a_worker_that_answers_before_it_has_the_file_is_sent_no_more() ->
             with pytest.raises(BackendFailure) as caught:
                 await backend.transcribe(recording(file=file, size=64 << 20), CALLER, no_event)
         assert caught.value.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
-    assert len(taken) < 512  # of 1,024 at least
+    assert len(taken) < 512  # the whole file needs at least 1,024 reads
 
 
 class Counted(io.BytesIO):
-    """A file of so many zeros."""
+    """A file of ``size`` zero bytes; ``given`` of them have been read."""
 
     size = 64 << 20
     given = 0
@@ -150,7 +150,7 @@ async def test_a_file_is_read_no_faster_than_the_worker_takes_it_and_a_cancelled
         await begun.wait()
         await until(lambda: file.given > 0)
         before = -1
-        while file.given != before:  # what sockets take has been sent
+        while file.given != before:  # until the socket buffers are full
             before = file.given
             await asyncio.sleep(0.2)
         assert file.given < file.size // 2
@@ -184,7 +184,7 @@ async def test_a_worker_that_fails_after_its_first_event_is_not_replaced() -> No
         assert len(workers[0].requests) + len(workers[1].requests) == 1
 
 
-async def test_the_stream_of_openai_ends_without_a_mark_and_has_its_own_usage() -> None:
+async def test_a_stream_of_openai_ends_without_done_and_has_its_own_usage() -> None:
     last = {
         "type": "transcript.text.done",
         "text": "it",
@@ -206,7 +206,7 @@ async def test_the_stream_of_openai_ends_without_a_mark_and_has_its_own_usage() 
 
 
 @pytest.mark.parametrize("wants_usage", [True, False])
-async def test_the_event_of_tokens_alone_is_for_those_who_ask(wants_usage: bool) -> None:
+async def test_the_usage_event_is_passed_on_only_when_it_is_asked_for(wants_usage: bool) -> None:
     events: list[bytes] = []
 
     async def push(event: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The choice of a worker: bounded load, the longest cached beginning, and keys that stay where they are."""
+"""The choice of a worker: bounded load, the longest cached prefix, and a stable assignment of keys."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def view(number: int, requests: float = 0, **changes: object) -> WorkerView:
 
 @settings(deadline=None)
 @given(views, preferences, st.floats(1, 3), st.booleans())
-def test_some_worker_is_always_under_the_bound_and_the_chosen_one_is(
+def test_a_worker_under_the_bound_always_exists_and_is_chosen(
     workers: list[WorkerView], preference: WorkerPreference, factor: float, affinity: bool
 ) -> None:
     choice = WorkerChoice(NAMES, factor=factor, affinity=affinity)
@@ -73,9 +73,9 @@ def test_no_history_takes_a_choice_further_over_the_bound_than_a_cached_prompt_m
 
 
 @pytest.mark.parametrize(("chain", "requests", "stays"), [
-    ([1, 2, 3, 4], 4, True),  # all of it is cached: 1.75 times the share of 2.5
-    ([1, 2, 3, 4], 8, False),  # of 4.5
-    ([1, 2, 7, 8], 4, False),  # half of it
+    ([1, 2, 3, 4], 4, True),  # all of it is cached, and 4 < 1.75 times the share of 2.5
+    ([1, 2, 3, 4], 8, False),  # all of it is cached, but 8 > 1.75 times the share of 4.5
+    ([1, 2, 7, 8], 4, False),  # half of it is cached
     ([5, 6, 7, 8], 4, False),
 ])  # fmt: skip
 def test_a_cached_prompt_stays_at_its_worker_somewhat_longer_than_another_one(
@@ -160,7 +160,7 @@ def test_of_workers_that_have_the_same_beginning_the_least_loaded_is_taken() -> 
     assert choice.choose(WorkerPreference([1, 2], 1), [view(0, 3), view(1, 1), view(2, 2)]) == NAMES[1]
 
 
-def test_a_favourite_spills_over_once_its_worker_has_more_than_its_share() -> None:
+def test_a_prefix_goes_to_another_worker_once_its_own_has_more_than_its_share() -> None:
     choice = WorkerChoice(NAMES[:4])
     choice.sent(NAMES[0], WorkerPreference([1, 2, 3]))
     preference = WorkerPreference([1, 2, 3], 3)
@@ -226,7 +226,7 @@ def test_there_is_no_choice_without_workers() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=30), st.integers(1, 8))
-def test_what_is_remembered_is_bounded_and_a_match_was_sent(chains: list[list[int]], most: int) -> None:
+def test_the_index_of_sent_chains_is_bounded_and_a_match_was_sent(chains: list[list[int]], most: int) -> None:
     index = SentIndex(most)
     linked = [[hash(tuple(chain[: end + 1])) for end in range(len(chain))] for chain in chains]
     for chain in linked:

@@ -1,4 +1,4 @@
-"""One connection, fed byte by byte through a transport that records what is done to it."""
+"""One connection, fed with bytes through a transport that records what the connection does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, T
 
 
 class Transport(asyncio.Transport):
-    """Takes everything, closes at once."""
+    """A transport that records all that is written, and closes at once."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
         send(connection)
 
 
-async def test_bytes_behind_the_end_of_an_answer_close_it() -> None:
+async def test_bytes_after_the_end_of_an_answer_close_the_connection() -> None:
     connection, transport, told = connected()
     send(connection)
     connection.data_received(BODIES["of a length"])
@@ -239,7 +239,7 @@ async def test_a_worker_that_says_close_is_not_asked_again() -> None:
     assert transport.aborted and "free" not in told
 
 
-async def test_leaving_before_the_end_closes_at_once() -> None:
+async def test_releasing_a_connection_before_the_answers_end_closes_it_at_once() -> None:
     connection, transport, _ = connected()
     send(connection)
     connection.data_received(HEAD)
@@ -279,7 +279,7 @@ async def test_unread_bytes_hold_the_worker_back_until_they_are_read() -> None:
         ({"total_s": 0.05}, True, "the answer did not end"),
     ],
 )
-async def test_each_limit_has_its_name(
+async def test_each_timeout_says_which_limit_was_reached(
     limits: dict[str, float], first_token_received: bool, what: str
 ) -> None:
     connection, transport, _ = connected()

@@ -1,4 +1,4 @@
-"""What is sent to a worker, and how its answer is read: every field, every way to cut the bytes."""
+"""The request to a worker and the reading of its answer: every field, and bytes cut anywhere."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_token_ids_go_to_completions_and_so_does_a_raw_prompt() -> None:
     assert sent(writer, sampling={"logprobs": 0})["logprobs"] == 0
 
 
-def test_an_adapter_is_the_model_by_its_id_or_its_name_there() -> None:
+def test_an_adapter_is_sent_as_the_model_by_its_id_or_its_name_at_the_worker() -> None:
     adapter = Adapter("manga_v3", 1, "base", "/a")
     assert sent(CompletionWriter("base"), adapter=adapter)["model"] == "manga_v3"
     names = MappingProxyType({"manga_v3": "lora-7"})
@@ -138,7 +138,7 @@ def test_priority_is_sent_only_when_the_workers_take_it_and_in_their_direction()
     assert sent(CompletionWriter("base", Dialect.SLUICE, send_priority=True), priority=1)["priority"] == 1
 
 
-def test_another_sluice_is_told_for_whom_it_works_how_urgently_and_for_how_long() -> None:
+def test_another_sluice_gets_the_tenant_the_priority_and_the_deadline() -> None:
     writer = CompletionWriter("base", Dialect.SLUICE)
     asked = work(
         tenant="acme",
@@ -166,7 +166,7 @@ def test_another_sluice_is_told_for_whom_it_works_how_urgently_and_for_how_long(
         assert not {"user", "sluice", "priority"} & set(json.loads(other.body(asked)))
 
 
-def test_what_no_header_may_hold_is_not_sent_in_one() -> None:
+def test_a_tenant_that_no_header_may_hold_is_not_sent() -> None:
     sent_headers = CompletionWriter("base", Dialect.SLUICE).headers(
         work(tenant="a\r\nx-evil: 1", org="", cache_salt="a")
     )
@@ -287,7 +287,7 @@ def test_chunks_of_several_tokens_are_counted_by_the_running_usage() -> None:
     assert rest == Delta("", 1) and completion.usage.output_tokens == 20
 
 
-def test_several_texts_keep_apart_and_their_ends_too() -> None:
+def test_several_texts_and_their_finish_reasons_are_kept_apart() -> None:
     data = piece("a") + piece("b", 1) + piece("c") + ending("stop", 1) + ending("length") + usage(1, 3)
     deltas, reader = read(data, sampling={"n": 2})
     assert deltas == [Delta("ac", 2), Delta("b", 1, index=1)]
@@ -301,7 +301,7 @@ def test_an_answer_with_a_text_that_has_not_ended_is_broken() -> None:
         reader.finish()
 
 
-def test_a_text_that_the_worker_gave_up_is_no_answer_but_one_to_go_on_with() -> None:
+def test_a_text_that_the_worker_aborted_is_a_failure_that_can_be_resumed() -> None:
     reader = CompletionReader(work(), token_bytes)
     assert reader.feed(piece("Hel") + ending("abort") + usage(1, 1)) == [Delta("Hel", 1)]
     with pytest.raises(BackendFailure) as caught:
@@ -450,7 +450,7 @@ def test_a_workers_own_words_are_not_passed_on() -> None:
         ("temperature", "temperature"),
     ],
 )
-def test_a_refused_field_is_told_by_the_houses_name(named: str, param: str) -> None:
+def test_a_refused_field_is_reported_by_the_gateways_name(named: str, param: str) -> None:
     body = {"error": {"message": "no", "type": "invalid_request_error", "param": named, "code": None}}
     assert failure_of(400, json.dumps(body).encode(), None, model="base").param == param
 
@@ -476,14 +476,14 @@ def test_every_transport_error_has_a_kind(
     assert failure_of_transport(error, delivered=True).kind is after
 
 
-def test_no_transport_error_is_without_a_row_above() -> None:
+def test_every_transport_error_has_a_row_above() -> None:
     rows = {ConnectFailed, ConnectionLost, TimedOut, BadHttp, ConnectionsInUse}
     assert set(TransportError.__subclasses__()) == rows
 
 
 @settings(deadline=None)
 @given(st.binary())
-def test_no_bytes_break_the_reading_in_another_way(data: bytes) -> None:
+def test_no_bytes_raise_anything_but_a_transport_error_or_a_backend_failure(data: bytes) -> None:
     reader = CompletionReader(replace(work(), token_ids=(1,)), token_bytes)
     try:
         reader.feed(data + b"\n\n")

@@ -1,4 +1,4 @@
-"""Echoed prompts: what vLLM is asked, how its first chunk is read and billed, and what is written of it."""
+"""Echoed prompts: the request to vLLM, how its first chunk is read and billed, and what the caller gets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ECHO = {"echo": True, "logprobs": 1, "max_tokens": 2}
 
 
 def first(logprobs: Any = None, text: str = "Hello there", tokens: int = 1) -> bytes:
-    """vLLM's first chunk: the prompt and the first token, and the count of generated tokens alone."""
+    """vLLM's first chunk: the text of the prompt and the first token; its count has generated tokens only."""
     choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": None}
     return event({"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": tokens}})
 
@@ -91,7 +91,7 @@ def test_an_echoed_prompt_is_text_and_no_output() -> None:
     assert math.isnan(entries[0].logprob) and [one.logprob for one in entries[1:]] == [-0.5, -0.25, -1.5]
 
 
-def test_what_has_no_probability_is_null() -> None:
+def test_a_token_without_a_probability_is_null() -> None:
     entries = (TokenLogprob(b"Hel", math.nan), TokenLogprob(b"lo", -0.5, (TokenLogprob(b"p", -0.25),)))
     shown = completion_logprobs(entries, Offsets())
     assert (shown["token_logprobs"], shown["text_offset"]) == ([None, -0.5], [0, 3])

@@ -1,4 +1,4 @@
-"""Workers that die, hang, drip or talk nonsense: what the caller sees, and that nothing is left behind."""
+"""Workers that die, hang, or send slowly or garbage: what the caller gets, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ BEFORE_A_TOKEN = {
 }
 
 
-# What ends only with the time allowed. The good worker has no more of it, so it is not too short.
+# Faults that end only by a timeout. The good worker has the same timeout, so it must not be too short.
 SILENT = {"never answers", "sends a head and then nothing", "sends comments only", "falls silent"}
 SHORT = {"first_token_timeout_seconds": 2.0, "idle_timeout_seconds": 2.0}
 
@@ -167,7 +167,7 @@ async def test_slow_tokens_are_no_fault() -> None:
     assert text == "abcdefghijklmnopqrstuvwxyz", "longer than the silence allowed, in all"
 
 
-async def test_a_drip_of_bytes_ends_with_the_total_time() -> None:
+async def test_an_answer_that_trickles_ends_with_the_total_timeout() -> None:
     async def drip(request: object) -> None:
         await request.send(STREAM_HEAD, HALF)  # type: ignore[attr-defined]
         while True:
@@ -244,7 +244,7 @@ async def test_the_last_worker_stays_in_service_while_its_probes_answer() -> Non
         assert (await hear(backend, work())).text == "Hello there"
 
 
-async def test_a_worker_that_fails_time_and_again_is_ejected_and_its_peer_serves() -> None:
+async def test_a_worker_that_fails_repeatedly_is_ejected_and_another_one_serves() -> None:
     bad, good = RawWorker([refuses(500)]), RawWorker([GOOD])
     async with pool(bad, good, affinity=False, eject_seconds=60) as backend:
         for _ in range(12):
@@ -253,7 +253,7 @@ async def test_a_worker_that_fails_time_and_again_is_ejected_and_its_peer_serves
         assert len(bad.requests) == 3
 
 
-async def test_a_connection_closed_while_idle_costs_nobody_a_request() -> None:
+async def test_a_connection_closed_while_idle_fails_no_request() -> None:
     async def once(request: object) -> None:
         await GOOD(request)  # type: ignore[arg-type]
         request.close()  # type: ignore[attr-defined]
@@ -283,7 +283,7 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
                 await asyncio.sleep(0.02)
                 call.cancel()
             assert in_use(backend) == 0
-        await until(lambda: worker.connections <= 2)  # what is left belongs to probe and scrape
+        await until(lambda: worker.connections <= 2)  # those of the probe and the scrape may remain
         assert (await hear(backend, work())).text == "Hello there"
 
 

@@ -25,7 +25,7 @@ def model(name: str, **facts: Any) -> dict[str, Any]:
 
 
 async def learned(*lists: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """From workers with these lists of models."""
+    """The configuration that the gateway writes for workers with these lists of models."""
     async with contextlib.AsyncExitStack() as opened:
         urls = []
         for listed in lists:
@@ -37,7 +37,7 @@ async def learned(*lists: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return await asyncio.to_thread(worker_configuration, urls, {})
 
 
-async def test_the_shortest_length_of_the_workers_holds_and_is_said(
+async def test_the_shortest_length_of_the_workers_is_used_and_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = await learned([model("base", max_model_len=4096)], [model("base", max_model_len=2048)])
@@ -46,7 +46,7 @@ async def test_the_shortest_length_of_the_workers_holds_and_is_said(
     assert "4096" in said and "the shortest is used: 2048" in said
 
 
-async def test_equal_lengths_need_no_words(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_equal_lengths_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     found = await learned([model("base", max_model_len=512)], [model("base", max_model_len=512)])
     assert found["engine"]["max_model_len"] == 512 and not capsys.readouterr().err
 
@@ -64,7 +64,7 @@ async def test_of_several_models_each_is_learned_while_the_gateway_runs() -> Non
         Settings.model_validate(found)
 
 
-async def test_a_worker_without_a_model_is_no_worker() -> None:
+async def test_a_worker_that_lists_only_an_adapter_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"/models: lists no model; load one first"):
         await learned([model("lora", parent="base")])
 

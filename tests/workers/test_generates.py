@@ -1,4 +1,4 @@
-"""Whether a worker generates text is read of the paths that it has."""
+"""The pool learns from a worker's paths whether the worker generates text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
         ({"/v1/embeddings"}, False),
         ({"/v1/rerank", "/v1/score"}, False),
         ({"/v1/audio/transcriptions"}, False),
-        (set(), True),  # it may refuse a GET in another way
+        (set(), True),  # it may refuse a GET with another status than 405
     ],
 )
 async def test_a_worker_that_has_only_paths_of_other_work_does_not_generate(
@@ -32,7 +32,7 @@ async def test_a_pool_generates_while_one_of_its_workers_does() -> None:
     chat = RawWorker([answers("a")], posts=frozenset({CHAT}))
     async with pool(silent, chat) as backend:
         assert backend.generates
-        # Another server at the same address.
+        # Another server replaces it at the same address.
         chat.posts = frozenset({"/v1/embeddings"})
         chat.healthy = False
         await until(lambda: not all(one.health.in_service for one in backend._workers.values()))

@@ -1,4 +1,4 @@
-"""A worker's health and load: in and out of service, and what is believed of a scrape as it ages."""
+"""A worker's health and load: its state of service, and how far an ageing scrape is trusted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_further_ejection_is_longer_up_to_a_bound() -> None:
     assert waits == [2, 4, 8, 16, 16, 16]
 
 
-def test_a_long_good_time_forgives_an_ejection() -> None:
+def test_an_ejection_is_forgotten_after_a_long_time_without_failures() -> None:
     health = in_service()
     for _ in range(3):
         health.failed(0)
@@ -154,7 +154,7 @@ def test_a_burst_between_two_scrapes_counts_at_once() -> None:
     assert load.requests(0.6) == 8
 
 
-def test_the_told_load_follows_every_change() -> None:
+def test_the_reported_load_follows_every_change() -> None:
     load = WorkerLoad(interval_s=1)
     load.scraped(FIGURES, 0)
     seen = [load.current(0), load.current(0.1)]
@@ -170,7 +170,7 @@ def test_the_told_load_follows_every_change() -> None:
         BackendLoad(0, 0, 0.1, 100, 16, 0),
     )
     assert seen[:6] == [quiet, quiet, busy, busy, quiet, rest]
-    assert seen[6] is not None and seen[6].kv_usage > 0.1  # doubted
+    assert seen[6] is not None and seen[6].kv_usage > 0.1  # assumed, because the scrape is old
     assert seen[7] is None
 
 

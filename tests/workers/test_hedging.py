@@ -1,4 +1,4 @@
-"""A late request is asked of a second worker: one stream is heard, billed once, and nothing is left."""
+"""A late request is also sent to a second worker: one stream is delivered and billed, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ SILENT = sends(then="hold")
 async def warmed(
     *workers: RawWorker, rounds: int = 2, hedge: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[WorkersBackend]:
-    """A pool that knows how long its first tokens take; every worker has then answered twice.
+    """Run a pool that has measured the time to the first token: each worker has answered ``rounds`` requests.
 
-    Nothing is called late before all have answered, so no request is asked twice while they do.
+    No request counts as late before all have answered, so none of these requests is hedged.
     """
     asks = rounds * len(workers)
     if hedge is None:
@@ -63,7 +63,7 @@ def quick_then(*behaviours: Any) -> RawWorker:
 
 
 def after(event: asyncio.Event, behaviour: Behaviour) -> Behaviour:
-    """Does so once the event has come."""
+    """A behaviour that waits for ``event`` and then acts like ``behaviour``."""
 
     async def behave(request: Request) -> None:
         await event.wait()
@@ -73,7 +73,7 @@ def after(event: asyncio.Event, behaviour: Behaviour) -> Behaviour:
 
 
 def tells(event: asyncio.Event, behaviour: Behaviour) -> Behaviour:
-    """Does so, and lets the event come."""
+    """A behaviour that sets ``event`` and then acts like ``behaviour``."""
 
     async def behave(request: Request) -> None:
         event.set()
@@ -82,7 +82,7 @@ def tells(event: asyncio.Event, behaviour: Behaviour) -> Behaviour:
     return behave
 
 
-async def test_a_late_request_is_answered_by_a_second_worker_and_the_first_is_hung_up_on() -> None:
+async def test_a_late_request_is_answered_by_a_second_worker_and_the_first_is_cancelled() -> None:
     slow, quick = quick_then(SILENT), quick_then(answers("Hello", " there", prompt=5, cached=3))
     async with warmed(slow, quick) as backend:
         heard = await hear(backend, work())
@@ -113,7 +113,7 @@ async def test_a_request_that_is_in_time_is_asked_once() -> None:
     assert sum(len(worker.requests) for worker in workers) == 14
 
 
-async def test_without_the_key_no_request_is_sent_twice() -> None:
+async def test_without_hedging_no_request_is_sent_twice() -> None:
     slow, quick = quick_then(answers("late", delay_s=0.3)), quick_then(answers("quick"))
     async with warmed(slow, quick, hedge={}) as backend:
         assert backend.hedging is None
@@ -125,7 +125,7 @@ async def test_the_extra_requests_stay_under_their_share() -> None:
     asks = 0
 
     async def late(request: Request) -> None:
-        await until(lambda: known() == asks)  # asked twice, or refused that
+        await until(lambda: known() == asks)  # its hedge was sent or refused
         await answers("late")(request)
 
     def known() -> int:
@@ -140,7 +140,7 @@ async def test_the_extra_requests_stay_under_their_share() -> None:
             await hear(backend, work())
         assert backend.hedging is not None
         assert 1 <= backend.hedging.sent <= 3 and backend.hedging.refused >= 1
-        # One that lost before its request was on its way is counted, and never met its worker.
+        # A hedge that lost before its request was sent is counted, but reached no worker.
         assert 0 <= sum(len(worker.requests) for worker in workers) - (20 + 10) <= backend.hedging.sent
 
 
@@ -169,7 +169,7 @@ async def test_when_both_fail_the_next_worker_is_tried() -> None:
         assert (await hear(backend, work())).text == "third"
 
 
-async def test_a_winner_that_breaks_off_is_not_replaced_behind_the_callers_back() -> None:
+async def test_a_winning_stream_that_breaks_off_is_not_replaced_by_another() -> None:
     slow, broken = quick_then(SILENT), quick_then(sends(STREAM_HEAD, chunk(piece("half")), then="reset"))
     async with warmed(slow, broken) as backend:
         with pytest.raises(BackendFailure) as caught:
@@ -206,7 +206,7 @@ async def test_the_counts_are_metrics() -> None:
 
 
 class Steps:
-    """Clock and runs of a race in which whoever's turn it is takes one step."""
+    """Two runs of a race; each takes one step when a test releases its turn."""
 
     def __init__(self) -> None:
         self.order: list[int] = []

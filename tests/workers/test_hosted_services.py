@@ -1,4 +1,4 @@
-"""Hosted services as workers: keys, headers, TLS, proxies, and what they ask for with 429."""
+"""Hosted services as workers: keys, headers, TLS, proxies, and pauses that they ask for with 429."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def section(**changes: Any) -> OpenAIBackend:
 
 
 async def status_of(url: str, environ: dict[str, str] | None = None, **changes: Any) -> int:
-    """The status of one request over a connection as the configuration says."""
+    """The status of one request over a connection that is made from the configuration."""
     made = section(base_urls=[url], **changes)
     client = make_connections("hosted", made, (), environ or {}).client(
         url, Timeouts(connect_s=30, first_token_s=30, total_s=60), 1
@@ -78,13 +78,13 @@ async def test_a_private_authority_and_a_client_certificate_make_a_service_reach
         assert await text_of(backend) == "hi"
         with pytest.raises(ConnectFailed):
             await status_of(service.url)
-        # TLS 1.3 tells the client only with the first answer that its certificate is missing.
+        # With TLS 1.3 the client learns only when it reads the first answer that its certificate is missing.
         with pytest.raises(Exception, match=r"connection") as caught:
             await status_of(service.url, tls={"ca_file": authority.ca_file})
         assert type(caught.value).__module__ == "gateway.backends.workers.errors"
 
 
-async def test_the_certificates_name_is_checked_and_server_name_says_another(authority: Authority) -> None:
+async def test_the_certificates_name_must_be_the_address_or_server_name(authority: Authority) -> None:
     service = RawWorker([answers("hi")], tls=authority.server("service.internal"))
     await service.start()
     try:
@@ -241,7 +241,7 @@ async def test_a_service_that_asks_for_a_pause_gets_no_requests_meanwhile_and_an
         assert weights == {busy.url: 0.0, idle.url: 1.0}
 
 
-async def test_alone_it_fails_at_once_with_the_time_that_is_left_and_is_asked_again_after_it() -> None:
+async def test_the_only_service_in_a_pause_fails_at_once_and_is_asked_again_after_the_pause() -> None:
     refused = refuses(429, None, "retry-after: 10", "retry-after-ms: 200500")
     service = RawWorker([refused, answers("hi")])
     async with pool(service, dialect="openai") as backend:
@@ -252,7 +252,7 @@ async def test_alone_it_fails_at_once_with_the_time_that_is_left_and_is_asked_ag
             assert 100 <= (caught.value.retry_after_s or 0) <= 200.5
             assert len(service.requests) == 1
         [worker] = backend._workers.values()
-        worker.health.resting_until = asyncio.get_running_loop().time()  # the time has passed
+        worker.health.resting_until = asyncio.get_running_loop().time()  # as if the pause were over
         assert await text_of(backend) == "hi"
 
 
@@ -336,7 +336,7 @@ async def test_self_hosted_first_and_hosted_as_overflow_is_one_route(
     try:
         async with httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as client:
             deadline = time.monotonic() + 60
-            while live.metric("sluice_worker_in_service") < 2:  # the gateway is ready with one of both
+            while live.metric("sluice_worker_in_service") < 2:  # the gateway is ready with one of the two
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}

@@ -1,4 +1,4 @@
-"""A pool that loses its last worker: noticed at once, waited for, and there again with the first that answers."""
+"""A pool without workers in service: it notices at once, and is ready with the first worker that answers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.workers.raw_worker import (
 )
 
 GOOD = answers("Hello", " there")
-# Nobody is asked again, and nobody comes back, by the mere passing of time.
+# So long that no worker is probed again or returns from ejection during a test.
 PATIENT: dict[str, Any] = {"probe_interval_seconds": 60.0, "eject_seconds": 60.0, "eject_max_seconds": 60.0}
 
 
 def outage(in_service: WorkersInService) -> float | None:
-    """Asked anew each time, which a property is not for the type checker."""
+    """The outage in seconds; a call, because the type checker takes a property for unchanged."""
     return in_service.outage_s
 
 
 def dying(worker: RawWorker) -> None:
-    """Its next request gets one piece, and then the process is gone."""
+    """Make the worker die after the first piece of its next answer."""
 
     async def behave(request: Request) -> None:
         await request.send(STREAM_HEAD, chunk(piece("Hello")))
@@ -50,7 +50,7 @@ async def test_a_worker_that_dies_under_a_stream_is_out_of_service_when_the_stre
     dying(lost)
     async with pool(lost, other, affinity=False, **PATIENT) as backend:
         failures = []
-        for _ in range(2):  # equals take turns: one of the two is the dying one's
+        for _ in range(2):  # equal workers take turns: one of the two requests goes to the dying one
             try:
                 await hear(backend, work())
             except BackendFailure as error:
@@ -60,7 +60,7 @@ async def test_a_worker_that_dies_under_a_stream_is_out_of_service_when_the_stre
         assert failure.kind is FailureKind.STREAM_BROKEN and failure.isolated
 
 
-async def test_the_last_workers_death_is_told_by_the_pools_state_and_not_by_its_circuit() -> None:
+async def test_the_last_workers_death_changes_the_pools_state_and_does_not_count_for_its_circuit() -> None:
     only = RawWorker([GOOD])
     dying(only)
     async with pool(only, **PATIENT) as backend:
@@ -105,10 +105,10 @@ async def test_a_worker_that_still_listens_stays_in_service_after_one_broken_str
         assert (await hear(backend, work())).text == "Hello there"
 
 
-async def test_whoever_waits_goes_on_with_the_first_worker_that_answers_again() -> None:
+async def test_waiting_requests_go_on_with_the_first_worker_that_answers_again() -> None:
     one, two = RawWorker([GOOD]), RawWorker([GOOD])
     async with pool(one, two, **PATIENT) as backend:
-        waiting: Restarting = backend  # what makes the fallback chain wait
+        waiting: Restarting = backend  # the protocol by which the fallback chain waits
         assert waiting.ready_in_s is None
         await one.die()
         await two.die()
@@ -121,21 +121,21 @@ async def test_whoever_waits_goes_on_with_the_first_worker_that_answers_again() 
         async with asyncio.TaskGroup() as group:
             waits = [group.create_task(backend.wait_ready(60.0)) for _ in range(3)]
             await asyncio.sleep(0)
-            await two.start()  # its ejection lasts for another minute, but there is nobody else
+            await two.start()  # ejected for another minute, but it is the only one that answers
         assert all(wait.result() for wait in waits)
         assert backend.ready_in_s is None
         assert (await hear(backend, work())).text == "Hello there"
         assert [status.state for status in state_of(backend)] == ["ejected", "in_service"]
 
 
-async def test_before_a_worker_has_ever_been_there_nobody_can_tell_when_one_will_be() -> None:
+async def test_a_pool_that_never_had_a_worker_does_not_estimate_when_it_is_ready() -> None:
     worker = RawWorker([GOOD])
     async with pool(worker, started=False) as backend:
         assert backend.ready_in_s is None
         assert not await backend.wait_ready(0.01)
         await worker.start()
-        await worker.die()  # it has a port now, and nobody listens there
-    assert not await backend.wait_ready(60.0)  # stopped: at once
+        await worker.die()  # it has a port now, but does not listen on it
+    assert not await backend.wait_ready(60.0)  # a stopped pool answers at once
 
 
 async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
@@ -152,7 +152,7 @@ async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
     assert outage(in_service) == 0.0
     assert probed == ["a", "b"], "the last one's leaving makes all be probed"
     now[0] += 3.0
-    in_service.remove("b")  # an ejection that is made longer
+    in_service.remove("b")  # its ejection is extended
     assert outage(in_service) == 3.0 and probed == ["a", "b"]
     in_service.add("a")
     assert outage(in_service) is None
@@ -165,7 +165,7 @@ def test_all_workers_of_a_large_pool_together_are_probed_a_bounded_number_of_tim
     assert 1_000 / in_service.outage_probe_s == MAX_PROBES
 
 
-async def test_a_hung_worker_among_the_waiting_is_no_answer() -> None:
+async def test_a_worker_whose_probes_fail_does_not_end_a_wait() -> None:
     worker = RawWorker([GOOD])
     async with pool(worker) as backend:
         worker.healthy = False

@@ -1,4 +1,4 @@
-"""What a gateway finds out about its workers by asking them."""
+"""The inspection of workers: faults and figures that a gateway finds by asking them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS = [5, 6, 7]
 
 
 async def answer(request: Request) -> None:
-    """One token of text."""
+    """Answer with one token of text."""
     await request.whole(200, json.dumps({"choices": [{"text": "x"}]}).encode())
 
 

@@ -1,4 +1,4 @@
-"""``dialect: auto``: what a worker is, found out before its first request."""
+"""``dialect: auto``: the kind of a worker is detected before its first request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_worker_that_says_it_is_a_sluice_gets_nothing_of_vllms_in_its_fi
 
 
 def of_bytes(text: str) -> list[int]:
-    """The tokenizer of the pool's gateway: ids are bytes."""
+    """Tokenize like the pool's gateway: each byte is an id."""
     return list(text.encode())
 
 
@@ -69,7 +69,7 @@ async def test_messages_go_to_a_sluice_of_another_tokenizer_and_where_they_are_c
     assert worker.requests[0].path.endswith("/chat/completions")
 
 
-async def test_one_sluice_of_another_tokenizer_is_enough_for_messages() -> None:
+async def test_one_sluice_with_another_tokenizer_makes_the_pool_send_messages() -> None:
     same = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=of_bytes)
     other = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=another_way)
     async with pool(same, other) as backend:
@@ -106,7 +106,7 @@ async def test_a_sluice_is_probed_where_it_says_whether_it_can_answer() -> None:
         assert worker.probes == seen
 
 
-async def test_a_named_dialect_is_not_put_in_question() -> None:
+async def test_a_configured_dialect_holds_whatever_the_worker_says() -> None:
     worker = worker_of("sluice")
     async with pool(worker, dialect="vllm") as backend:
         await hear(backend, work(cache_salt="acme"))
@@ -126,7 +126,7 @@ async def test_a_vllm_of_the_same_tokenizer_and_template_gets_token_ids(dialect:
 
 
 def with_a_default_system_message(text: str) -> list[int]:
-    """The gateway's ids, but for a template that adds something to conversations without instructions."""
+    """The gateway's ids, but with a template that adds text to conversations without instructions."""
     return of_bytes(text if text.startswith("Answer") else f"Be kind.{text}")
 
 

@@ -1,4 +1,4 @@
-"""A pool too large to look at every worker for each request: it still places and tells as a small one does."""
+"""A pool too large to look at all workers for each request still chooses and reports like a small one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_load_is_spread_nearly_as_if_all_were_looked_at(seed: int, blocks: i
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=33, max_size=60))
-def test_its_load_is_the_sum_of_its_workers_when_it_looks(told: list[tuple[int, int, int]]) -> None:
+def test_a_large_pools_load_is_the_sum_of_its_workers_at_a_snapshot(told: list[tuple[int, int, int]]) -> None:
     (large, some), (small, others) = made(len(told)), made(len(told), len(told))
     for pool, members in ((large, some), (small, others)):
         for member, (running, waiting, ours) in zip(members, told, strict=True):
@@ -95,7 +95,7 @@ def test_its_load_is_the_sum_of_its_workers_when_it_looks(told: list[tuple[int, 
     assert large.load(1.0) == small.load(1.0)
 
 
-def test_between_two_looks_our_own_requests_are_in_its_load() -> None:
+def test_between_two_snapshots_a_pools_load_has_our_own_requests() -> None:
     pool, _ = made()
     first = pool.load(0.0)
     assert first is not None and (first.running, first.waiting) == (0, 0)
@@ -116,12 +116,12 @@ def test_neither_those_tried_nor_those_out_of_service_are_picked() -> None:
     for member in members[: MANY - 3]:
         member.health.probe_failed(0.1)
         member.health.probe_failed(0.1)
-    # At once, although the pool has not looked again; and when nobody of a shortlist serves, all are asked.
+    # At once, before the next snapshot; and if no worker of a shortlist is in service, all are considered.
     picked = Counter(pool.pick(conversation(number, 5), (), 0.1) for number in range(50))
     assert set(picked) <= set(members[MANY - 3 :])
 
 
-def test_with_nobody_in_service_nobody_is_picked_and_the_first_back_is_found_at_once() -> None:
+def test_without_a_worker_in_service_none_is_picked_and_the_first_back_is_found_at_once() -> None:
     pool, members = made()
     for member in members:
         member.health.probe_failed(0.1)

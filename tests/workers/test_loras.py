@@ -45,7 +45,7 @@ class LoraServer(RawWorker):
     def __init__(self, *listed: str, allowed: bool = True, load_s: float = 0.0) -> None:
         super().__init__([self.behave], models=self.list_models)
         self.listed = set(listed)
-        self.ghosts: set[str] = set()  # listed, and yet not served
+        self.ghosts: set[str] = set()  # listed, but not served
         self.loads: list[tuple[str, str]] = []
         self.unloads: list[str] = []
         self.asked: list[str] = []
@@ -201,7 +201,7 @@ async def test_what_another_gateway_has_loaded_meanwhile_is_used() -> None:
     assert len(worker.loads) == 1, "it was answered that it is there already"
 
 
-async def test_the_idle_one_makes_room() -> None:
+async def test_an_idle_adapter_is_unloaded_to_make_room() -> None:
     worker = LoraServer()
     async with loading(worker, max_loaded_adapters=1) as backend:
         await ask(backend, MANGA)
@@ -272,7 +272,7 @@ async def test_after_a_workers_restart_its_adapters_are_loaded_again() -> None:
     assert len(worker.loads) == 2
 
 
-async def test_the_files_are_brought_before_the_worker_is_told_of_them() -> None:
+async def test_the_files_of_an_adapter_are_fetched_before_the_worker_loads_it() -> None:
     worker, seen = LoraServer(), []
 
     async def bring(adapter: Adapter) -> None:
@@ -301,7 +301,7 @@ async def test_the_files_are_brought_before_the_worker_is_told_of_them() -> None
     assert len(worker.loads) == 1
 
 
-def test_a_worker_sees_the_gateways_folder_where_it_is_told_to_look() -> None:
+def test_a_worker_gets_the_path_of_an_adapter_as_it_is_mounted_there() -> None:
     assert path_at_worker(MANGA, None) == "/store/aaa"
     assert path_at_worker(MANGA, "/mnt/adapters/") == "/mnt/adapters/aaa"
     elsewhere = Adapter("manga_v3", 7, "base", "/home/other/aaa")
@@ -309,7 +309,7 @@ def test_a_worker_sees_the_gateways_folder_where_it_is_told_to_look() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": 3}', b'{"data": [{"id": 4}]}', b"\xff"])
-def test_a_list_of_models_that_is_none_tells_nothing(body: bytes) -> None:
+def test_an_invalid_list_of_models_is_ignored(body: bytes) -> None:
     assert listed_models(body) is None
 
 

@@ -1,4 +1,4 @@
-"""Adapters that are on the workers before a request asks: pinned ones, and those that an operator has loaded."""
+"""Adapters that workers load before a request needs them: pinned ones, and those that operators preload."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_worker_that_came_back_empty_gets_the_pinned_ones_again() -> Non
     assert [name for name, _ in worker.loads] == [PINNED, PINNED]
 
 
-async def test_a_load_that_fails_is_told_to_who_ordered_it_and_waits_its_time_otherwise() -> None:
+async def test_a_failed_preload_raises_and_a_pinned_adapter_waits_for_its_next_retry() -> None:
     worker = LoraServer()
     worker.broken = b"500"
     async with loading(worker) as backend:
@@ -65,7 +65,7 @@ async def test_a_load_that_fails_is_told_to_who_ordered_it_and_waits_its_time_ot
             await held.keep([MANGA], ["manga_v3"], [])
         assert len(worker.loads) == 1
         worker.broken = b""
-        await held.preload(MANGA)  # an operator does not wait for its time
+        await held.preload(MANGA)  # an operator's preload does not wait for the next retry
         assert worker.listed == {PINNED}
 
 

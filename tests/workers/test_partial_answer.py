@@ -1,4 +1,4 @@
-"""Resuming a partial answer on a worker: the request, and how its answer is joined and counted."""
+"""Resuming a partial answer on a worker: the request, and how the rest is joined and counted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:
     }
 
 
-def test_ids_go_behind_the_prompts_and_text_into_a_last_message_without_white_space() -> None:
+def test_partial_ids_follow_the_prompts_ids_and_partial_text_is_a_last_message() -> None:
     ids = sent(CompletionWriter("base", token_ids=True), work(ids=[1, 2], partial=PARTIAL))
     assert ids["prompt"] == [1, 2, 73, 116, 32]
     chat = sent(CompletionWriter("base"), work("Hello", partial=PARTIAL))
@@ -68,11 +68,11 @@ def test_ids_go_behind_the_prompts_and_text_into_a_last_message_without_white_sp
     assert chat["add_generation_prompt"] is False
 
 
-def test_a_beginning_of_white_space_alone_is_no_message() -> None:
+def test_a_partial_answer_of_white_space_alone_is_no_message() -> None:
     assert "continue_final_message" not in sent(CompletionWriter("base"), work(partial=PartialAnswer(" \n")))
 
 
-def test_a_raw_prompt_is_gone_on_with_from_ids_alone() -> None:
+def test_a_raw_prompt_is_resumed_from_token_ids_alone() -> None:
     writer = CompletionWriter("base")
     raw = work(ids=[1, 2], messages=(), partial=PARTIAL)
     assert writer.ways(raw) == {Continue.TOKENS}
@@ -106,7 +106,7 @@ def test_ids_that_a_worker_tells_come_with_the_text_they_are_of() -> None:
     deltas = fed(
         reader,
         piece("a", token_ids=[97]),
-        piece("", token_ids=[98]),  # its text is held back
+        piece("", token_ids=[98]),  # the worker holds its text back
         piece("bc", token_ids=[99, 100]),
         piece("d", token_ids=[]) + piece("e", token_ids=[101]),
         event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "token_ids": [2]}]}),
@@ -131,7 +131,7 @@ def test_ids_of_several_texts_keep_apart() -> None:
     ]
 
 
-def test_ids_that_nobody_counts_are_counted_even_when_the_stream_tells_no_usage() -> None:
+def test_token_ids_are_counted_when_the_stream_has_no_usage() -> None:
     reader = CompletionReader(work(ids=[1, 2]), token_bytes)
     fed(reader, piece("a", token_ids=[97]), piece("", token_ids=[98]) + ending("length") + DONE)
     rest, completion = reader.finish()
@@ -146,7 +146,7 @@ async def test_the_usage_is_of_the_requests_own_prompt_and_of_this_call() -> Non
     assert heard.completion.usage == Usage(2, 2, 2)
 
 
-async def test_white_space_at_the_edge_is_given_once() -> None:
+async def test_white_space_at_the_resume_point_is_sent_once() -> None:
     worker = RawWorker([answers(" not", " far."), answers("not", " far.")])
     async with pool(worker) as backend:
         assert backend.continues == {Continue.TEXT}
@@ -204,7 +204,7 @@ async def test_a_worker_killed_in_the_middle_of_a_stream_is_noticed_at_once() ->
     try:
         port = int(await process.stdout.readline())
         url = f"http://127.0.0.1:{port}/v1"
-        # Such a worker is not asked for its tokenizer, which this one would answer without an end.
+        # With this dialect the pool does not ask for the tokenizer, which this worker would answer endlessly.
         serving = make_pool(url, dialect="openai", idle_timeout_seconds=20, total_timeout_seconds=20)
         [backend] = serving.serving
         heard: list[Delta] = []

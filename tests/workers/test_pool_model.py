@@ -34,7 +34,7 @@ BIG = ServedModel("big", 4096, "/models/big")
 SMALL = ServedModel("small", 1024, "/models/small")
 LORA = ServedModel("style", 4096, "/loras/style", parent="big")
 HOSTED = ServedModel("gpt-x")
-# An alias comes first there; the adapter and the name of a backend are no models.
+# The list of a Sluice: an alias comes first; adapters and names of backends are no models.
 SLUICE = [
     ServedModel("auto", 4096, "demo", owned_by="sluice"),
     ServedModel("demo", 4096, "demo", owned_by="sluice"),
@@ -66,7 +66,7 @@ def test_what_a_pool_uses_of_a_workers_list(
 
 
 class Reader:
-    """Keeps what became known."""
+    """Records each model that became known, with its length."""
 
     def __init__(self, checks: Mapping[str, TokenizerCheck] | None = None) -> None:
         self.found: list[tuple[str, int | None]] = []
@@ -99,7 +99,7 @@ def names(pool: ServingPool) -> list[tuple[str, str, bool]]:
 async def discovering(
     *workers: RawWorker, checks: Mapping[str, TokenizerCheck] | None = None, **changes: Any
 ) -> AsyncIterator[tuple[ServingPool, Reader, list[Set[str]]]]:
-    """A running pool that learns its models from the workers; what it read, and the models that went."""
+    """Run a pool that learns its models from the workers; yields it, its reader, and the removed models."""
     reader, gone = Reader(checks), list[Set[str]]()
     for worker in workers:
         await worker.start()
@@ -228,6 +228,6 @@ async def test_a_worker_that_was_restarted_with_another_model_takes_no_request_f
 
 
 def following(worker: RawWorker, reader: Reader, **changes: Any) -> Any:
-    """The pool in front of this worker."""
+    """A pool in front of this worker that learns its model, unless ``changes`` name one."""
     ready = changes.pop("ready", True)
     return pool(worker, ready=ready, read=reader, **{"model": None, **changes})

@@ -26,7 +26,7 @@ KEY = "test-admin-key-0123456789abcdef0123456789abcdef"
 
 @dataclass(frozen=True)
 class Pool:
-    """A running gateway in front of a worker of two models and one of the second alone; all can be changed."""
+    """A gateway: one worker lists two models, another the second only; tests may change ``listed``."""
 
     gateway: Gateway
     client: httpx.AsyncClient
@@ -42,7 +42,7 @@ class Pool:
         return {one["id"]: one["max_model_len"] for one in data}
 
     async def follow(self) -> None:
-        """What the gateway does each 30 seconds."""
+        """Ask the workers for their models, as the gateway does every 30 seconds."""
         await self.gateway.serving.inspections.now()
 
 
@@ -118,19 +118,19 @@ async def test_the_model_of_a_request_picks_the_workers_and_everything_is_by_mod
         }
         assert asked["first"].count("big") == 1 and set(asked["second"]) == {"small"}
 
-        # A backend of the pool can be named as such; the pool itself is no model.
+        # A request can name a backend of the pool as its model, but not the pool itself.
         assert (await here.ask("gpus/small")).json()["model"] == "small"
         unknown = await here.ask("gpus")
         assert unknown.status_code == 404 and "did you mean gpus/" in unknown.json()["error"]["message"]
 
-        # What is too long for one model is not for the other.
+        # A prompt that is too long for one model fits the other.
         long = "word " * 600
         messages = [{"role": "user", "content": long}]
         assert (await here.ask("big", messages=messages)).status_code == 200
         too_long = await here.ask("small", messages=messages)
         assert too_long.status_code == 400 and "511 that fit" in too_long.json()["error"]["message"]
 
-        # The ledger's writer is a little behind.
+        # The ledger writes rows with a short delay.
         for _ in range(3000):
             usage = (await here.client.get("/admin/usage", params={"by": "backend,model"})).json()["rows"]
             costs = {(row["backend"], row["model"]): row["cost_nanousd"] > 0 for row in usage}
@@ -144,7 +144,7 @@ async def test_the_model_of_a_request_picks_the_workers_and_everything_is_by_mod
         assert {"gpus/big", "gpus/small"} <= counted
         ready = (await here.client.get("/ready")).json()
         assert ready["workers"]["gpus/small"] == {"usable": 2, "of": 2}
-        # The tokenizer of one of them is here, that of the other is not.
+        # Only one of the two models has a tokenizer on this machine.
         deep = await here.client.get("/health/deep")
         states = {name: one["status"] for name, one in deep.json()["backends"].items()}
         assert (deep.status_code, states) == (200, {"gpus/big": "healthy", "gpus/small": "healthy"})
@@ -169,7 +169,7 @@ async def test_a_new_model_is_served_and_a_gone_one_is_not_found_without_a_resta
         here.listed["second"] = {"big": 4096}
         await here.follow()
         assert await here.shown() == {"big": 4096, "gpus": 4096}
-        assert not here.gateway.core.control.admission.gates  # they were of models that are gone
+        assert not here.gateway.core.control.admission.gates  # the gates of models that are gone were removed
         assert (await here.ask("gpus")).json()["sluice"]["backend_name"] == "gpus"
 
 

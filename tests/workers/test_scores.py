@@ -38,7 +38,7 @@ UNUSABLE = {
 async def test_unusable_scores_are_asked_for_on_another_worker(told: Any) -> None:
     bad, good = RawWorker([refuses(200, told)]), ScoreWorker(model="base")
     async with pool(bad, good, affinity=False) as backend:
-        for _ in range(3):  # the choice may begin with either
+        for _ in range(3):  # the pool may choose either worker first
             made = await backend.score(part())
             assert made.scores == tuple([score_of("a sea", one) for one in TEXTS])
     assert bad.requests

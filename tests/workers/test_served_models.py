@@ -1,4 +1,4 @@
-"""What the gateway makes of a model that its workers list: tokenizer and length."""
+"""The tokenizer and the length that the gateway uses for a model that its workers list."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POOL = {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"]}}
 
 
 class Gateway:
-    """The parts that a found model meets."""
+    """The parts of a gateway that handle a model found on a worker."""
 
     def __init__(self, **sections: Any) -> None:
         self.settings = Settings.model_validate({"backends": POOL, **sections})
@@ -49,7 +49,7 @@ async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None
 
 
 @pytest.mark.parametrize("root", [None, "/nowhere", "org/model-that-nobody-has-fetched", "not a repo/id"])
-async def test_without_one_prompts_are_estimated_and_sent_as_messages(root: str | None) -> None:
+async def test_without_a_tokenizer_prompts_are_estimated_and_sent_as_messages(root: str | None) -> None:
     gateway = Gateway()
     reading = await gateway.found.read("pool", ServedModel("qwen", 2048, root), 2048)
     assert gateway.models.of("qwen").encoder == "an estimate (±30%)"

@@ -31,7 +31,7 @@ def test_the_stop_string_is_one_of_the_requests(reported: object, stop: str | No
 
 @pytest.mark.parametrize("stop", ["END", None])
 @pytest.mark.parametrize("chat", [True, False])
-def test_answers_and_last_chunks_say_it_and_a_sluice_in_front_reads_it(stop: str | None, chat: bool) -> None:
+def test_answers_have_the_stop_string_and_a_sluice_in_front_reads_it(stop: str | None, chat: bool) -> None:
     request = structs.replace(REQUEST, sampling=Sampling(max_tokens=64, stop=("END",)))
     asked, answer = ParsedRequest(request), answer_for(request, "x")
     answer = structs.replace(answer, finish_reason=FinishReason.STOP, stop_sequence=stop)

@@ -1,4 +1,4 @@
-"""What workers are sent of tools: the caller's own, unchanged, as chats of OpenAI's contract."""
+"""The tools that workers are sent: the caller's own, unchanged, as in OpenAI's chats."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_images_go_on_as_data_urls_in_their_places() -> None:
         {"images": {"a": ImageData("image/png", memoryview(b""))}},
     ],
 )
-def test_what_the_workers_own_parsers_are_needed_for_goes_as_messages(changes: dict[str, Any]) -> None:
+def test_a_request_that_needs_the_workers_own_parsers_is_sent_as_messages(changes: dict[str, Any]) -> None:
     writer = CompletionWriter("base", token_ids=True)
     if "tools" in changes:
         body = {"model": "m", "messages": HISTORY, "tools": TOOLS[:2]}

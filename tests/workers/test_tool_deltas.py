@@ -1,4 +1,4 @@
-"""Tool calls and reasoning in a worker's stream: read into legal events, mended, or refused by name."""
+"""Tool calls and reasoning in a worker's stream: read as valid events, repaired, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ TWO = (*WHOLE, ToolCall("c2", "order", "{}"))
         "second without index", "one id for two", "custom",
     ],
 )  # fmt: skip
-def test_what_has_one_meaning_is_mended(deltas: list[dict[str, Any]], expected: tuple[ToolCall, ...]) -> None:
+def test_unambiguous_calls_are_repaired(deltas: list[dict[str, Any]], expected: tuple[ToolCall, ...]) -> None:
     found = folded(*read(stream_of(*deltas)))
     assert found.tool_calls() == expected
 
@@ -150,7 +150,7 @@ def test_a_call_that_the_length_cuts_inside_its_name_is_none(name: str) -> None:
         ),
     ],
 )
-def test_what_has_no_one_meaning_is_refused_by_name(deltas: list[dict[str, Any]], said: str) -> None:
+def test_calls_without_one_meaning_are_refused(deltas: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(BadHttp, match=said):
         read(stream_of(*deltas))
 
@@ -184,7 +184,7 @@ def test_a_call_that_is_cut_by_the_length_stays_open() -> None:
 
 
 def stopped(*deltas: dict[str, Any], **changes: Any) -> tuple[AnswerFold, Completion]:
-    """An answer that the worker says a stop string has ended."""
+    """The answer of a stream that ended, as the worker reports, by a stop string."""
     work = Work("gen_1", (1,), (), Sampling(stop=("END",)), **changes)
     reader = CompletionReader(work, lambda token: b"", custom_tools=False)
     chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]

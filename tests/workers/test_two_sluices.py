@@ -40,7 +40,7 @@ async def ask(client: openai.AsyncOpenAI, number: int, begun: asyncio.Semaphore 
 
 
 async def kill_during_streams(front: LiveGateway, victim: LiveGateway) -> tuple[list[str], list[str]]:
-    """The answers without and with a kill."""
+    """The answers without a kill, and those during which ``victim`` is killed."""
     async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=ADMIN_KEY, max_retries=0) as client:
         whole = [await ask(client, number) for number in range(len(QUESTIONS))]
         begun = asyncio.Semaphore(0)

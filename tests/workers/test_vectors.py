@@ -42,7 +42,7 @@ UNUSABLE = {
 async def test_unusable_vectors_are_asked_for_on_another_worker(data: Any) -> None:
     bad, good = RawWorker([refuses(200, {"data": data})]), VectorWorker(model="base")
     async with pool(bad, good, affinity=False) as backend:
-        for _ in range(3):  # the choice may begin with either
+        for _ in range(3):  # the pool may choose either worker first
             made = await backend.embed(PART)
             assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]
     assert bad.requests

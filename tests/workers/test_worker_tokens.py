@@ -1,4 +1,4 @@
-"""Workers are asked for tokens from a thread, and not again for a while when they do not say them."""
+"""Workers tokenize for the gateway, from a thread; one that does not answer is left alone for a while."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASKED = [Message(Role.USER, "hi")]
 
 
 class Pool:
-    """A pool that answers what a test says."""
+    """A pool that gives the answer that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -37,7 +37,7 @@ class Pool:
         return await asyncio.to_thread(self.tokens.chat, messages, **given)
 
 
-async def test_a_conversation_is_asked_for_as_it_will_be_sent() -> None:
+async def test_a_conversation_is_tokenized_as_it_will_be_sent() -> None:
     pool = Pool()
     called = Message(
         Role.ASSISTANT, "", tool_calls=(ToolCall("call_1", "search", '{"q":"sea"}', ToolKind.FUNCTION),)

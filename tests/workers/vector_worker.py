@@ -1,4 +1,4 @@
-"""A worker that makes vectors which follow from their inputs."""
+"""A fake worker for embeddings: each vector follows from its input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 8
 
 
 def vector_of(given: str | list[int], dimensions: int = SIZE) -> array[float]:
-    """Numbers that 32 bits hold exactly, negative zero and a subnormal one among them."""
+    """32-bit floats that follow from the input, with negative zero and a subnormal number among them."""
     seed = hashlib.sha256(json.dumps(given).encode()).digest()
     numbers = array("f", [-0.0, 1e-42, *(byte / 3 - 40 for byte in seed)])
     return numbers[:dimensions]
@@ -28,9 +28,9 @@ def tokens_of(given: str | list[int]) -> int:
 
 
 class VectorWorker(RawWorker):
-    """Lists one model; ``numbers``: it answers with numbers whatever it is asked for.
+    """Lists one model; with ``numbers`` it sends lists of numbers, even when base64 is asked for.
 
-    ``of`` makes the vectors. ``dies_after``: it is killed when it has taken so many requests, and answers the last one no more.
+    ``of`` makes the vectors. ``dies_after``: at this request, counted from 1, it is killed without an answer.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class VectorWorker(RawWorker):
 
     @property
     def inputs(self) -> list[Any]:
-        """All that it was asked for."""
+        """All inputs of all requests, in their order."""
         return [one for request in self.requests for one in request.body["input"]]
 
     async def embed(self, request: Request) -> None:
@@ -69,6 +69,6 @@ class VectorWorker(RawWorker):
         ]
         count = sum(map(tokens_of, body["input"]))
         usage = {"prompt_tokens": count, "total_tokens": count}
-        # In another order, which the indices tell.
+        # Reversed, so that the gateway must sort them by ``index``.
         answer = {"object": "list", "model": body["model"], "data": data[::-1], "usage": usage}
         await request.whole(200, json.dumps(answer).encode())
