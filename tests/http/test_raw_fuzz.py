@@ -140,7 +140,7 @@ class Errors(logging.Handler):
 
 @contextmanager
 def attacked() -> Iterator[str]:
-    """Run a gateway and ping it during the block; then check that no request or connection is left."""
+    """Run a gateway and ping it during the block; then check that no request, connection or error is left."""
     journey, errors, done = FakeJourney(), Errors(), threading.Event()
     slowest = [0.0]
 

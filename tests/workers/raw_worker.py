@@ -214,7 +214,7 @@ class RawWorker:
         return not writer.is_closing()
 
 
-# Short intervals, and timeouts that a machine which stalls for seconds does not reach; tests set shorter ones.
+# Short intervals; long timeouts, because a machine may stall for seconds. A test of a timeout sets its own.
 QUICK: dict[str, Any] = {
     "connect_timeout_seconds": 30,
     "first_token_timeout_seconds": 30,
@@ -232,7 +232,7 @@ QUICK: dict[str, Any] = {
 async def pool(
     *workers: RawWorker, started: bool = True, ready: bool = True, **changes: Any
 ) -> AsyncIterator[WorkersBackend]:
-    """Run a pool of these workers, with ``ready`` from when all are in service; then check that nothing leaks."""
+    """Run a pool of these workers; with ``ready``, wait until all are in service. Nothing may leak."""
     for worker in workers:
         if started:
             await worker.start()
