@@ -87,7 +87,7 @@ async def test_each_operators_path_tells_the_shape_of_what_it_asks_for_and_answe
 
 
 def checked(document: Any, method: str, path: str, answer: httpx.Response) -> Any:
-    """The answer's JSON, checked against the document, whose name of the path is like ``/admin/keys/{id}``."""
+    """The answer's JSON, checked against the document at ``path``, such as ``/admin/keys/{id}``."""
     told = document["paths"][path][method]["responses"]
     assert str(answer.status_code) in told, (path, answer.status_code, answer.text)
     schema = told[str(answer.status_code)]["content"]["application/json"]["schema"]

@@ -1,4 +1,4 @@
-"""A real gateway process on a free port, as an operator would start it."""
+"""A real gateway process on a free port, started as an operator starts it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.fork_server import ForkedPopen
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "test-admin-key-0123456789abcdef0123456789abcdef"
-START_TIMEOUT_S = 180.0  # some seconds on a machine that does nothing else
+START_TIMEOUT_S = 180.0  # an idle machine takes a few seconds
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LiveGateway:
         return {"Authorization": f"Bearer {ADMIN_KEY}"}
 
     def engine_pid(self) -> int:
-        """The engine's own process."""
+        """The process id of the engine."""
         [child] = [
             p
             for p in psutil.Process(self.process.pid).children()
@@ -52,11 +52,11 @@ class LiveGateway:
         return int(child.pid)
 
     def metric(self, name: str) -> float:
-        """A metric's sum over its labels."""
+        """The sum of a metric over its labels."""
         return total_of(httpx.get(f"{self.url}/metrics", timeout=60).text, name)
 
     def wait_until_idle(self, timeout_s: float = 60.0) -> None:
-        """Wait until nothing is in flight, neither here nor in the engine."""
+        """Wait until no request is in flight in the gateway or the engine, and the KV cache is free."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             names = ("sluice_requests_in_flight", "vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -69,7 +69,7 @@ class LiveGateway:
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This environment without settings of a gateway, plus ours."""
+    """The environment of this process without ``SLUICE_*``, plus the settings of a test gateway."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
     return {
         **clean,
@@ -83,7 +83,7 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def _empty_ledger() -> bytes:
-    """A ledger with its tables. To make them takes a fifth of a gateway's start; tests/accounting tests it."""
+    """A ledger with empty tables: to create them takes a fifth of a start; tests/accounting tests that."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "ledger.db"
         engine = create_engine(f"sqlite:///{file}")
@@ -105,7 +105,7 @@ def gateway(
 ) -> Iterator[LiveGateway]:
     """Start a gateway with its databases in ``folder``; stop it by force at the end if it still runs.
 
-    Without ``config`` it starts in ``folder``. ``words`` are further ones of the command line. ``start`` is
+    Without ``config`` it starts in ``folder``. ``words`` are further arguments of the command. ``start`` is
     ``ImportingPopen`` for a process that imports everything itself.
     """
     log, output = folder / "gateway.log", folder / "gateway.out"
@@ -148,7 +148,7 @@ def gateway(
 
 
 def _url(process: subprocess.Popen[bytes], output: Path, log: Path) -> str:
-    """Where it listens, from the first line of its output."""
+    """The gateway's URL, from the first line of its output."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = process.poll() is not None
@@ -161,7 +161,7 @@ def _url(process: subprocess.Popen[bytes], output: Path, log: Path) -> str:
 
 
 def wait_ready(live: LiveGateway) -> None:
-    """Wait for `/ready`."""
+    """Wait until `/ready` answers 200."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         assert live.process.poll() is None, live.log.read_text()

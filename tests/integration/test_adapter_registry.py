@@ -1,4 +1,4 @@
-"""The adapters' registry of a running gateway: added, tried as a canary, promoted, rolled back, retired, under load."""
+"""The adapter registry of a running gateway: add, try as a canary, promote, roll back, retire, under load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from gateway.contracts.evaluation_report import sign
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, gateway
 
-# One gateway's story, told in order and by one process.
+# The tests depend on each other: they run in order and in one process.
 pytestmark = pytest.mark.xdist_group("adapter-registry")
 
 SHIPPED = ROOT / "models" / "adapters"
@@ -72,7 +72,7 @@ def ask(live: LiveGateway, adapter_id: str | None, **fields: Any) -> httpx.Respo
 
 @contextmanager
 def load(live: LiveGateway) -> Iterator[list[httpx.Response]]:
-    """Four callers who ask for the alias, by sessions, and for the base, while the block runs."""
+    """Run four callers until the block ends; they ask for the alias, in sessions, and for the base model."""
     answers: list[httpx.Response] = []
     over = threading.Event()
 
@@ -99,7 +99,7 @@ def versions_of(answers: list[httpx.Response]) -> Counter[str]:
 
 
 def settle(answers: list[httpx.Response], more: int = 8) -> None:
-    """Until so many more answers have come."""
+    """Wait for ``more`` further answers."""
     end, wanted = time.monotonic() + 60, len(answers) + more
     while len(answers) < wanted:
         assert time.monotonic() < end, "no answers come"
@@ -111,7 +111,7 @@ def test_a_version_is_added_tried_promoted_rolled_back_and_retired_under_load_an
 ) -> None:
     added = done(live, "", id="style_v1", location=str(SHIPPED / "jp_style_v1"), labels={"kind": "style"})
     assert (added["state"], added["rank"], added["labels"]) == ("staged", 8, {"kind": "style"})
-    assert ask(live, "style_v1").status_code == 200  # an operator may try a staged one
+    assert ask(live, "style_v1").status_code == 200  # an operator may use a staged version
     assert done(live, "/style_v1/preload")["resident"] is True
     refused = post(live, "/style_v1/promote", alias=ALIAS)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_evaluated")
@@ -159,7 +159,7 @@ def test_a_session_stays_on_its_version_while_a_canary_runs(live: LiveGateway) -
     assert done(live, "/style_v3/verify")["verified"] is True
 
 
-def test_what_does_not_pass_is_refused_with_its_reason_and_a_name_never_changes_its_content(
+def test_an_invalid_adapter_is_refused_with_its_reason_and_an_id_keeps_its_content(
     live: LiveGateway, tmp_path: Path
 ) -> None:
     pickled = tmp_path / "pickled"
@@ -183,7 +183,7 @@ def test_what_does_not_pass_is_refused_with_its_reason_and_a_name_never_changes_
 def test_a_route_may_let_the_base_answer_when_an_adapter_cannot_be_loaded(live: LiveGateway) -> None:
     spoilt = done(live, "", id="spoilt", location=str(SHIPPED / "general_support_v2"))
     done(live, "/spoilt/promote", force=True)
-    # Its content is kept once: style_v2 had the same, and is retired.
+    # Equal contents are stored once: the retired style_v2 had the same content.
     kept = live.folder / "state.db.adapters" / spoilt["sha256"]
     weights = kept / "adapter_model.safetensors"
     weights.chmod(0o600)
@@ -202,9 +202,7 @@ def test_a_route_may_let_the_base_answer_when_an_adapter_cannot_be_loaded(live: 
     assert broken.json()["error"]["code"] == "adapter_rejected"
 
 
-def test_an_adapter_that_computes_no_numbers_is_nobody_elses_failure(
-    live: LiveGateway, tmp_path: Path
-) -> None:
+def test_an_adapter_that_computes_nan_fails_only_its_own_requests(live: LiveGateway, tmp_path: Path) -> None:
     folder = tmp_path / "huge"
     folder.mkdir()
     (folder / "adapter_config.json").write_bytes((SHIPPED / "jp_style_v1/adapter_config.json").read_bytes())

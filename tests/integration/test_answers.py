@@ -201,7 +201,7 @@ def test_metrics_carry_vllms_names_for_the_engine(live: LiveGateway) -> None:
     assert live.metric("sluice_log_lines_dropped_total") == 0
 
 
-def test_vllms_fields_of_an_answers_ends_hold_on_the_embedded_engine(live: LiveGateway) -> None:
+def test_vllms_fields_for_the_end_of_an_answer_work_on_the_embedded_engine(live: LiveGateway) -> None:
     def post(path: str, **fields: object) -> httpx.Response:
         return httpx.post(f"{live.url}{path}", json=fields, headers=live.headers, timeout=60)
 

@@ -37,7 +37,7 @@ async def heard(
 
 
 def most_bytes(live: LiveGateway) -> int:
-    """The most memory that the gateway has had."""
+    """The peak memory of the gateway's process, in bytes."""
     status = Path(f"/proc/{live.process.pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
@@ -78,12 +78,12 @@ async def test_the_official_client_gets_every_format_and_each_request_is_billed_
         rows = await billed(live, 7)
         seconds = ("audio", "stop", TOKENS, TOKENS, TOKENS * 1_000)
         rounded = ("audio", "stop", TOKENS - 25, TOKENS - 25, (TOKENS - 25) * 1_000)
-        # A translation without a length is billed by its size.
+        # A translation without a duration is billed by its size.
         guess = ("audio", "stop", 1, 1, 1_000)
         assert rows == [seconds, rounded, seconds, rounded, rounded, guess, seconds]
 
 
-async def test_what_is_wrong_with_a_form_is_named(tmp_path: Path) -> None:
+async def test_an_unknown_model_and_a_file_that_is_too_large_are_refused(tmp_path: Path) -> None:
     worker = SpeechWorker()
     async with heard(tmp_path, worker) as (_, client, plain):
         with pytest.raises(openai.NotFoundError):
@@ -112,7 +112,7 @@ async def test_a_large_file_goes_on_from_the_disk_and_to_another_worker_when_one
         assert most_bytes(live) - before < LARGE, "the file was whole in memory"
 
 
-async def test_a_caller_that_leaves_ends_the_workers_request_and_a_worker_that_breaks_is_told_of(
+async def test_a_caller_that_leaves_ends_the_workers_request_and_a_broken_worker_is_an_error_event(
     tmp_path: Path,
 ) -> None:
     worker = SpeechWorker()

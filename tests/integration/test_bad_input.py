@@ -120,7 +120,7 @@ def test_openais_contract_says_400_and_names_the_parameter(live: LiveGateway) ->
         ), body
 
 
-def test_keys_are_asked_for(live: LiveGateway) -> None:
+def test_a_request_without_a_valid_key_is_401(live: LiveGateway) -> None:
     body = {"messages": [MESSAGE]}
     missing = httpx.post(f"{live.url}/v1/generate", json=body, timeout=60)
     assert (missing.status_code, missing.json()["error"]["code"]) == (401, "missing_key")
@@ -150,7 +150,7 @@ def test_a_request_line_of_rubbish_does_no_harm(live: LiveGateway) -> None:
     assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
 
 
-def test_what_is_wrong_is_told_without_the_prompts_text(live: LiveGateway) -> None:
+def test_an_error_does_not_contain_the_prompts_text(live: LiveGateway) -> None:
     secret = "my-credit-card-4111"
     body = {"messages": [{"role": "user", "content": secret}, {"role": "user", "content": 5}], secret: secret}
     response = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60)

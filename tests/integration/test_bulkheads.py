@@ -1,4 +1,4 @@
-"""A backend that hangs holds nobody up who asks another one."""
+"""A backend that hangs does not delay requests to another backend."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from benchmarks.bedrock.stand_in import Behaviour, stand_in
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
 from tests.integration.live import ROOT, LiveGateway, gateway
 
-# More than any of the hanging backends takes at once: 8 lanes and 16 places before them, 16 connections.
+# More than either hanging backend takes at once: 8 lanes and a queue of 16, or 16 connections.
 HANGING = 40
 ASKS = 40
-# Noise of a small, busy machine: what is to be seen here is waiting for a hung backend, whole seconds.
+# Allows for the noise of a small, busy machine: waiting for a hung backend would take whole seconds.
 MOST_SLOWER, LEAST_S = 4.0, 0.5
 
 
 @contextmanager
 def silent_worker() -> Iterator[str]:
-    """A worker whose probes answer and whose requests never do."""
+    """Run a worker that answers probes, but never a request."""
     stop = threading.Event()
 
     class Silent(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
         def do_GET(self) -> None:
             self.send_response(200)
@@ -106,7 +106,7 @@ async def median_s(session: aiohttp.ClientSession, live: LiveGateway) -> float:
 
 
 async def compare(live: LiveGateway) -> tuple[float, float]:
-    """The median answer of the engine alone, and while both other backends hang."""
+    """The engine's median response times in seconds: alone, and while both other backends hang."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(headers=live.headers, connector=connector, timeout=timeout) as session:

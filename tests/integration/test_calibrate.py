@@ -1,4 +1,4 @@
-"""`sluice cache calibrate`: thresholds by pairs of questions, asked of a server's /v1/embeddings."""
+"""`sluice cache calibrate`: thresholds from pairs of questions, with vectors of a server's /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.workers.vector_worker import MODEL, VectorWorker
 
 BOOK = "who created the book berserk"
 PAIRS = [
-    (BOOK, "who made the book berserk", True),  # 0.8
+    (BOOK, "who made the book berserk", True),  # similarity 0.8
     ("who made berserk", "who created berserk", True),  # 0.667
     ("where is my order", "where is my book", False),  # 0.75
     ("where is order 12", "where is order 13", False),
@@ -62,9 +62,9 @@ async def test_the_threshold_that_finds_most_without_an_error_is_proposed(tmp_pa
         1.0,
         0.5,
     )
-    assert proposed["threshold"] == pytest.approx(0.775, abs=0.002)  # in the middle of 0.75 and 0.8
+    assert proposed["threshold"] == pytest.approx(0.775, abs=0.002)  # the middle of 0.75 and 0.8
     assert proposed in answer["thresholds"]
-    assert 0.3 < answer["wrong_at_most"] < 0.8  # three pairs tell little
+    assert 0.3 < answer["wrong_at_most"] < 0.8  # three pairs give a loose bound
     # Each question is sent once.
     assert len(worker.inputs) == len(set(worker.inputs)) == 9
 

@@ -24,7 +24,7 @@ SHORT = {**PLAN, "steps": [20, 100], "min_samples": 1000}
 
 
 class Worker(ThreadingHTTPServer):
-    """Answers in JSON; ``broken`` says of a model that it answers with prose, or with an error."""
+    """Answers in JSON; ``broken`` names models that answer with prose or with an error instead."""
 
     daemon_threads = True
 
@@ -65,7 +65,7 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: hundreds of lines a second."""
+        """Log nothing: it would be hundreds of lines a second."""
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def worker() -> Iterator[Worker]:
 
 @contextmanager
 def callers(lives: list[LiveGateway]) -> Iterator[list[httpx.Response]]:
-    """One at each process, each request a session of its own."""
+    """Run one caller per process until the block ends; each request has its own session."""
     answers: list[httpx.Response] = []
     over = threading.Event()
 
@@ -118,7 +118,7 @@ def canary(live: LiveGateway, word: str = "", **body: Any) -> Any:
         return httpx.request(verb, url, json=body or None, headers=live.headers, timeout=60)
 
     answer, give_up_at = ask(), time.monotonic() + 60
-    # The one before is over once its weights are stored, a moment after its phase says so.
+    # The previous canary ends when its weights are stored, a moment after its phase says so.
     while answer.status_code == 409 and "wait for its end" in answer.text and time.monotonic() < give_up_at:
         time.sleep(0.1)
         answer = ask()
@@ -134,7 +134,7 @@ def share(live: LiveGateway, backend: str) -> float:
 
 @contextmanager
 def gateways(folder: Path, count: int, port: int) -> Iterator[list[LiveGateway]]:
-    """Processes that share a state store, with one worker under two names and faults that can be switched on."""
+    """Run gateways with a common state store, one worker under two names, and faults that can be injected."""
     with ExitStack() as stack:
         file = write_config(folder, f"http://127.0.0.1:{port}/v1")
         found = []
@@ -160,7 +160,7 @@ def audit(live: LiveGateway) -> Any:
 
 
 def rolled_back(lives: list[LiveGateway], check: str) -> None:
-    """The canary of ``a`` loses its share everywhere by this check, and the audit log has the reason."""
+    """Wait until this check has ended the canary of ``a`` everywhere; the audit log has the reason."""
     until(lambda: canary(lives[0])["phase"] == "rolled_back", 120)
     until(lambda: all(share(live, "a") == 0.0 for live in lives))
     ended = canary(lives[0])
@@ -180,7 +180,7 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         told = CliRunner().invoke(app, status)
         assert told.exit_code == 0 and "done" in told.output, told.output
 
-        # Slow.
+        # A slow backend.
         for live in lives:
             faults(live, {"backend": "a", "kind": "slow", "delay_ms": 400})
         assert audit(one)[0]["action"] == "chaos.replace" and audit(one)[0]["target"] == "a: slow"
@@ -192,7 +192,7 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         for live in lives:
             faults(live)
 
-        # Off the format: prose where JSON was asked.
+        # A backend that answers with prose where JSON was asked for.
         behind.broken["base-a"] = "prose"
         assert canary(other, "/start", backend="a", **SHORT)["phase"] == "running"
         rolled_back(lives, "guardrail.shape")
@@ -201,11 +201,11 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         )
         assert {answer.status_code for answer in list(answers)} == {200}
 
-        # Erroring; here without a fallback, so that callers see it.
+        # A backend that answers with errors; there is no fallback here, so callers get them.
         behind.broken["base-a"] = "error"
         assert canary(one, "/start", backend="a", **SHORT)["phase"] == "running"
         rolled_back(lives, "error")
         after = len(answers)
         until(lambda: len(answers) > after + 40)
-        # Those that were on their way when it was rolled back may come first.
+        # Answers to requests in flight at the rollback may come first.
         assert {answer.status_code for answer in answers[-20:]} == {200}

@@ -27,7 +27,7 @@ START_TIMEOUT_S = 120.0
 
 @asynccontextmanager
 async def serving(folder: Path, *workers: RawWorker, model: str = MODEL) -> AsyncIterator[LiveGateway]:
-    """A gateway in front of one pool of these; nothing but their addresses is configured."""
+    """Run a gateway in front of one pool of these workers; the pool's configuration names no model."""
     for one in workers:
         await one.start()
     pool = {
@@ -62,7 +62,7 @@ def wait_for(live: LiveGateway, workers: int) -> None:
 
 
 async def billed(live: LiveGateway, rows: int) -> list[tuple[str, str, int, int, int]]:
-    """So many rows, once they are there: contract, how it ended, tokens of the input, billed ones, cost."""
+    """Wait for ``rows`` rows: contract, finish reason, input tokens, billed ones, cost in nano USD."""
     select = (
         "select contract, finish_reason, input_tokens, billable_input_tokens, cost_nanousd from generations"
     )
@@ -91,7 +91,7 @@ async def test_the_official_client_gets_each_form_bit_for_bit_and_each_request_i
             (ids, [ids]),
             ([ids, [9]], [ids, [9]]),
         ):
-            # Without a word of the caller's the client asks for base64 and decodes it.
+            # By default the client asks for base64 and decodes it.
             for form in ({}, {"encoding_format": "float"}):
                 made = await client.embeddings.create(model=MODEL, input=given, **form)
                 assert [array("f", one.embedding).tobytes() for one in made.data] == [
@@ -157,7 +157,7 @@ async def test_a_killed_worker_loses_no_vector_and_doubles_none_on_the_bill(tmp_
         assert (await billed(live, 2))[1][1:4] == ("error", 0, 0)
 
 
-async def test_a_server_that_answers_with_numbers_and_one_that_refuses(tmp_path: Path) -> None:
+async def test_numbers_of_a_worker_become_base64_and_its_refusal_is_passed_on(tmp_path: Path) -> None:
     worker = VectorWorker(numbers=True)
     async with (
         serving(tmp_path, worker) as live,
@@ -178,7 +178,7 @@ async def test_a_server_that_answers_with_numbers_and_one_that_refuses(tmp_path:
 
 
 def own_vectors(live: LiveGateway, **body: Any) -> httpx.Response:
-    """What the engine in process answers."""
+    """The answer of the engine in process to a request for embeddings."""
     return httpx.post(
         f"{live.url}/v1/embeddings", json={"model": "demo", **body}, headers=live.headers, timeout=120
     )
@@ -214,7 +214,7 @@ def test_the_engine_in_process_makes_vectors_in_order_each_the_same_in_any_batch
     assert cosine(found[3], other) < near < 1.0
 
 
-def test_the_engine_in_process_cuts_texts_when_told_and_refuses_what_it_cannot(live: LiveGateway) -> None:
+def test_the_engine_in_process_truncates_when_asked_and_refuses_what_it_cannot(live: LiveGateway) -> None:
     ids = [[one + 5 for one in range(100)]]
     [whole], [cut] = (vectors_in(own_vectors(live, input=one)) for one in (ids, [ids[0][:40]]))
     [asked_to_cut] = vectors_in(own_vectors(live, input=ids, truncate_prompt_tokens=40))
@@ -226,7 +226,7 @@ def test_the_engine_in_process_cuts_texts_when_told_and_refuses_what_it_cannot(l
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     refused = own_vectors(live, input="a", dimensions=8)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dimensions")
-    # Such faults are the caller's: they leave the backend in service, however many they are.
+    # These are the caller's errors: any number of them leaves the backend in service.
     for _ in range(20):
         refused = own_vectors(live, input=[[10_000_000]])
         assert refused.status_code == 400, refused.text

@@ -1,4 +1,4 @@
-"""What is still under way when the drain's time is up is told so, in its own contract."""
+"""Requests that are in flight when the drain's time is up get an error in their own contract."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_at_the_end_of_the_drain_every_contract_tells_its_caller_and_the_row_is_
     assert rows == [("cancelled",)] * 4, "broken off: billed for what was delivered"
 
 
-def test_a_second_signal_cuts_at_once_and_the_caller_is_still_told(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_drain_at_once_and_the_caller_gets_an_error(tmp_path: Path) -> None:
     with gateway(tmp_path, SLUICE_SERVER__DRAIN_SECONDS="60", SLUICE_ENGINE__STOPPED_SECONDS="60") as live:
         engine = live.engine_pid()
         with (
@@ -107,7 +107,7 @@ def test_a_body_that_never_comes_whole_is_refused_as_json_when_the_gateway_stops
                 f"POST /v1/generate HTTP/1.1\r\nhost: x\r\nauthorization: {live.headers['Authorization']}\r\n"
             )
             slow.sendall(head.encode() + b"content-type: application/json\r\ncontent-length: 50\r\n\r\n{")
-            for _ in range(3):  # what came before has been read when these are answered
+            for _ in range(3):  # the gateway has read the body's beginning once these are answered
                 assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
             live.process.send_signal(signal.SIGTERM)
             answer = b""

@@ -22,7 +22,7 @@ BACK_TIMEOUT_S = 60.0
 
 
 def until(met: Callable[[], object], timeout_s: float) -> float:
-    """Wait; how many seconds it took."""
+    """Wait until ``met()``; how many seconds it took. Raises AssertionError after ``timeout_s``."""
     begun = time.monotonic()
     while not met():
         assert time.monotonic() - begun < timeout_s, "it did not come to pass"
@@ -61,7 +61,7 @@ def test_a_dead_or_hung_engine_comes_back_by_itself_until_it_has_died_too_often(
         ):
             pid = live.engine_pid()
             os.kill(pid, blow)
-            bodies: list[dict[str, Any]] = []  # it may be back before it is asked once more
+            bodies: list[dict[str, Any]] = []  # stored: the engine may be back before the next request
             noticed_s = until(lambda bodies=bodies: restarting(live, bodies), 60.0)  # type: ignore[misc]
             assert noticed_s < 15, "0.75 s when idle; engine.hang_seconds are 30"
             [body] = bodies

@@ -1,4 +1,4 @@
-"""What breaks, breaks clearly: bad models, killed engines, locked databases, signals."""
+"""Faults with clear errors: bad models, killed engines, locked databases, signals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONG = {
 }
 
 
-# More than is out before what breaks it comes, however late that is.
+# Longer than what is generated before the fault, however late the fault comes.
 ENDLESS = {
     **LONG,
     "sampling": {"max_tokens": 3000, "temperature": 1.0, "seed": 3},
@@ -50,7 +50,7 @@ ENDLESS = {
 
 
 def start_fails(*args: str, **env: str) -> str:
-    """Start a gateway that must not start; what it told."""
+    """Start a gateway that must not start; the first line of its error."""
     done = fork_server.run(
         [sys.executable, "-m", "ops.cli", "serve", *args],
         cwd=ROOT,
@@ -65,7 +65,7 @@ def start_fails(*args: str, **env: str) -> str:
 
 
 def test_truncated_weights_stop_the_start_with_one_line(tmp_path: Path) -> None:
-    """As every model that the loader refuses: tests/engine/test_loader.py has the others."""
+    """One example of a model that the loader refuses; tests/engine/test_loader.py has the others."""
     folder = tmp_path / "broken"
     shutil.copytree(ROOT / "models" / "demo", folder)
     weights = folder / "model.safetensors"
@@ -84,14 +84,14 @@ def test_a_taken_port_and_a_wrong_key_stop_the_start_with_one_line(tmp_path: Pat
 
 
 def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
-    # An engine that stands still is not taken for hung.
+    # With these settings a stopped engine is not taken for hung.
     patient = gateway(tmp_path, SLUICE_ENGINE__STOPPED_SECONDS="120", SLUICE_SERVER__DRAIN_SECONDS="120")
     with patient as live, httpx.Client(headers=live.headers, timeout=60) as client:
         with client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream:
             lines = stream.iter_lines()
             next(lines)
-            # To every process of the tree, as systemd does it: the engine must outlive the drain. It stands
-            # still meanwhile, so that the answer is surely not out before the drain is looked at.
+            # SIGTERM goes to every process, as from systemd: the engine must outlive the drain. It is stopped
+            # meanwhile, so that the answer does not end before the test has seen the drain.
             engine = live.engine_pid()
             os.kill(engine, signal.SIGSTOP)
             os.kill(engine, signal.SIGTERM)
@@ -111,7 +111,7 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
 
 
 def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(tmp_path: Path) -> None:
-    # Not started again, so that there is time to look; `test_engine_death.py` has the restarts.
+    # No restart, so that the test can look at the dead engine; `test_engine_death.py` has the restarts.
     with gateway(tmp_path, SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR="0") as live:
         with (
             httpx.Client(headers=live.headers, timeout=60) as client,
@@ -137,7 +137,7 @@ def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(
         assert (error.status_code, error.json()["error"]["code"]) == (503, "backend_unavailable")
 
 
-def test_a_locked_ledger_keeps_nobody_from_an_answer_and_loses_no_row(live: LiveGateway) -> None:
+def test_a_locked_ledger_stops_no_answer_and_loses_no_row(live: LiveGateway) -> None:
     def ask(number: int) -> None:
         body = {**BODY, "request_id": f"locked-{number}"}
         answer = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60)

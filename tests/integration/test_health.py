@@ -14,12 +14,12 @@ import pytest
 from tests.integration.live import LiveGateway, gateway, wait_ready
 
 STREAMS = 20
-# For half of the pings, and five times the bar: these tests share a busy machine. `test_under_load` has it alone
-# and asks for the bar at the 99th percentile.
+# Limit of the median ping: five times the target, as these tests share a busy machine. `test_under_load` runs
+# alone and demands the target at the 99th percentile.
 PING_S = 0.5
-# Faults are made in the last test; a cached answer would be a real one.
+# The last test injects faults; a cached answer would count as a good one.
 SETTINGS = {"SLUICE_RESPONSE_CACHE__CAPACITY": "0", "SLUICE_CHAOS__ENABLED": "true"}
-# More than the requests of the tests before, half of which must have failed; an open circuit makes it quick.
+# More than the earlier tests' requests: half must have failed. An open circuit makes the failures quick.
 MOST_FAILURES = 300
 
 
@@ -31,7 +31,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
 
 @pytest.fixture(scope="module")
 def loading(serving: LiveGateway) -> list[tuple[httpx.Response, httpx.Response]]:
-    """What `/ready` and then `/ping` said from the first moment until it was ready."""
+    """The answers of `/ready` and `/ping`, in pairs, from the start until the gateway was ready."""
     seen = []
     with httpx.Client(base_url=serving.url, timeout=60) as client:
         while (ready := client.get("/ready")).status_code == 503:
@@ -49,7 +49,7 @@ def body(number: int, tokens: int, **more: object) -> dict[str, object]:
     }
 
 
-def test_it_is_alive_and_not_ready_while_its_model_loads(
+def test_a_gateway_is_alive_and_not_ready_while_its_model_loads(
     loading: list[tuple[httpx.Response, httpx.Response]],
 ) -> None:
     assert loading, "the engine is a process of its own; it cannot load before the first question"
@@ -62,7 +62,7 @@ def test_it_is_alive_and_not_ready_while_its_model_loads(
 
 @contextlib.asynccontextmanager
 async def full_load(live: LiveGateway) -> AsyncIterator[asyncio.Event]:
-    """More streams than the machine can do at once; the event is set when all have begun."""
+    """Run more streams than the engine can decode at once; the event is set when all have begun."""
     limits = httpx.Limits(max_connections=2 * STREAMS)
     begun, enough = asyncio.Event(), asyncio.Event()
     running = 0
@@ -96,9 +96,7 @@ async def full_load(live: LiveGateway) -> AsyncIterator[asyncio.Event]:
                 enough.set()
 
 
-async def test_probes_tell_the_truth_and_come_soon_under_full_load(
-    serving: LiveGateway, loading: object
-) -> None:
+async def test_probes_are_right_and_quick_under_full_load(serving: LiveGateway, loading: object) -> None:
     taken: list[float] = []
     async with full_load(serving) as begun, httpx.AsyncClient(base_url=serving.url, timeout=60) as client:
         async with asyncio.timeout(60):
@@ -148,7 +146,7 @@ def test_a_gateway_that_sheds_stays_ready_and_says_so(serving: LiveGateway, load
     with httpx.Client(base_url=serving.url, headers=serving.headers, timeout=120) as client:
         for number in range(15):
             answer = client.post("/v1/generate", json=body(number, 8, deadline_ms=1))
-            # On a busy machine the millisecond is over before the chain is asked.
+            # On a busy machine the deadline passes before the fallback chain begins.
             late = answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
             assert late or answer.json()["fallback"]["kind"] == "degraded_response"
         ready = client.get("/ready")
@@ -159,7 +157,7 @@ def test_a_gateway_that_sheds_stays_ready_and_says_so(serving: LiveGateway, load
 def test_a_gateway_whose_backend_fails_is_not_ready_though_every_caller_has_an_answer(
     serving: LiveGateway, loading: object
 ) -> None:
-    """Last in this file: the others' requests are of the same minute."""
+    """Must be last in this file: its failures are in the figures of the last minute."""
     faults = {"faults": [{"backend": "local", "kind": "nan_output"}]}
     with httpx.Client(base_url=serving.url, headers=serving.headers, timeout=120) as client:
         assert client.post("/admin/chaos", json=faults).status_code == 200

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from ops.cli.main import app
 from tests.integration.live import ADMIN_KEY, LiveGateway
 
-# Reports may lag so far behind (the public surface).
+# The longest delay of reports that is documented, in seconds.
 LAG_S = 5.0
-# A busy machine is given more.
+# The bound of these tests, because a busy machine takes longer.
 PATIENCE_S = 60.0
 
 
@@ -48,7 +48,7 @@ def test_usage_is_summed_up_within_five_seconds(live: LiveGateway) -> None:
     assert {"requests", "cost_nanousd", "day"} <= found.keys()
 
 
-def test_what_is_asked_wrongly_is_refused_with_what_is_allowed(live: LiveGateway) -> None:
+def test_a_wrong_query_is_refused_with_what_is_allowed(live: LiveGateway) -> None:
     for query, word in (
         ({"by": "tenants"}, "tenant, org"),
         ({"since": "yesterday"}, "ISO 8601"),

@@ -1,4 +1,4 @@
-"""A gateway that is killed again and again over a PostgreSQL that crashes; in large: benchmarks/ledger_kill.py."""
+"""A gateway that is killed repeatedly, on a PostgreSQL that crashes; benchmarks/ledger_kill.py does more."""
 
 from __future__ import annotations
 

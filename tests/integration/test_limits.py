@@ -17,7 +17,7 @@ from benchmarks.quota_accuracy import Result, fleet, measure, tenants_of
 from tests.integration.live import ADMIN_KEY, gateway
 from tests.state.servers import redis_server
 
-# Longer where the machine is too slow for the shorter; never so long that a minute's window moves.
+# Tried in this order: a slow machine needs longer. All are so short that a one-minute window does not move.
 SECONDS = (4.0, 15.0, 45.0)
 
 
@@ -33,7 +33,7 @@ def test_tenants_that_hammer_two_processes_get_their_limits_and_nothing_more(
             assert result.requests_most <= 1.0, "never beyond the limit, though two processes count"
             assert result.overshot == 0
         if result.requests_least >= 1.0 and result.unused_reserves < 1.0:
-            break  # else the machine was too slow to come to the limits, or something was refused that fits
+            break  # else the machine was too slow to reach the limits, or a request that fits was refused
     assert result.refused > 0 and result.requests_least >= 1.0
     assert result.unused_reserves < 1.0, "nothing was refused that fits"
 
@@ -86,10 +86,10 @@ def test_operators_have_a_port_of_their_own_and_both_drain_together(tmp_path: Pa
         assert [status(admin, path) for path in ("/admin/keys", "/ping", "/metrics")] == [200] * 3
         assert [status(admin, path) for path in ("/v1/models", "/openapi.json")] == [404, 200]
         assert status(admin, "/admin/keys", "wrong") == 401
-        # The host that a caller names opens nothing.
+        # The Host header that a caller sends gives no access.
         claimed = {"Authorization": f"Bearer {ADMIN_KEY}", "Host": f"127.0.0.1:{port}"}
         assert httpx.get(f"{live.url}/admin/keys", headers=claimed, timeout=60).status_code == 404
-        # What describes the gateway is the operators', the document of the callers' paths too.
+        # Descriptions of the gateway are for operators only, the document of the callers' paths too.
         for path in ("/metrics", "/openapi.json", "/docs", "/docs/assets/swagger-ui-bundle.js"):
             assert [status(url, path) for url in (live.url, admin)] == [404, 200], path
         assert [status(live.url, path) for path in ("/ping", "/health", "/ready")] == [200, 200, 503]

@@ -1,4 +1,4 @@
-"""Four times what the engine can do, for some seconds: the engine is never overrun, the right ones win."""
+"""Four times the engine's capacity for some seconds: the engine is not overloaded, urgent requests win."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ REASONS = {"queue_full", "wait_exceeded", "memory_pressure", "low_priority_shed"
 SECONDS = 4.0
 OVERLOAD = 4.0
 TOKENS = 48
-# One request in this many is urgent: together they stay far below what the engine can do.
+# One request in this many is urgent: all urgent ones stay far below the engine's capacity.
 URGENT_EACH = 12
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of one request."""
+    """The outcome of one request."""
 
     priority: int
     status: int
@@ -53,7 +53,7 @@ async def ask(client: httpx.AsyncClient, live: LiveGateway, number: int, priorit
 
 
 async def capacity(client: httpx.AsyncClient, live: LiveGateway, at_once: int) -> float:
-    """Requests a second with as many callers as the engine has places; the gate learns its rates by it."""
+    """Requests per second with as many callers as the engine has slots; the gate learns its rates by it."""
     done, end = 0, time.monotonic() + 2.0
 
     async def caller(first: int) -> None:
@@ -72,7 +72,7 @@ async def capacity(client: httpx.AsyncClient, live: LiveGateway, at_once: int) -
 
 
 async def storm(live: LiveGateway) -> list[Seen]:
-    """Arrivals at random, at four times the rate that was just measured, whatever becomes of them."""
+    """Send requests at random times, at four times the rate just measured, without waiting for answers."""
     draw = random.Random(4)
     limits = httpx.Limits(max_connections=2_000)
     async with httpx.AsyncClient(timeout=60, limits=limits) as client:
@@ -96,7 +96,7 @@ def test_an_overload_is_refused_with_reasons_and_never_reaches_the_engine(tmp_pa
     }
     told: list[str] = []
     with gateway(tmp_path, **settings) as live:
-        for _ in range(3):  # a machine that stands still for a second spoils a storm of four; rarely three
+        for _ in range(3):  # a machine that stalls for a second spoils one storm, rarely three
             seen = asyncio.run(storm(live))
             live.wait_until_idle()
             shown = show(live)
@@ -126,7 +126,7 @@ def refused_properly(seen: list[Seen]) -> None:
 
 
 def the_right_ones_won(seen: list[Seen]) -> list[str]:
-    """What was not as it shall be."""
+    """The expectations that did not hold, as texts."""
     wrong = []
     refused = [one for one in seen if one.status == 503]
     if len(refused) <= len(seen) / 3:
@@ -143,7 +143,7 @@ def the_right_ones_won(seen: list[Seen]) -> list[str]:
 
 
 def show(live: LiveGateway) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    """As an operator would see it."""
+    """The output of `sluice admission show`."""
     done = fork_server.run(
         [sys.executable, "-m", "ops.cli", "admission", "show", "--json", "--url", live.url],
         cwd=ROOT,

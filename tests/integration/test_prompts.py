@@ -57,7 +57,7 @@ def preview(live: LiveGateway, body: object) -> dict[str, object]:
 
 
 def logged(live: LiveGateway, count: int) -> list[dict[str, object]]:
-    """The latest requests' lines with a time in a system message; lines are written a moment later."""
+    """The log lines of the last ``count`` requests with a time in a system message; waits for the lines."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         lines = [json.loads(line) for line in live.log.read_text().splitlines() if line.startswith("{")]

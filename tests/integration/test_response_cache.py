@@ -1,4 +1,4 @@
-"""Two real gateways with one Redis: what one has answered the other gives when its engine is gone."""
+"""Two real gateways with one Redis: one serves the other's answers when its own engine is gone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_outage_is_answered_from_what_any_gateway_has_answered(tmp_path: Path
 
 
 def wait_dead(live: LiveGateway) -> None:
-    """Kill the engine, for good, and wait until the gateway says so."""
+    """Kill the engine, which is not restarted, and wait until the gateway is not ready."""
     os.kill(live.engine_pid(), signal.SIGKILL)
     deadline = time.monotonic() + 60
     while httpx.get(f"{live.url}/ready", timeout=60).status_code != 503:

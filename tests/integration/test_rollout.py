@@ -17,7 +17,7 @@ def check(live: LiveGateway, *words: str, key: str = ADMIN_KEY) -> subprocess.Co
     return fork_server.run(command, env=env, cwd=ROOT, timeout=120)
 
 
-def test_the_checklist_is_gone_through_on_a_live_gateway(live: LiveGateway) -> None:
+def test_the_rollout_checks_run_on_a_live_gateway(live: LiveGateway) -> None:
     done = check(live, "--grace", "10", "--config", str(ROOT / "sluice.yaml"))
     told = json.loads(done.stdout)
     verdicts = {one["check"]: one["verdict"] for one in told["checks"]}
@@ -30,7 +30,7 @@ def test_the_checklist_is_gone_through_on_a_live_gateway(live: LiveGateway) -> N
     assert (done.returncode, told["ok"]) == (1, False)
 
 
-def test_a_wrong_key_and_a_file_that_is_none_are_said_at_once(live: LiveGateway) -> None:
+def test_a_wrong_key_and_a_wrong_replay_file_are_refused_at_once(live: LiveGateway) -> None:
     refused = check(live, key="wrong")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "invalid_key" in refused.stderr or "401" in refused.stderr

@@ -32,7 +32,7 @@ BASE_RESERVE = 100
 
 
 def routing(a: float, number: int = 0) -> dict[str, Any]:
-    """A configuration whose ``reserve`` tells it apart in each answer."""
+    """A configuration that each answer identifies by its ``reserve``."""
     backends = [{"name": "a", "weight": a}, {"name": "b", "weight": 100 - a}]
     return {"routes": {ROUTE: {"backends": backends, "fallback": [], "reserve": BASE_RESERVE + number}}}
 
@@ -53,7 +53,7 @@ def worker() -> Iterator[str]:
 
 @contextmanager
 def gateways(folder: Path, count: int, *, state: str | None = None) -> Iterator[list[LiveGateway]]:
-    """Processes that share a state store, before one worker under two names."""
+    """Run gateways with a common state store in front of one worker under two names."""
     with ExitStack() as stack:
         url = stack.enter_context(worker())
         file = write_config(folder, url)
@@ -118,7 +118,7 @@ def revision(live: LiveGateway) -> int:
 
 @contextmanager
 def load(lives: list[LiveGateway]) -> Iterator[list[tuple[str, httpx.Response]]]:
-    """A caller a process, of 40 sessions each that meet at every process, while the block runs."""
+    """Run one caller per process until the block ends; all use the same 40 sessions."""
     answers: list[tuple[str, httpx.Response]] = []
     over = threading.Event()
 
@@ -154,7 +154,7 @@ def settle(answers: list[Any], more: int = 60) -> None:
 def check(
     answers: list[tuple[str, httpx.Response]], weights: Mapping[int, list[tuple[str, float]]]
 ) -> Counter[int]:
-    """Each answer is whole, and its backend is the one that the revision it was budgeted by draws."""
+    """Check that each answer is from the backend that its revision draws; count answers by revision."""
     seen: Counter[int] = Counter()
     for session, response in answers:
         assert response.status_code == 200, response.text
@@ -218,7 +218,7 @@ def test_changes_under_load_fail_no_request_none_sees_two_revisions_and_a_locked
 
 
 def commands(live: LiveGateway) -> None:
-    """The words of `sluice routes`; the one that asks in a process with a terminal."""
+    """Run the commands of `sluice routes`; the one that asks runs in a process with a terminal."""
     env = environment({"SLUICE_ADMIN_KEY": ADMIN_KEY, "COLUMNS": "200"})
 
     def sluice(*words: str, code: int = 0) -> str:
@@ -271,7 +271,7 @@ def test_a_killed_redis_refuses_changes_serving_goes_on_and_all_agree_when_it_is
         assert check(answers, weights)[2] > 0
 
 
-def test_a_wrong_file_stops_the_first_start_with_one_line_a_fault(tmp_path: Path) -> None:
+def test_a_wrong_file_stops_the_first_start_with_one_line_per_fault(tmp_path: Path) -> None:
     file = write_config(tmp_path, "http://127.0.0.1:9/v1")
     (tmp_path / "routing.yaml").write_text("routes: {}")
     fresh = {"SLUICE_STATE__URL": f"sqlite:///{tmp_path}/fresh.db"}

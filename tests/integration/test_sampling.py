@@ -229,7 +229,7 @@ def test_penalties_and_min_p_change_the_answer_and_a_banned_token_never_comes(
         assert 0 < said(client, temperature=0, logit_bias=pushed, **penalties).count(" the") < 40
 
 
-def test_a_bias_for_a_token_that_is_none_is_refused(client: openai.OpenAI) -> None:
+def test_a_bias_for_an_unknown_token_is_refused(client: openai.OpenAI) -> None:
     assert "logit_bias" in refused(client, logit_bias={"999999": 1}).message
 
 

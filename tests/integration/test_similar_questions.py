@@ -42,7 +42,7 @@ async def ask(client: httpx.AsyncClient, text: str, **more: Any) -> dict[str, An
 
 
 async def until_embedded(live: LiveGateway, rows: int) -> list[tuple[str, str, int, int]]:
-    """The ledger's rows of the cache, once there are so many."""
+    """Wait for ``rows`` rows of the cache in the ledger, and return them."""
     select = "select kind, tenant, input_tokens, billable_input_tokens from generations where kind = 'cache'"
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:

@@ -57,7 +57,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
 
 @pytest.fixture(scope="module")
 def fronts(worker: LiveGateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LiveGateway]]:
-    """By the role of the front's key at the worker; one front starts its worker itself."""
+    """Fronts, by the role of their key at the worker; ``supervised`` starts a worker itself."""
     with ExitStack() as stack:
         found = {}
         for role in ("front", "caller"):
@@ -83,7 +83,7 @@ def fronts(worker: LiveGateway, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.parametrize("which", ["front", "caller", "supervised"])
-def test_a_right_guess_of_anothers_prompt_finds_as_little_as_a_wrong_one(
+def test_a_right_guess_of_another_tenants_prompt_finds_as_little_as_a_wrong_one(
     fronts: dict[str, LiveGateway], which: str
 ) -> None:
     front = fronts[which]
@@ -96,7 +96,7 @@ def test_a_right_guess_of_anothers_prompt_finds_as_little_as_a_wrong_one(
 
 
 def rows(live: LiveGateway, key_id: str, count: int) -> list[dict[str, Any]]:
-    """The ledger's rows of a key, once there are that many."""
+    """The ledger's rows of a key; waits up to 60 s for ``count`` of them."""
     deadline = time.monotonic() + 60
     while True:
         found = httpx.get(f"{live.url}/admin/usage/rows", headers=live.headers, timeout=60).json()["rows"]

@@ -57,7 +57,7 @@ def asked(
 
 
 def streamed(client: openai.OpenAI, messages: Any, live: LiveGateway | None = None) -> tuple[list[Any], str]:
-    """Calls and finish reason of a stream; ``live``: its engine is killed inside the first arguments."""
+    """Calls and finish reason of a stream; with ``live`` its engine is killed during the first arguments."""
     with client.chat.completions.stream(model="demo", messages=messages, tools=TOOLS) as stream:
         for event in stream:
             if event.type == "tool_calls.function.arguments.delta" and event.arguments_delta and live:
@@ -120,7 +120,7 @@ def test_the_model_answers_from_the_tools_result(client: openai.OpenAI) -> None:
     assert (calls, reason) == ([], "stop") and text and ("out of stock" in text or "14.99" in text)
 
 
-def test_the_choice_of_tools_is_kept(client: openai.OpenAI) -> None:
+def test_the_tool_choice_of_a_request_is_obeyed(client: openai.OpenAI) -> None:
     greeting: Any = [{"role": "user", "content": "Hello!"}]
     assert asked(client, greeting, tool_choice="required")[2] == "tool_calls"
     named = {"type": "function", "function": {"name": "order_status"}}

@@ -1,4 +1,4 @@
-"""A loop of tools by the official client, through a gateway's process, to a worker that keeps what it was sent."""
+"""Tool calls of the official client, through a gateway process, to a worker that records its requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HISTORY: list[Any] = [
 
 
 async def calls_patch(request: Request) -> None:
-    """A call as vLLM gives it: of a function, the input in its arguments, in pieces."""
+    """Answer as vLLM does: with a function call whose arguments hold the custom tool's input, in pieces."""
     first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "patch", "arguments": ""}}
     rest = [{"index": 0, "function": {"arguments": text}} for text in ('{"inp', 'ut": "*** B', 'egin"}')]
     deltas = [event({"choices": [{"index": 0, "delta": {"tool_calls": [one]}}]}) for one in (first, *rest)]

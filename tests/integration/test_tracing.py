@@ -22,7 +22,7 @@ from tests.integration.live import LiveGateway, gateway
 from tests.observability.collector import CLIENT, SERVER, Collected, collecting, told
 from tests.workers.raw_worker import DONE, END, STREAM_HEAD, RawWorker, Request, chunk, ending, piece, usage
 
-# Told by callers, and never to be told by the gateway.
+# Callers send them; they must not be in the gateway's log or spans.
 SECRETS = (
     "PROMPT-4f1c the gardener did it",
     "sk-planted-5d2e8c",
@@ -36,7 +36,7 @@ LEAKY = f"{PROMPT} {KEY} {AWS_ID} aws_secret_access_key={AWS_SECRET} redis://me:
 
 
 async def behave(request: Request) -> None:
-    """A worker that does what the last message says."""
+    """A worker that fails, breaks or stops where the request's text says so."""
     words = request.body["messages"][-1]["content"]
     going_on = request.body.get("continue_final_message", False)
     asked = request.body["messages"][-2]["content"] if going_on else words
@@ -76,7 +76,7 @@ class Scene:
     with_parent: dict[str, str] = field(default_factory=dict)
 
     def headers(self, **more: str) -> tuple[dict[str, str], str | None]:
-        """Half of the callers bring a trace of their own."""
+        """Headers of a request, and its trace id if the caller brings one, as half of the callers do."""
         if secrets.randbits(1):
             return {**self.live.headers, **more}, None
         return self.context(**more)
@@ -102,7 +102,7 @@ class Scene:
         return text
 
     async def leave(self) -> None:
-        """Read the first token, and go."""
+        """Read the first token, and disconnect."""
         headers, trace_id = self.context()
         body = ask("[slow]", stream=True)
         async with self.client.post(f"{self.live.url}/v1/generate", json=body, headers=headers) as answer:
@@ -119,9 +119,9 @@ class Scene:
         self.expected.append(trace_id)
 
     async def settled(self) -> None:
-        """Wait until the collector has as many roots as were asked for, and then for a batch more."""
+        """Wait until the collector has one root span per request, and then for another batch."""
         deadline = time.monotonic() + 60
-        # The collector is a thread and tells nobody.
+        # The collector runs in a thread and has no event to wait for.
         while len(self.collected.roots) < len(self.expected) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
@@ -151,7 +151,7 @@ def configuration(folder: Path, pool: RawWorker, spare: RawWorker, endpoint: str
         "engine": {"kind": "none"},
         "server": {"max_body_bytes": 65536},
         "backends": {
-            # What fails on purpose is the request's doing: the worker stays in service.
+            # These requests fail on purpose: the worker must stay in service.
             "pool": {
                 **worker, "base_urls": [pool.url], "eject_after_failures": 1000, "eject_error_share": 1,
             },
@@ -191,7 +191,7 @@ async def scene(folder: Path, collected: Collected) -> AsyncIterator[Scene]:
 
 
 def a_thousand(scene: Scene) -> list[Any]:
-    """Coroutines; each asks once."""
+    """One thousand coroutines; each sends one request."""
     post, chat = scene.post, {"model": "pool", "max_tokens": 8}
     made: list[Any] = []
     made += [post("ok", "/v1/generate", ask("fine"), 200) for _ in range(230)]

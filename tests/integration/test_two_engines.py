@@ -36,7 +36,7 @@ def states(live: LiveGateway) -> dict[str, str]:
     return {name: one["state"] for name, one in engines.items()}
 
 
-def test_each_engine_has_its_model_its_length_and_its_death(tmp_path: Path) -> None:
+def test_each_engine_has_its_own_model_length_and_restart(tmp_path: Path) -> None:
     (tmp_path / "sluice.yaml").write_text(CONFIG)
     with gateway(tmp_path, config="") as live:
         assert states(live) == {"large": "ready", "vectors": "ready", "small": "ready"}

@@ -24,7 +24,7 @@ START_TIMEOUT_S = 120.0
 
 
 def worker(model: str, length: int) -> RawWorker:
-    """It lists this model, and answers with its name."""
+    """A worker that lists this model and answers with its name."""
     listed = json.dumps({"data": [{"id": model, "max_model_len": length}]}).encode()
     return RawWorker([answers("I am ", model)], models=partial(bytes, listed))
 
@@ -38,7 +38,7 @@ def wait_for_workers(live: LiveGateway) -> None:
 
 @asynccontextmanager
 async def serving(folder: Path, large: RawWorker, small: RawWorker) -> AsyncIterator[LiveGateway]:
-    """The gateway, once both workers are in service; what the second one serves is not configured."""
+    """Run a gateway with both workers in service; the model of the second backend is not configured."""
     for one in (large, small):
         await one.start()
     pool = {"kind": "openai", "dialect": "vllm", "prompt": "messages"}
@@ -69,7 +69,7 @@ async def serving(folder: Path, large: RawWorker, small: RawWorker) -> AsyncIter
 
 
 async def ask_about_images(ask: Callable[..., Awaitable[httpx.Response]], large: RawWorker) -> None:
-    """The worker gets the image itself, never an address; a private address is not fetched from."""
+    """The worker gets the image itself, never a URL; the gateway does not fetch from a private address."""
 
     def shown(url: str) -> list[dict[str, Any]]:
         image = {"type": "image_url", "image_url": {"url": url}}

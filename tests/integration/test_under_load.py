@@ -1,4 +1,4 @@
-"""Many callers at once: the loop stays free, and callers who go away leave nothing behind."""
+"""Many callers at once: the event loop stays responsive, and callers who disconnect leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.live import LiveGateway, gateway
 
-# As many as the README says; `SLUICE_TEST_DISCONNECTS=10000` for a close look.
+# As many as the README says; set `SLUICE_TEST_DISCONNECTS=10000` for a thorough run.
 DISCONNECTS = int(os.environ.get("SLUICE_TEST_DISCONNECTS", "2000"))
 # Memory that pools and caches may still take once they are warm.
 GROWTH_MIB = 40
@@ -37,7 +37,7 @@ def p99(ordered: list[float]) -> float:
 
 @pytest.mark.serial
 def test_ping_answers_within_100_ms_at_p99_while_32_streams_decode(tmp_path: Path) -> None:
-    """Not counted: what the machine holds this process up meanwhile, for it may hold the gateway up as well."""
+    """The limit grows with the delays of this process: the machine may delay the gateway as well."""
 
     async def measure(live: LiveGateway) -> tuple[list[float], list[float]]:
         limits = httpx.Limits(max_connections=64)
@@ -73,9 +73,7 @@ def test_ping_answers_within_100_ms_at_p99_while_32_streams_decode(tmp_path: Pat
 
     told = []
     with gateway(tmp_path) as live:
-        for _ in range(
-            3
-        ):  # a machine that stands still once stands still for a while; a loop that is held always
+        for _ in range(3):  # a stalled machine recovers; a blocked event loop does not
             taken, held_up = asyncio.run(measure(live))
             live.wait_until_idle()
             assert len(taken) > 50
@@ -86,7 +84,7 @@ def test_ping_answers_within_100_ms_at_p99_while_32_streams_decode(tmp_path: Pat
 
 
 def leave(live: LiveGateway, rng: random.Random) -> None:
-    """Ask, read for a moment (or not at all), and go away without a word."""
+    """Send a request or a part of it, read for a moment (or not at all), and disconnect."""
     where = urlsplit(live.url)
     content = json.dumps(body(rng.randrange(10**6), stream=rng.random() < 0.7)).encode()
     head = (
