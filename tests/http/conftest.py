@@ -34,7 +34,7 @@ gateway.app.get_openapi = _described_once  # type: ignore[attr-defined, assignme
 
 @pytest.fixture
 def connect() -> Connect:
-    """A factory of clients of the app in this process, with a caller's key."""
+    """A client of the app in this process, with a caller's key."""
 
     @asynccontextmanager
     async def connected(services: Services) -> AsyncIterator[httpx.AsyncClient]:

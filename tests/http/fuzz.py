@@ -38,7 +38,7 @@ METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", 
 
 @dataclass(frozen=True, slots=True)
 class FuzzRequest:
-    """One request, as the application receives it."""
+    """One request, as it is given to the application."""
 
     method: str
     target: str
@@ -61,12 +61,12 @@ class Fuzzer:
         ]
 
     def requests(self, seed: int, count: int) -> Iterator[FuzzRequest]:
-        """``count`` requests; each depends only on its own seed, which counts up from ``seed``."""
+        """``count`` requests; each depends on its own seed alone."""
         for number in range(count):
             yield self.request(seed + number)
 
     def request(self, seed: int) -> FuzzRequest:
-        """The request that this seed draws."""
+        """The request of one seed."""
         draw = random.Random(seed)
         # Half of the bodies have the schema's structure, whatever their values: these get past validation.
         self._odd_share = draw.choice((0.0, 0.0, 0.01, 0.05))

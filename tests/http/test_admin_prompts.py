@@ -16,7 +16,7 @@ CHAT = {"openai": {"model": "demo", "messages": [{"role": "user", "content": "hi
 
 
 class OperatorKeys(FakeKeys):
-    """Takes every key for an operator's."""
+    """Every key is an operator's."""
 
     def authenticate(self, bearer: str | None) -> Caller:
         return Caller("ops", CallerRole.OPERATOR, "key_4")

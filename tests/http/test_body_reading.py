@@ -16,7 +16,7 @@ from gateway.testing import ADMIN_KEY, fake_services
 
 
 class Arriving:
-    """A body in pieces; after the last piece nothing arrives, or the client leaves."""
+    """A body in pieces; after the last one nothing comes, or the client leaves."""
 
     def __init__(self, pieces: Sequence[bytes], *, whole: bool = True, leaves: bool = False) -> None:
         self.pieces = list(pieces)

@@ -1,4 +1,4 @@
-"""Which connections are closed when there are too many."""
+"""Which connections stay when there are too many."""
 
 from __future__ import annotations
 

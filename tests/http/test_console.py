@@ -43,7 +43,7 @@ ROLES = {
 
 
 class Keys(FakeKeys):
-    """One key for each role; a test revokes a key by deleting it from ``known``."""
+    """A key for each role; revoked ones are no longer known."""
 
     def __init__(self) -> None:
         self.known = {name: Caller("ops", role, f"key_{name}") for name, role in ROLES.items()}
@@ -61,7 +61,7 @@ class Keys(FakeKeys):
 
 
 class Recorded:
-    """An audit log that stores its entries in a list."""
+    """An audit log in a list."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, str]] = []
@@ -71,7 +71,7 @@ class Recorded:
 
 
 class House:
-    """A gateway with a console; ``now`` is both its Unix time and its clock.
+    """A gateway with a console; ``now`` is its Unix time, and its clock.
 
     Args:
         name: the gateway's name.

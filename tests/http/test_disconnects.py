@@ -1,4 +1,4 @@
-"""Callers who disconnect, over real sockets: the journey is cancelled and nothing leaks."""
+"""Callers who leave, over real sockets: the journey is cancelled and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each request of the corpus over its own socket: its answers, what runs, and that the connection ends."""
+"""Every request of the corpus over a socket of its own: what is answered, what runs, and that the connection ends."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_a_connection_that_sends_nothing_is_closed() -> None:
 
 
 def test_the_rest_of_a_refused_body_is_read_for_a_bounded_time_only(url: str) -> None:
-    """The key is wrong, so the gateway answers before the body; then the body trickles in."""
+    """The key is wrong, so the answer comes first; then the body trickles."""
     raw = (
         b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer no\r\ncontent-length: 1000\r\n\r\n"
     )
@@ -258,7 +258,7 @@ def test_a_reader_who_takes_nothing_is_cut_off_and_its_work_ended(journey: FakeJ
 
 
 def test_a_connection_over_the_limit_gets_503_and_is_closed() -> None:
-    """All other connections have a request in progress. Probes are answered nevertheless."""
+    """All others have a request in progress. Probes are answered all the same."""
     holding = FakeJourney(holds=True)
     with serving(fake_services(holding), http=Crowded) as url:
         with connected(url) as one, connected(url) as other:

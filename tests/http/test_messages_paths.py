@@ -24,7 +24,7 @@ BUSY = PublicError(503, "queue_full", "the gateway is busy", retry_after_ms=1_20
 
 
 class SlowJourney(FakeJourney):
-    """Waits before each piece and before the end, for the seconds in ``waits``."""
+    """Is silent for the seconds of ``waits`` before each piece, and before the end."""
 
     def __init__(self, *waits: float, error: PublicError | None = None) -> None:
         super().__init__(error=error)
@@ -42,7 +42,7 @@ class SlowJourney(FakeJourney):
 
 
 def streamed(connect: Any, journey: FakeJourney) -> tuple[int, list[dict[str, Any]]]:
-    """Status and events of a stream, in virtual time."""
+    """Status and events of a stream whose time is virtual."""
 
     async def scenario() -> tuple[int, bytes]:
         async with connect(fake_services(journey)) as client:

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the wired gateway: every path, with its request and its answers."""
+"""The OpenAPI document of the gateway as it is wired: every path, what it asks for, what it answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.wiring.build import build
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-tests-0123456789abcdef0123456789abcdef"
-# Paths that describe the others are not in the document.
+# The pages about the paths are not in the document.
 FRAMEWORK = {"/openapi.json", "/docs"}
 # Paths whose POST reads no body.
 BODILESS = ("/admin/drain",)
@@ -136,7 +136,7 @@ async def test_what_the_operators_paths_answer_has_the_shape_that_is_told(servic
 
 async def test_other_requests_do_not_wait_while_the_document_is_written() -> None:
     app, turns = create_app(fake_services()), 0
-    app.add_api_route("/of/this/test", lambda: None)  # so that no other test has cached this document
+    app.add_api_route("/of/this/test", lambda: None)  # no other app has the same document
     transport = httpx.ASGITransport(app)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://gw") as client,

@@ -1,4 +1,4 @@
-"""Attempts to get around the operators' port and the list of origins: each is refused."""
+"""Ways around the operators' port and the list of origins: each is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TARGETS = [
     *("http://gw/admin/keys", "http://127.0.0.1/admin/keys", "/admin/keys%00", "/admin/keys?x=/v1/models"),
     *("/metrics", "/%6detrics", "//metrics", "http://gw/metrics", "/openapi.json", "/%6fpenapi.json", "*"),
 ]
-# Origins that resemble the one in the list, and others; none is in the list.
+# Origins that are not the one in the list, however alike.
 STRANGERS = [
     *(
         "https://evil.example",
@@ -54,7 +54,7 @@ STRANGERS = [
 
 
 def status_of(url: str, raw: bytes) -> int:
-    """The status of the only answer to these bytes; 0 when the connection ends without an answer."""
+    """The status of the one answer to these bytes; 0 when the connection ends without one."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as sock:
         sock.sendall(raw)
@@ -70,7 +70,7 @@ def asked(url: str, target: str, key: str, *further: str, method: str = "GET") -
 
 @pytest.fixture(scope="module")
 def callers_port() -> Iterator[str]:
-    """The callers' port of a gateway whose operators have a separate port."""
+    """The callers' port of a gateway whose operators have another."""
     with serving(fake_services(), shown=for_callers) as url:
         yield url
 
@@ -137,7 +137,7 @@ def test_the_listed_origin_may_ask_with_a_key_but_not_with_a_browsers_credential
         assert told.status_code == 200
         assert told.headers["access-control-allow-origin"] == CONSOLE
         assert "access-control-allow-credentials" not in told.headers
-        # Otherwise a cache would give the permission of one origin to another.
+        # Else a cache would give one origin's permission to another.
         assert "origin" in told.headers["vary"].lower()
 
 

@@ -1,6 +1,6 @@
-"""Requests and WebSocket frames that are nearly valid: no answer is 500, no connection hangs, nothing leaks.
+"""Requests and WebSocket frames that are nearly right: no answer is 500, no connection hangs, nothing is left.
 
-``SLUICE_FUZZ_SECONDS`` makes it run longer, with new inputs each time. A failure shows its input; add it to
+``SLUICE_FUZZ_SECONDS`` runs it for longer, with other inputs each time. An input that fails is shown; add it to
 ``FOUND``, which is sent first.
 """
 
@@ -38,7 +38,7 @@ FOUND_FRAMES: tuple[bytes, ...] = ()
 
 
 def request(chance: random.Random) -> bytes:
-    """One or two seeds with up to four random edits."""
+    """A seed, or two, with a few bytes changed."""
     raw = bytearray(b"".join(chance.sample(SEEDS, chance.choice((1, 1, 2)))))
     for _ in range(chance.randrange(5)):
         at = chance.randrange(len(raw))
@@ -58,7 +58,7 @@ def request(chance: random.Random) -> bytes:
 
 
 def frame(first: int, payload: bytes, *, masked: bool = True, length: int | None = None) -> bytes:
-    """One frame; ``length`` replaces the payload's length in its head."""
+    """One frame; ``length`` is what it claims."""
     size = len(payload) if length is None else length
     flag = 0x80 if masked else 0
     if size < 126:
@@ -99,7 +99,7 @@ FRAMES = [
 
 
 def frames(chance: random.Random) -> bytes:
-    """One to four frames; half of the time a byte is changed, and a fifth of the time the end is cut off."""
+    """A few frames, and a byte of them changed."""
     raw = bytearray(b"".join(chance.choices(FRAMES, k=chance.randrange(1, 5))))
     if chance.random() < 0.5:
         raw[chance.randrange(len(raw))] = chance.randrange(256)
@@ -164,7 +164,7 @@ def attacked() -> Iterator[str]:
             logger.removeHandler(errors)
         eventually(lambda: journey.running == 0 and len(Impatient.table) == 0)
     assert errors.told == []
-    # 20 ms on an idle machine; a stall of the loop would take much longer than a busy machine does.
+    # In a quiet run 20 ms; a stall of the loop would take much longer than a busy machine does.
     assert 0 < max(slowest) < 10.0
 
 

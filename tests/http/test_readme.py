@@ -1,4 +1,4 @@
-"""The README's requests work unchanged while keys are required."""
+"""The README's requests work as they stand, with keys on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Idempotency-Key`` on paths that generate no text: computed and billed once, as generations are."""
+"""``Idempotency-Key`` at the paths that do not generate text: answered and billed once, as generations are."""
 
 from __future__ import annotations
 

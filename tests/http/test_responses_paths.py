@@ -1,4 +1,4 @@
-"""The paths of OpenAI's Responses API, over HTTP."""
+"""The paths of OpenAI's Responses, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encrypted reasoning that clients send back with the next request."""
+"""Reasoning that clients carry sealed from one request to the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored responses over HTTP: conversations continue from them, and clients read them again."""
+"""Stored responses over HTTP: conversations go on from them, and clients read them again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class House:
         self.numbers = itertools.count(1)
 
     async def row(self, path: str) -> StoredResponse:
-        """The stored row of this response of the tenant acme."""
+        """The response of acme as it is stored."""
         store = ResponseStore(self.url, tenant_bytes=self.section.max_tenant_bytes)
         found = await store.get("acme", path.rpartition("/")[2], self.now)
         await store.close()
@@ -172,7 +172,7 @@ async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(house: 
 
 
 async def test_a_stored_conversation_is_as_long_as_a_body_at_most(house: House) -> None:
-    # 40 kB of input take a few hundred bytes in the store.
+    # 40 kB that are stored in a few hundred bytes.
     long, limits = {"input": "x" * 40_000}, ServerConfig(max_body_bytes=100_000)
     async with house.serving(limits=limits) as client:
         ids = [(await made(client, **long))["id"]]

@@ -17,7 +17,7 @@ from gateway.testing import fake_services
 
 @dataclass
 class LimitedKeys:
-    """Accepts any key as the same caller, who has these limits."""
+    """One caller with these limits, whatever the key."""
 
     limits: KeyLimits
 

@@ -1,4 +1,4 @@
-"""The body of an answer with vectors: its form, and the thread that writes it."""
+"""The body of an answer with vectors: its form, and where it is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBERS = array("f", [-0.0, 1e-42, 0.1, -3.25])
 
 
 class Noted(list[str]):
-    """Vectors that record the id of the thread that last read them."""
+    """Vectors that note in which thread they were last read."""
 
     thread = 0
 

@@ -1,4 +1,4 @@
-"""A real gateway process on a free port, started as an operator starts it."""
+"""A real gateway process on a free port, as an operator would start it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LiveGateway:
         return int(child.pid)
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """A metric's sum over its labels."""
         return total_of(httpx.get(f"{self.url}/metrics", timeout=60).text, name)
 
     def wait_until_idle(self, timeout_s: float = 60.0) -> None:
@@ -161,7 +161,7 @@ def _url(process: subprocess.Popen[bytes], output: Path, log: Path) -> str:
 
 
 def wait_ready(live: LiveGateway) -> None:
-    """Wait until `/ready` answers 200."""
+    """Wait for `/ready`."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         assert live.process.poll() is None, live.log.read_text()

@@ -37,7 +37,7 @@ async def heard(
 
 
 def most_bytes(live: LiveGateway) -> int:
-    """The peak memory of the gateway's process, in bytes."""
+    """The most memory that the gateway has had."""
     status = Path(f"/proc/{live.process.pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
@@ -78,7 +78,7 @@ async def test_the_official_client_gets_every_format_and_each_request_is_billed_
         rows = await billed(live, 7)
         seconds = ("audio", "stop", TOKENS, TOKENS, TOKENS * 1_000)
         rounded = ("audio", "stop", TOKENS - 25, TOKENS - 25, (TOKENS - 25) * 1_000)
-        # A translation without a duration is billed by its size.
+        # A translation without a length is billed by its size.
         guess = ("audio", "stop", 1, 1, 1_000)
         assert rows == [seconds, rounded, seconds, rounded, rounded, guess, seconds]
 

@@ -28,14 +28,14 @@ MOST_SLOWER, LEAST_S = 4.0, 0.5
 
 @contextmanager
 def silent_worker() -> Iterator[str]:
-    """Run a worker that answers probes, but never a request."""
+    """A worker whose probes answer and whose requests never do."""
     stop = threading.Event()
 
     class Silent(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
+            """Says nothing."""
 
         def do_GET(self) -> None:
             self.send_response(200)

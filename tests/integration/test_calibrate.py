@@ -62,7 +62,7 @@ async def test_the_threshold_that_finds_most_without_an_error_is_proposed(tmp_pa
         1.0,
         0.5,
     )
-    assert proposed["threshold"] == pytest.approx(0.775, abs=0.002)  # the middle of 0.75 and 0.8
+    assert proposed["threshold"] == pytest.approx(0.775, abs=0.002)  # in the middle of 0.75 and 0.8
     assert proposed in answer["thresholds"]
     assert 0.3 < answer["wrong_at_most"] < 0.8  # three pairs give a loose bound
     # Each question is sent once.

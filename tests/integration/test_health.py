@@ -31,7 +31,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
 
 @pytest.fixture(scope="module")
 def loading(serving: LiveGateway) -> list[tuple[httpx.Response, httpx.Response]]:
-    """The answers of `/ready` and `/ping`, in pairs, from the start until the gateway was ready."""
+    """What `/ready` and then `/ping` said from the first moment until it was ready."""
     seen = []
     with httpx.Client(base_url=serving.url, timeout=60) as client:
         while (ready := client.get("/ready")).status_code == 503:
@@ -62,7 +62,7 @@ def test_a_gateway_is_alive_and_not_ready_while_its_model_loads(
 
 @contextlib.asynccontextmanager
 async def full_load(live: LiveGateway) -> AsyncIterator[asyncio.Event]:
-    """Run more streams than the engine can decode at once; the event is set when all have begun."""
+    """More streams than the machine can do at once; the event is set when all have begun."""
     limits = httpx.Limits(max_connections=2 * STREAMS)
     begun, enough = asyncio.Event(), asyncio.Event()
     running = 0
@@ -146,7 +146,7 @@ def test_a_gateway_that_sheds_stays_ready_and_says_so(serving: LiveGateway, load
     with httpx.Client(base_url=serving.url, headers=serving.headers, timeout=120) as client:
         for number in range(15):
             answer = client.post("/v1/generate", json=body(number, 8, deadline_ms=1))
-            # On a busy machine the deadline passes before the fallback chain begins.
+            # On a busy machine the millisecond is over before the chain is asked.
             late = answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
             assert late or answer.json()["fallback"]["kind"] == "degraded_response"
         ready = client.get("/ready")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("in-front-of-a-worker")
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
-    """Another Sluice, which lists its model as vLLM does."""
+    """Another Sluice; it lists its model as vLLM does."""
     with gateway(tmp_path_factory.mktemp("worker"), SLUICE_ENGINE__MAX_MODEL_LEN="1024") as live:
         yield live
 

@@ -57,7 +57,7 @@ def asked(
 
 
 def streamed(client: openai.OpenAI, messages: Any, live: LiveGateway | None = None) -> tuple[list[Any], str]:
-    """Calls and finish reason of a stream; with ``live`` its engine is killed during the first arguments."""
+    """Calls and finish reason of a stream; ``live``: its engine is killed inside the first arguments."""
     with client.chat.completions.stream(model="demo", messages=messages, tools=TOOLS) as stream:
         for event in stream:
             if event.type == "tool_calls.function.arguments.delta" and event.arguments_delta and live:

@@ -102,7 +102,7 @@ class Scene:
         return text
 
     async def leave(self) -> None:
-        """Read the first token, and disconnect."""
+        """Read the first token, and go."""
         headers, trace_id = self.context()
         body = ask("[slow]", stream=True)
         async with self.client.post(f"{self.live.url}/v1/generate", json=body, headers=headers) as answer:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.live import LiveGateway, gateway
 
-# As many as the README says; set `SLUICE_TEST_DISCONNECTS=10000` for a thorough run.
+# As many as the README says; `SLUICE_TEST_DISCONNECTS=10000` for a close look.
 DISCONNECTS = int(os.environ.get("SLUICE_TEST_DISCONNECTS", "2000"))
 # Memory that pools and caches may still take once they are warm.
 GROWTH_MIB = 40

@@ -1,4 +1,4 @@
-"""A private certificate authority, and an HTTP proxy that tunnels."""
+"""A private certificate authority, and a proxy that tunnels."""
 
 from __future__ import annotations
 

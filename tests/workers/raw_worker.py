@@ -1,4 +1,4 @@
-"""A worker on a raw socket that sends exactly the bytes that a test sets."""
+"""A worker on a raw socket that does exactly what a test tells it, down to the byte."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class RawWorker:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
-        """Act like a killed process: reset every connection, and refuse new ones."""
+        """Like a process that is killed: every connection is reset, new ones are refused."""
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._writers):

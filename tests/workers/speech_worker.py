@@ -1,4 +1,4 @@
-"""A fake worker for recordings: the transcript is the text in the file."""
+"""A worker that turns recordings into text: the text is in the recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection, fed with bytes through a transport that records what the connection does."""
+"""One connection, fed byte by byte through a transport that records what is done to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request to a worker and the reading of its answer: every field, and bytes cut anywhere."""
+"""What is sent to a worker, and how its answer is read: every field, every way to cut the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Echoed prompts: the request to vLLM, how its first chunk is read and billed, and what the caller gets."""
+"""Echoed prompts: what vLLM is asked, how its first chunk is read and billed, and what is written of it."""
 
 from __future__ import annotations
 

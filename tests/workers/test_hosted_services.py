@@ -54,7 +54,7 @@ def section(**changes: Any) -> OpenAIBackend:
 
 
 async def status_of(url: str, environ: dict[str, str] | None = None, **changes: Any) -> int:
-    """The status of one request over a connection that is made from the configuration."""
+    """The status of one request over a connection as the configuration says."""
     made = section(base_urls=[url], **changes)
     client = make_connections("hosted", made, (), environ or {}).client(
         url, Timeouts(connect_s=30, first_token_s=30, total_s=60), 1
@@ -78,7 +78,7 @@ async def test_a_private_authority_and_a_client_certificate_make_a_service_reach
         assert await text_of(backend) == "hi"
         with pytest.raises(ConnectFailed):
             await status_of(service.url)
-        # With TLS 1.3 the client learns only when it reads the first answer that its certificate is missing.
+        # TLS 1.3 tells the client only with the first answer that its certificate is missing.
         with pytest.raises(Exception, match=r"connection") as caught:
             await status_of(service.url, tls={"ca_file": authority.ca_file})
         assert type(caught.value).__module__ == "gateway.backends.workers.errors"

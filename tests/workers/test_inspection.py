@@ -1,4 +1,4 @@
-"""The inspection of workers: faults and figures that a gateway finds by asking them."""
+"""What a gateway finds out about its workers by asking them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dialect: auto``: the kind of a worker is detected before its first request."""
+"""``dialect: auto``: what a worker is, found out before its first request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_worker_that_says_it_is_a_sluice_gets_nothing_of_vllms_in_its_fi
 
 
 def of_bytes(text: str) -> list[int]:
-    """Tokenize like the pool's gateway: each byte is an id."""
+    """The tokenizer of the pool's gateway: ids are bytes."""
     return list(text.encode())
 
 
@@ -126,7 +126,7 @@ async def test_a_vllm_of_the_same_tokenizer_and_template_gets_token_ids(dialect:
 
 
 def with_a_default_system_message(text: str) -> list[int]:
-    """The gateway's ids, but with a template that adds text to conversations without instructions."""
+    """The gateway's ids, but for a template that adds something to conversations without instructions."""
     return of_bytes(text if text.startswith("Answer") else f"Be kind.{text}")
 
 

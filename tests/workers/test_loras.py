@@ -45,7 +45,7 @@ class LoraServer(RawWorker):
     def __init__(self, *listed: str, allowed: bool = True, load_s: float = 0.0) -> None:
         super().__init__([self.behave], models=self.list_models)
         self.listed = set(listed)
-        self.ghosts: set[str] = set()  # listed, but not served
+        self.ghosts: set[str] = set()  # listed, and yet not served
         self.loads: list[tuple[str, str]] = []
         self.unloads: list[str] = []
         self.asked: list[str] = []

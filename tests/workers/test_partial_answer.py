@@ -1,4 +1,4 @@
-"""Resuming a partial answer on a worker: the request, and how the rest is joined and counted."""
+"""Resuming a partial answer on a worker: the request, and how its answer is joined and counted."""
 
 from __future__ import annotations
 

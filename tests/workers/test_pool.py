@@ -1,4 +1,4 @@
-"""The pool as an operator uses it: keys, headers, affinity over requests, figures, and its event loop."""
+"""The pool as an operator meets it: keys, headers, affinity over requests, figures, and the loop it runs on."""
 
 from __future__ import annotations
 

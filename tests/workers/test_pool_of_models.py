@@ -169,7 +169,7 @@ async def test_a_new_model_is_served_and_a_gone_one_is_not_found_without_a_resta
         here.listed["second"] = {"big": 4096}
         await here.follow()
         assert await here.shown() == {"big": 4096, "gpus": 4096}
-        assert not here.gateway.core.control.admission.gates  # the gates of models that are gone were removed
+        assert not here.gateway.core.control.admission.gates  # they were of models that are gone
         assert (await here.ask("gpus")).json()["sluice"]["backend_name"] == "gpus"
 
 

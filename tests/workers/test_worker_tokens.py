@@ -18,7 +18,7 @@ ASKED = [Message(Role.USER, "hi")]
 
 
 class Pool:
-    """A pool that gives the answer that a test sets."""
+    """A pool that answers what a test says."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""A fake worker for embeddings: each vector follows from its input."""
+"""A worker that makes vectors which follow from their inputs."""
 
 from __future__ import annotations
 
