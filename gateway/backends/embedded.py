@@ -139,7 +139,9 @@ class EmbeddedBackend:
                         if output.finish_reason is not None:
                             reason = _FINISH[output.finish_reason]
                             if reader is not None:
-                                for event in reader.end(stopped=reason is FinishReason.STOP):
+                                stopped = reason is FinishReason.STOP
+                                by_model = stopped and output.stop_reason is None
+                                for event in reader.end(stopped=stopped, by_model=by_model):
                                     await out(event)
                                 if reason is FinishReason.STOP:
                                     reason = _end_of(reader)
@@ -159,9 +161,9 @@ class EmbeddedBackend:
         """A reader of calls for each choice; that of a resumed answer has read the partial answer."""
         if work.call_format is None:
             return {}
-        kinds = {tool.name: tool.kind for tool in work.tools}
+        tools = {tool.name: tool for tool in work.tools}
         readers = {
-            index: CallReader(work.generation_id, index, kind_of=kinds.__getitem__)
+            index: CallReader(work.generation_id, index, tool_of=tools.__getitem__)
             for index in range(work.sampling.n)
         }
         if work.partial is not None:

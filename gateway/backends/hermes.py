@@ -3,10 +3,13 @@
 ::
 
     <tool_call>{"name":"check_stock","arguments":{"title":"Berserk"}}</tool_call>
+    <tool_call>{"name":"apply_patch","arguments":*** Begin Patch
 
 Text may come before the first call; further calls follow it directly. The grammar limits the name to the
 tools that may be called and the arguments to their schemas, without padding, so an answer that follows the
-grammar is parsed without guessing.
+grammar is parsed without guessing. The input of a custom tool with a Lark grammar is written as it is, since
+such a grammar does not describe how a text is written as a JSON string. It may contain any mark, so it lasts
+until the model ends the answer: such a call is the last one.
 """
 
 import hashlib
@@ -22,6 +25,8 @@ from budgeting.values import Tool, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.backends.custom_input import CustomInput
 from gateway.backends.partial_answer import overlap
 from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.formats import text_shape
+from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
 
@@ -56,19 +61,23 @@ def call_grammar(
         return f"start: PLAIN\n{_PLAIN}\n"  # the model sees the tools, and may not call them
     if not offered:
         return None
-    again = "(open call)*" if parallel and choice.mode is not ToolChoiceMode.NAMED else ""
+    closed = [f"call_{number}" for number, tool in enumerate(offered) if _lark(tool) is None]
+    several = parallel and closed and choice.mode is not ToolChoiceMode.NAMED
+    calls = "(call open)* last" if several else "last"
     must = choice.mode is not ToolChoiceMode.AUTO
     if must:
-        start = f"open call {again}"
+        start = f"open {calls}"
     elif content is None:
-        start = f"PLAIN | lead call {again}"
+        start = f"PLAIN | lead {calls}"
     else:
-        start = f"content | open call {again}"
+        start = f"content | open {calls}"
     lines = [
         f"start: {start}",
         f'open: "{CALL_START}"',
-        "call: " + " | ".join(f"call_{number}" for number in range(len(offered))),
+        "last: " + " | ".join(f"call_{number}" for number in range(len(offered))),
     ]
+    if several:
+        lines.append("call: " + " | ".join(closed))
     if not must and content is None:
         # PLAIN is a text without a call, ``lead`` a text up to and with the start mark of the first call.
         lines.append(_PLAIN)
@@ -77,6 +86,9 @@ def call_grammar(
         lines.append(f"content: %json {_bound(content)}")
     for number, tool in enumerate(offered):
         head = json.dumps(_NAME + json.dumps(tool.name, ensure_ascii=False) + _ARGUMENTS)
+        if (lark := _lark(tool)) is not None:
+            lines.append(f"call_{number}: {head} %lark {{\n{lark}\n}}")
+            continue
         lines.append(f"call_{number}: {head} arguments_{number} {json.dumps(_CLOSE)}")
         lines.append(f"arguments_{number}: %json {_bound(_schema(tool))}")
     return "\n".join(lines) + "\n"
@@ -88,14 +100,11 @@ def call_format(
 ) -> ResponseFormat | None:
     """The format of an answer with these tools; ``None``: ``shape`` applies, since no tool may be called.
 
-    Raises InvalidRequest for a shape that cannot be joined with tools, and for a custom tool's grammar that
-    cannot be bound.
+    Raises InvalidRequest for a shape that cannot be joined with tools. Custom tools have a valid
+    :func:`input_format`.
     """
     choice = choice or ToolChoice()
     offered = callable_tools(tools, choice)
-    for index, tool in enumerate(tools):
-        if tool.kind is ToolKind.CUSTOM and tool in offered:
-            _check_form(tool, f"tools.{index}.format")
     content: object | None = None
     if shape.type is FormatType.JSON_OBJECT:
         content = {"type": "object"}
@@ -109,12 +118,35 @@ def call_format(
     return None if grammar is None else ResponseFormat(FormatType.GRAMMAR, grammar, param="tools")
 
 
+def input_format(tool: Tool, param: str = "format") -> ResponseFormat | None:
+    """The format of a custom tool's input; ``None``: any text. Raises InvalidRequest: an unknown format."""
+    form = json.loads(tool.format) if tool.format else {}
+    if form.get("type", "text") == "text":
+        return None
+    grammar = form.get("grammar", form) if form["type"] == "grammar" else None
+    if (
+        not isinstance(grammar, dict)
+        or grammar.get("syntax") not in ("lark", "regex")
+        or not isinstance(grammar.get("definition"), str)
+    ):
+        allowed = "the type text, or grammar with a syntax (lark or regex) and a definition"
+        raise not_allowed(param, "is another format", allowed)
+    kind = FormatType.GRAMMAR if grammar["syntax"] == "lark" else FormatType.REGEX
+    return text_shape(kind, grammar["definition"], param)
+
+
+def _lark(tool: Tool) -> str | None:
+    """The Lark grammar of the tool's input, which is then written as it is, not as JSON."""
+    form = input_format(tool)
+    return form.spec if form is not None and form.type is FormatType.GRAMMAR else None
+
+
 def _schema(tool: Tool) -> object:
     if tool.kind is ToolKind.CUSTOM:
-        pattern = _pattern(tool)
-        if pattern is None:
+        form = input_format(tool)
+        if form is None:
             return CUSTOM_PARAMETERS
-        text = {"type": "string", "pattern": f"^(?:{pattern})$"}
+        text = {"type": "string", "pattern": f"^(?:{_without_anchors(form.spec)})$"}
         return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
     schema = json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
     if isinstance(schema, dict) and "type" not in schema and "properties" in schema:
@@ -122,30 +154,11 @@ def _schema(tool: Tool) -> object:
     return schema
 
 
-def _pattern(tool: Tool) -> str | None:
-    """The pattern of a custom tool's input; ``None``: any text."""
-    form = json.loads(tool.format) if tool.format else {}
-    if form.get("type", "text") == "text":
-        return None
-    return str(form.get("grammar", form)["definition"])
-
-
-def _check_form(tool: Tool, param: str) -> None:
-    """Raise InvalidRequest if the form is a grammar other than a regex.
-
-    Calls are JSON, and a grammar of a text does not describe how the text is written as a JSON string.
-    """
-    form = json.loads(tool.format) if tool.format else {}
-    grammar = form.get("grammar", form)
-    if form.get("type", "text") == "text" or (
-        grammar.get("syntax") == "regex" and isinstance(grammar.get("definition"), str)
-    ):
-        return
-    raise InvalidRequest(
-        f"{param} of the custom tool {tool.name} is a grammar that this engine cannot bind;"
-        " allowed: text, or syntax regex",
-        param=param,
-    )
+def _without_anchors(pattern: str) -> str:
+    """The pattern without anchors at its ends, which a match as a whole does not need."""
+    pattern = pattern.removeprefix("^")
+    escapes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
+    return pattern.removesuffix("$") if escapes % 2 == 0 else pattern
 
 
 def _bound(schema: object) -> str:
@@ -163,13 +176,13 @@ class CallReader:
 
     Args:
         answer_id: the calls' ids are made from it, so that a resumed answer has the same ones.
-        kind_of: returns the kind of a tool by its name.
+        tool_of: returns a tool by its name.
     """
 
-    def __init__(self, answer_id: str, index: int = 0, *, kind_of: Callable[[str], ToolKind]) -> None:
+    def __init__(self, answer_id: str, index: int = 0, *, tool_of: Callable[[str], Tool]) -> None:
         self._answer_id = answer_id
         self._index = index
-        self._kind_of = kind_of
+        self._tool_of = tool_of
         self._read: Callable[[], Iterator[Delta]] = self._text
         self._held = ""
         self._custom: CustomInput | None = None
@@ -196,12 +209,13 @@ class CallReader:
         """Whether a call has begun and not ended; its name may not be known yet."""
         return self._read != self._text
 
-    def end(self, *, stopped: bool = False) -> list[Delta]:
+    def end(self, *, stopped: bool = False, by_model: bool = False) -> list[Delta]:
         """The last events: text that is held back at the end is no call.
 
         ``stopped``: the model or a stop string ended the text; a call with complete arguments ends, too.
+        ``by_model``: the model ended it; an input that is not JSON ends, too.
         """
-        if stopped and self._read == self._close:
+        if (stopped and self._read == self._close) or (by_model and self._read == self._input):
             self._held = _CLOSE
             return [self._with_figures(event) for event in self._close()]
         held, self._held = "" if self.in_call else self._held, ""
@@ -230,12 +244,12 @@ class CallReader:
         if not found:
             return
         name = json.loads(head.removeprefix(_NAME))
-        kind = self._kind_of(name)
+        tool = self._tool_of(name)
         self._held = rest
         self._value = _JsonEnd()
-        self._custom = CustomInput() if kind is ToolKind.CUSTOM else None
-        self._read = self._arguments
-        yield ToolBegin(name, 0, index=self._index, call=self.calls, id=self._id(), kind=kind)
+        self._custom = CustomInput() if tool.kind is ToolKind.CUSTOM else None
+        self._read = self._arguments if _lark(tool) is None else self._input
+        yield ToolBegin(name, 0, index=self._index, call=self.calls, id=self._id(), kind=tool.kind)
 
     def _arguments(self) -> Iterator[Delta]:
         size = self._value.take(self._held)
@@ -244,6 +258,11 @@ class CallReader:
             self._read = self._close
         if self._custom is not None:
             text = self._custom.take(text)
+        if text:
+            yield ToolArgs(text, 0, index=self._index, call=self.calls)
+
+    def _input(self) -> Iterator[Delta]:
+        text, self._held = self._held, ""
         if text:
             yield ToolArgs(text, 0, index=self._index, call=self.calls)
 

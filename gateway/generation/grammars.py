@@ -16,8 +16,8 @@ from typing import Final
 from msgspec import structs
 
 from budgeting.values import Tool
-from gateway.backends.hermes import call_format
-from gateway.contracts.values import Contract, FormatType, GenerateRequest, ResponseFormat
+from gateway.backends.hermes import call_format, input_format
+from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
 
@@ -62,7 +62,8 @@ class GrammarChecks:
         """Return the request with the size of its shape's grammar. Raises the errors of :meth:`check`.
 
         The parameters of strict tools are checked like schemas of answers. With ``binds_calls`` those of
-        other tools are checked too, and any object is allowed if their schema is not supported.
+        other tools are checked too, and any object is allowed if their schema is not supported; so are the
+        grammars of custom tools.
         """
         if not request.tools and request.response_format.type is FormatType.TEXT:
             return request
@@ -70,10 +71,7 @@ class GrammarChecks:
             tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
             choice, parallel = request.tool_choice, request.parallel_tool_calls
             if self._binds_calls:
-                try:
-                    calls = call_format(tuple(tools), choice, parallel, request.response_format)
-                except InvalidRequest as error:
-                    raise _with_contracts_path(error, request.contract) from None
+                calls = call_format(tuple(tools), choice, parallel, request.response_format)
                 if calls is not None:
                     calls = await self.check(calls, request.caller.tenant)
                     return structs.replace(request, call_format=calls)
@@ -83,6 +81,11 @@ class GrammarChecks:
         )
 
     async def _tool(self, index: int, tool: Tool, request: GenerateRequest) -> Tool:
+        if tool.format is not None and self._binds_calls:
+            form = input_format(tool, f"tools.{index}.custom.format")
+            if form is not None:
+                await self.check(form, request.caller.tenant)
+            return tool
         if tool.parameters is None or not (tool.strict or self._binds_calls):
             return tool
         param = f"tools.{index}.function.parameters"
@@ -157,12 +160,3 @@ class GrammarChecks:
             return int(answer["bytes"])
         problem = answer["problem"]
         return f"{_OVER}: {problem}" if answer["complex"] else f"cannot be followed: {problem}"
-
-
-def _with_contracts_path(error: InvalidRequest, contract: Contract) -> InvalidRequest:
-    """The refusal of a custom tool's format where tools are nested, as they are but in Responses."""
-    param = error.param or ""
-    if contract is Contract.RESPONSES or not param.endswith(".format") or not param.startswith("tools."):
-        return error
-    nested = f"{param.removesuffix('.format')}.custom.format"
-    return InvalidRequest(error.message.replace(param, nested, 1), param=nested)

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.grammar_bombs import HOSTILE, verdict
 from benchmarks.ordinary_shapes import ORDINARY
-from budgeting.values import Tool
+from budgeting.values import Tool, ToolKind
 from gateway.contracts.values import (
     Caller,
     CallerRole,
@@ -94,6 +94,29 @@ async def test_the_schemas_of_strict_tools_are_checked_and_others_are_not(checks
     with pytest.raises(GrammarTooComplex) as refused:
         await checks.checked(a_request(tools=(*tools, bomb)))
     assert refused.value.param == "tools.2.function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"type": "grammar", "grammar": {"syntax": "regex", "definition": "(["}}, "the regex is not valid"),
+        ({"type": "grammar", "syntax": "lark", "definition": "start: x"}, "the grammar is not valid"),
+        ({"type": "grammar", "syntax": "lark", "definition": ""}, "is empty; allowed: a grammar"),
+        ({"type": "grammar", "syntax": "gbnf", "definition": "a"}, "is another format; allowed: "),
+        ({"type": "grammar", "grammar": "a"}, "is another format; allowed: "),
+        ({"type": "grammar", "syntax": ["lark"], "definition": "a"}, "is another format; allowed: "),
+        ({"type": None}, "is another format; allowed: "),
+    ],
+)
+async def test_a_custom_tools_format_is_checked_by_itself(
+    process: LimitedProcess, form: dict[str, object], message: str
+) -> None:
+    checks = GrammarChecks(process, binds_calls=True)
+    tools = (Tool("now"), Tool("note", ToolKind.CUSTOM, format=json.dumps(form)))
+    with pytest.raises(InvalidRequest) as refused:
+        await checks.checked(a_request(tools=tools))
+    assert refused.value.param == "tools.1.custom.format"
+    assert refused.value.message.startswith("tools.1.custom.format ") and message in refused.value.message
 
 
 def a_request(**fields: Any) -> GenerateRequest:

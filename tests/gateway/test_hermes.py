@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
-from gateway.backends.hermes import CallReader, call_format, call_grammar
+from gateway.backends.hermes import CallReader, call_grammar
 from gateway.contracts.events import AnswerFold, Delta
-from gateway.contracts.values import PLAIN_TEXT, FinishReason
-from gateway.errors import InvalidRequest
+from gateway.contracts.values import FinishReason
 
 STOCK = Tool(
     "check_stock",
@@ -33,6 +32,42 @@ B = '<tool_call>{"name":"order_status","arguments":{"order":12}}</tool_call>'
 TRICKY = '<tool_call>{"name":"check_stock","arguments":{"title":"}}</tool_call> \\"{ 猫"}}</tool_call>'
 NOW = '<tool_call>{"name":"now","arguments":{}}</tool_call>'
 
+# The grammar of Codex's tool for patches.
+PATCH_GRAMMAR = r"""start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+PATCH = """*** Begin Patch
+*** Update File: shop.py
+@@ def end():
+-    return ''
++    return '}</tool_call>'
+*** End Patch"""
+PATCH_CALL = '<tool_call>{"name":"apply_patch","arguments":' + PATCH
+
+
+def custom(name: str, syntax: str, definition: str) -> Tool:
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return Tool(name, ToolKind.CUSTOM, format=json.dumps(form))
+
+
+PATCH_TOOL = custom("apply_patch", "lark", PATCH_GRAMMAR)
 AUTO = ToolChoice()
 REQUIRED = ToolChoice(ToolChoiceMode.REQUIRED)
 
@@ -86,21 +121,34 @@ def test_arguments_follow_their_schema_without_padding(tokenizer: LLTokenizer, w
     assert not takes(tokenizer, call_grammar(TOOLS, REQUIRED, parallel=True), wrong)
 
 
-def test_a_custom_tools_input_is_bound_to_its_pattern(tokenizer: LLTokenizer) -> None:
-    form = '{"grammar":{"definition":"[a-z]{3,5}","syntax":"regex"},"type":"grammar"}'
-    grammar = call_grammar([Tool("note", ToolKind.CUSTOM, format=form)], REQUIRED, parallel=True)
+@pytest.mark.parametrize("pattern", ["[a-z]{3,5}", "^[a-z]{3,5}$", "^[a-z]{3}|[a-z]{4,5}$"])
+def test_a_custom_tools_input_is_bound_to_its_pattern(tokenizer: LLTokenizer, pattern: str) -> None:
+    grammar = call_grammar([custom("note", "regex", pattern)], REQUIRED, parallel=True)
     call = '<tool_call>{"name":"note","arguments":{"input":"%s"}}</tool_call>'
     assert takes(tokenizer, grammar, call % "abc")
     assert not takes(tokenizer, grammar, call % "ab") and not takes(tokenizer, grammar, call % "abc1")
 
 
-def test_a_custom_tools_grammar_that_cannot_be_bound_is_refused() -> None:
-    form = '{"grammar":{"definition":"start: \\"a\\"","syntax":"lark"},"type":"grammar"}'
-    with pytest.raises(
-        InvalidRequest, match=r"^tools\.0\.format of the custom tool note is a grammar"
-    ) as refused:
-        call_format((Tool("note", ToolKind.CUSTOM, format=form),), None, None, PLAIN_TEXT)
-    assert refused.value.param == "tools.0.format"
+def test_a_patterns_own_dollar_sign_is_no_anchor(tokenizer: LLTokenizer) -> None:
+    grammar = call_grammar([custom("price", "regex", r"[0-9]+\$")], REQUIRED, parallel=True)
+    call = '<tool_call>{"name":"price","arguments":{"input":"%s"}}</tool_call>'
+    assert takes(tokenizer, grammar, call % "12$") and not takes(tokenizer, grammar, call % "12")
+
+
+@pytest.mark.parametrize(
+    ("choice", "good", "bad"),
+    [
+        (AUTO, ["hi", PATCH_CALL, "Well: " + A + PATCH_CALL], [PATCH_CALL + A, PATCH_CALL + "}</tool_call>"]),
+        (REQUIRED, [A, A + A, A + PATCH_CALL], ["hi", PATCH_CALL.removesuffix("End Patch")]),
+        (ToolChoice(ToolChoiceMode.NAMED, "apply_patch"), [PATCH_CALL], [A, A + PATCH_CALL]),
+    ],
+)
+def test_a_custom_tools_lark_grammar_binds_its_input_as_the_answers_last_call(
+    tokenizer: LLTokenizer, choice: ToolChoice, good: Sequence[str], bad: Sequence[str]
+) -> None:
+    grammar = call_grammar([STOCK, PATCH_TOOL], choice, parallel=True)
+    assert [text for text in good if not takes(tokenizer, grammar, text)] == []
+    assert [text for text in bad if takes(tokenizer, grammar, text)] == []
 
 
 def test_an_answer_without_calls_may_have_a_shape_of_its_own(tokenizer: LLTokenizer) -> None:
@@ -115,13 +163,13 @@ def test_without_a_tool_that_may_be_called_there_is_no_grammar() -> None:
     assert call_grammar((), AUTO, parallel=True) is None
 
 
-def kind_of(name: str) -> ToolKind:
-    return ToolKind.CUSTOM if name == "note" else ToolKind.FUNCTION
+def tool_of(name: str) -> Tool:
+    return {tool.name: tool for tool in (*TOOLS, PATCH_TOOL)}[name]
 
 
 def read(pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]], int]:
     """Returns text, calls and tokens of an answer in these pieces; raises if an event is not legal."""
-    reader, fold, tokens = CallReader("g", kind_of=kind_of), AnswerFold(), 0
+    reader, fold, tokens = CallReader("g", tool_of=tool_of), AnswerFold(), 0
     events = [event for piece in pieces for event in reader.feed(Delta(piece, 1, token_ids=(7,)))]
     for event in [*events, *reader.end()]:
         fold.take(event)
@@ -144,6 +192,18 @@ def test_a_custom_tools_input_is_its_text() -> None:
     assert read(list(call))[1] == [("note", raw)]
 
 
+@pytest.mark.parametrize("by_model", [True, False])
+def test_an_input_that_is_no_json_lasts_until_the_model_ends_the_answer(by_model: bool) -> None:
+    reader, fold = CallReader("g", tool_of=tool_of), AnswerFold()
+    events = [event for piece in A + PATCH_CALL for event in reader.feed(Delta(piece, 1))]
+    ends = reader.end(stopped=True, by_model=by_model)
+    for event in [*events, *ends]:
+        fold.take(event)
+    assert [(call.name, call.arguments) for call in fold.tool_calls()][1:] == [("apply_patch", PATCH)]
+    assert (reader.in_call, bool(ends)) == (not by_model, by_model)
+    assert sum(event.tokens for event in events) == len(A + PATCH_CALL)
+
+
 @given(st.lists(st.sampled_from(["Hello <tool", " a<", "<tool_call", "x", "猫"])), st.data())
 def test_pieces_make_no_difference(before: list[str], data: st.DataObject) -> None:
     whole = "".join(before).replace("<tool_call>", "") + A + TRICKY + B
@@ -160,7 +220,7 @@ def test_a_text_that_only_begins_like_a_call_comes_whole() -> None:
 @pytest.mark.parametrize("cut", range(0, len(A + B), 7))
 def test_a_resumed_answer_goes_on_with_the_same_call(cut: int) -> None:
     whole = A + B
-    first, second = CallReader("g", kind_of=kind_of), CallReader("g", kind_of=kind_of)
+    first, second = CallReader("g", tool_of=tool_of), CallReader("g", tool_of=tool_of)
     fold = AnswerFold()
     for event in first.feed(Delta(whole[:cut], 1)):
         fold.take(event)

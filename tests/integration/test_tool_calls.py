@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,23 +187,68 @@ def test_a_response_has_the_call_of_the_whole_one_also_when_its_engine_is_killed
     assert whole.usage is not None and counted.input_tokens == whole.usage.input_tokens
 
 
-def test_a_grammar_of_a_custom_tool_that_cannot_be_bound_is_refused_by_the_bodys_path(
-    live: LiveGateway,
+PATCH: Any = {
+    "syntax": "lark",
+    "definition": 'start: "*** Begin Patch" LF "*** Delete File: " /[a-z]{1,8}/ LF "*** End Patch"\n%import common.LF',
+}
+
+
+def test_a_custom_tools_lark_grammar_binds_its_raw_input_also_when_its_engine_is_killed(
+    client: openai.OpenAI, live: LiveGateway
 ) -> None:
-    grammar = {"syntax": "lark", "definition": 'start: "a"'}
-    flat = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", **grammar}}
-    nested = {"name": "apply_patch", "format": {"type": "grammar", "grammar": grammar}}
-    turn = [{"role": "user", "content": "Patch it."}]
-    for path, body, param in (
-        ("/v1/responses", {"input": turn, "tools": [flat]}, "tools.0.format"),
+    flat: Any = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", **PATCH}}
+    asked: Any = {"model": "demo", "input": "Patch it.", "tools": [flat], "tool_choice": "required"}
+    whole: Any = client.responses.create(**asked)
+    [call] = whole.output
+    assert (whole.status, call.type, call.status) == ("completed", "custom_tool_call", "completed")
+    assert re.fullmatch(r"\*\*\* Begin Patch\n\*\*\* Delete File: [a-z]{1,8}\n\*\*\* End Patch", call.input)
+    pieces: list[str] = []
+    with client.responses.stream(**asked) as stream:
+        for event in stream:
+            if event.type == "response.custom_tool_call_input.delta":
+                pieces.append(event.delta)
+                if len(pieces) == 2:
+                    os.kill(live.engine_pid(), signal.SIGKILL)
+        killed: Any = stream.get_final_response()
+    assert (killed.status, "".join(pieces), killed.output[0].input) == ("completed", call.input, call.input)
+
+    nested: Any = {"name": "apply_patch", "format": {"type": "grammar", "grammar": PATCH}}
+    answer: Any = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Patch it."}],
+        tools=[{"type": "custom", "custom": nested}],
+        tool_choice="required",
+    )
+    [choice] = answer.choices
+    assert (choice.finish_reason, choice.message.tool_calls[0].custom.input) == ("tool_calls", call.input)
+    cut: Any = client.responses.create(**asked, max_output_tokens=whole.usage.output_tokens - 8)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_a_tool_or_shape_that_cannot_be_followed_is_refused_by_the_bodys_path(live: LiveGateway) -> None:
+    form = {"syntax": "regex", "definition": "(["}
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(["}}, "required": ["a"]}
+    flat = {"type": "custom", "name": "note", "format": {"type": "grammar", **form}}
+    nested = {"name": "note", "format": {"type": "grammar", "grammar": form}}
+    strict = {"type": "function", "name": "f", "strict": True, "parameters": schema}
+    turn = [{"role": "user", "content": "Note it."}]
+    responses: list[tuple[dict[str, Any], str]] = [
+        ({"tools": [flat]}, "tools.0.format"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [flat]}]}, "tools.0.tools.0.format"),
+        ({"tools": [strict]}, "tools.0.parameters"),
         (
-            "/v1/chat/completions",
-            {"messages": turn, "tools": [{"type": "custom", "custom": nested}]},
-            "tools.0.custom.format",
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}},
+            "text.format.schema",
         ),
+    ]
+    chat = {"messages": turn, "tools": [{"type": "custom", "custom": nested}]}
+    for path, body, param in (
+        *(("/v1/responses", {"input": turn, **body}, param) for body, param in responses),
+        ("/v1/chat/completions", chat, "tools.0.custom.format"),
     ):
         refused = httpx.post(
             f"{live.url}{path}", json={"model": "demo", **body}, headers=live.headers, timeout=60
         )
         error = refused.json()["error"]
-        assert (refused.status_code, error["param"]) == (400, param) and param in error["message"]
+        assert (refused.status_code, error["param"]) == (400, param)
+        assert error["message"].startswith(f"{param} cannot be followed: ")

@@ -54,6 +54,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format.schema",
     "adapter_id": "model",
     "reasoning_effort": "reasoning.effort",
 }
@@ -78,7 +79,8 @@ def responses_request(
     messages = tuple(conversation(body, [InputItem.model_validate(dict(one)) for one in before], open_seal))
     store = _stores(body, stores, holds_data(messages))
     namespaces: dict[str, tuple[str, str]] = {}
-    tools = named_tools(flat_tools(body.tools or (), namespaces))
+    placed = list(flat_tools(body.tools or (), namespaces))
+    tools = named_tools(placed)
     included = body.include or ()
     if body.top_logprobs is not None and INCLUDED_LOGPROBS not in included:
         raise not_allowed(
@@ -118,7 +120,7 @@ def responses_request(
         stream=bool(body.stream),
         needs=needs,
         truncate=body.truncation == "auto",
-        fields={**_FIELDS, **{name: f"sluice.{name}" for name in native.__pydantic_fields_set__}},
+        fields=_fields(native, [at for at, _ in placed]),
         **own,
     )
     return ResponsesRequest(
@@ -158,6 +160,15 @@ def _stores(body: ResponsesBody, stores: bool, holds_image: bool) -> bool:
     if body.background and not store:
         raise not_allowed("background", "is true", "false where the response is not stored")
     return store
+
+
+def _fields(native: SluiceFields, tools: Sequence[str]) -> Mapping[str, str]:
+    """This body's field names, by the names that internal errors use. ``tools``: the paths of its tools."""
+    fields = {**_FIELDS, **{name: f"sluice.{name}" for name in native.__pydantic_fields_set__}}
+    for index, at in enumerate(tools):
+        fields[f"tools.{index}.function.parameters"] = f"{at}.parameters"
+        fields[f"tools.{index}.custom.format"] = f"{at}.format"
+    return fields
 
 
 def _shape(given: TextFormat | None) -> ResponseFormat:
