@@ -145,12 +145,13 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.CONTENT_FILTER: "content_filter",
     FinishReason.DEADLINE: "length",
     FinishReason.CANCELLED: "length",
     FinishReason.ERROR: "length",
     FinishReason.DEGRADED: "stop",
 }
-"""OpenAI has three finish reasons here: a complete text, a text that was cut short, and tool calls."""
+"""OpenAI has reasons for texts complete, cut short, or cut by a filter or refused, and for tool calls."""
 
 OVERLOADED: Final = 529
 """Anthropic's status code in place of 503."""

@@ -35,6 +35,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     ERROR = "error"

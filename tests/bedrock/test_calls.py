@@ -82,7 +82,7 @@ async def test_tokens_missing_from_pieces_are_added_at_the_end(bedrock: StandIn,
         ("guardrail_intervened", FinishReason.STOP),
         ("max_tokens", FinishReason.LENGTH),
         ("model_context_window_exceeded", FinishReason.LENGTH),
-        ("content_filtered", FinishReason.ERROR),
+        ("content_filtered", FinishReason.CONTENT_FILTER),
     ],
 )
 async def test_bedrocks_stop_reasons_become_finish_reasons(

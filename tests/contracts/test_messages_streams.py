@@ -107,6 +107,7 @@ def test_thinking_has_a_signature_streamed_and_whole() -> None:
     [
         (FinishReason.STOP, 10, "end_turn"),
         (FinishReason.TOOL_CALLS, 10, "tool_use"),
+        (FinishReason.CONTENT_FILTER, 10, "refusal"),
         (FinishReason.LENGTH, 10, "max_tokens"),
         (FinishReason.LENGTH, 9, "model_context_window_exceeded"),
         (FinishReason.DEADLINE, 9, "max_tokens"),

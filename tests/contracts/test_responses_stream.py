@@ -75,6 +75,23 @@ def test_every_stream_is_legal_and_adds_up_in_the_official_client(sequence: Even
     }
 
 
+def test_a_stream_without_text_has_the_empty_message_of_the_whole_response() -> None:
+    frames, answer = RESPONSES.frames(ASKED, "demo"), answer_for(REQUEST, "")
+    sent = events(frames.opening + frames.finish(answer))
+    check(sent)
+    [item] = sent[-1]["response"]["output"]
+    assert [item] == json.loads(RESPONSES.whole(ASKED, answer))["output"]
+    assert (item["type"], item["content"][0]["text"]) == ("message", "")
+
+
+def test_an_answer_that_a_filter_has_cut_is_incomplete_for_that_reason() -> None:
+    frames = RESPONSES.frames(ASKED, "demo")
+    answer = answer_for(REQUEST, "x", finish_reason=FinishReason.CONTENT_FILTER)
+    sent = events(frames.opening + frames.delta("x", 0) + frames.finish(answer))
+    for one in (sent[-1]["response"], json.loads(RESPONSES.whole(ASKED, answer))):
+        assert (one["status"], one["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+
+
 @pytest.mark.parametrize("count", range(7))
 def test_a_broken_stream_ends_with_one_failure_wherever_it_broke(count: int) -> None:
     begun = [

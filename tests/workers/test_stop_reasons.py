@@ -1,4 +1,4 @@
-"""The stop string that ended a text, as vLLM reports it in the field ``stop_reason``."""
+"""Why a worker says that a text ended: the stop string (vLLM's ``stop_reason``), a filter, a refusal."""
 
 from __future__ import annotations
 
@@ -42,3 +42,26 @@ def test_answers_have_the_stop_string_and_a_sluice_in_front_reads_it(stop: str |
     reader = CompletionReader(Work("gen_1", (1, 2, 3), (), request.sampling), lambda token: b"")
     reader.feed(frames.opening + frames.delta("x") + frames.finish(answer))
     assert reader.finish()[1].stop_sequence == stop
+
+
+@pytest.mark.parametrize(
+    ("delta", "reason"),
+    [({"content": "I can"}, "content_filter"), ({"refusal": "I can"}, "stop")],
+)
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_text_cut_by_a_filter_and_a_refusal_are_no_complete_answers(
+    delta: dict[str, str], reason: str, chat: bool
+) -> None:
+    reader = CompletionReader(Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=64)), lambda token: b"")
+    chunks = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
+    ]
+    deltas = [
+        one for chunk in chunks for one in reader.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    ]
+    assert "".join(one.text for one in deltas) == "I can"
+    assert reader.finish()[1].finish_reason is FinishReason.CONTENT_FILTER
+    answer = structs.replace(answer_for(REQUEST, "I can"), finish_reason=FinishReason.CONTENT_FILTER)
+    [choice] = json.loads(OpenAIDialect(chat=chat).whole(ParsedRequest(REQUEST), answer))["choices"]
+    assert choice["finish_reason"] == "content_filter"

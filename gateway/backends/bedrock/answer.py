@@ -27,7 +27,7 @@ _FINISH: Mapping[str, FinishReason] = {
     "guardrail_intervened": FinishReason.STOP,
     "max_tokens": FinishReason.LENGTH,
     "model_context_window_exceeded": FinishReason.LENGTH,
-    "content_filtered": FinishReason.ERROR,
+    "content_filtered": FinishReason.CONTENT_FILTER,
     "malformed_model_output": FinishReason.ERROR,
 }
 # Pieces that are never joined with others.

@@ -26,6 +26,7 @@ _REASONS: Mapping[str, FinishReason] = MappingProxyType(
         "stop": FinishReason.STOP,
         "length": FinishReason.LENGTH,
         "tool_calls": FinishReason.TOOL_CALLS,
+        "content_filter": FinishReason.CONTENT_FILTER,
         "error": FinishReason.ERROR,
     }
 )
@@ -33,6 +34,7 @@ _REASONS: Mapping[str, FinishReason] = MappingProxyType(
 
 class _Message(msgspec.Struct):
     content: str | None = None
+    refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
@@ -142,6 +144,7 @@ class CompletionReader:
         self._queue_wait_s = 0.0
         self._stop: str | None = None
         self._stopped: set[int] = set()  # choices that a stop string ended
+        self._refused: set[int] = set()  # choices whose text is a refusal
         self._counted = 0
         self.started = False
         self.done = False
@@ -210,20 +213,22 @@ class CompletionReader:
         ]
 
     def _with_events(self, chunk: _Chunk) -> list[Delta]:
-        """The deltas of a chunk with reasoning or tool calls; a choice's first delta has all its tokens."""
+        """The deltas of a chunk that has more than text; a choice's first delta has all its tokens."""
         events: dict[int, list[Delta]] = {}
         for choice in chunk.choices or ():
             message, index = choice.delta, choice.index
             if message is None:
                 continue
             reasoning = message.reasoning or message.reasoning_content
-            if not (reasoning or message.tool_calls):
+            if not (reasoning or message.tool_calls or message.refusal):
                 continue
             found = events.setdefault(index, [])
             if reasoning:
                 found += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
-            if message.content:
-                found += [*self._tools.end(index), Delta(message.content, 0, index=index)]
+            if message.refusal:
+                self._refused.add(index)
+            if text := message.content or message.refusal:
+                found += [*self._tools.end(index), Delta(text, 0, index=index)]
             try:
                 for call in message.tool_calls or ():
                     found += self._tools.take(index, call, cut=self._is_cut(choice))
@@ -366,6 +371,8 @@ class CompletionReader:
             return reason
         if index in self._stopped and self._tools.in_call(index):
             return FinishReason.LENGTH
+        if index in self._refused:
+            return FinishReason.CONTENT_FILTER
         return FinishReason.TOOL_CALLS if self._tools.has_calls(index) else FinishReason.STOP
 
     def _of_sluice(self, reported: _Sluice, first: FinishReason) -> tuple[FinishReason, float]:
@@ -380,11 +387,13 @@ class CompletionReader:
 
 
 def _have_events(chunks: Sequence[_Chunk]) -> bool:
-    """Whether a choice of the chunks has reasoning or tool calls. One call for all chunks, for speed."""
+    """Whether a choice of the chunks has more than text. One call for all chunks, for speed."""
     for chunk in chunks:
         for choice in chunk.choices or ():
             message = choice.delta
-            if message is not None and (message.tool_calls or message.reasoning or message.reasoning_content):
+            if message is not None and (
+                message.tool_calls or message.reasoning or message.reasoning_content or message.refusal
+            ):
                 return True
     return False
 

@@ -81,12 +81,13 @@ STOP_REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.STOP: "end_turn",
     FinishReason.LENGTH: "max_tokens",
     FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.CONTENT_FILTER: "refusal",
     FinishReason.DEADLINE: "max_tokens",
     FinishReason.CANCELLED: "max_tokens",
     FinishReason.ERROR: "max_tokens",
     FinishReason.DEGRADED: "end_turn",
 }
-"""Anthropic has reasons for complete texts, texts cut short, and calls; ``sluice`` has the exact one."""
+"""Anthropic has reasons for texts complete, cut short or refused, and calls; ``sluice`` has the exact one."""
 
 _ERROR_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",

@@ -45,6 +45,7 @@ STATUS: Final[Mapping[FinishReason, str]] = {
     FinishReason.TOOL_CALLS: "completed",
     FinishReason.DEGRADED: "completed",
     FinishReason.LENGTH: "incomplete",
+    FinishReason.CONTENT_FILTER: "incomplete",
     FinishReason.DEADLINE: "incomplete",
     FinishReason.CANCELLED: "incomplete",
     FinishReason.ERROR: "failed",
@@ -82,7 +83,8 @@ def ended_response(asked: ResponsesRequest, answer: Answer, output: Sequence[Ite
     own: dict[str, Any] = {"usage": usage_body(answer.usage), "sluice": sluice_body(answer)}
     if status == "incomplete":
         # The contract has no reason for a deadline; `sluice.finish_reason` is exact.
-        own["incomplete_details"] = {"reason": "max_output_tokens"}
+        filtered = answer.finish_reason is FinishReason.CONTENT_FILTER
+        own["incomplete_details"] = {"reason": "content_filter" if filtered else "max_output_tokens"}
     elif status == "failed":
         own["error"] = {
             "code": "server_error",

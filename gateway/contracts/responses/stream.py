@@ -103,7 +103,9 @@ class ResponseFrames:
         """The response object of the terminal event; :meth:`finish` also sends changes made to it before."""
         if self._ended is None:
             status = STATUS[answer.finish_reason]
-            self._closing = self._close("completed" if status == "completed" else "incomplete")
+            # An answer without text has a message, as when it is whole.
+            opened = b"" if self._items or self._open is not None else self._in("message")[0]
+            self._closing = opened + self._close("completed" if status == "completed" else "incomplete")
             self._ended = ended_response(self._asked, answer, self._items)
         return self._ended
 
