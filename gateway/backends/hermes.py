@@ -148,7 +148,9 @@ def _schema(tool: Tool) -> object:
             return CUSTOM_PARAMETERS
         text = {"type": "string", "pattern": f"^(?:{_without_anchors(form.spec)})$"}
         return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
-    schema = json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
+    if tool.parameters is None:  # as at OpenAI, a function without arguments
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    schema = json.loads(tool.parameters)
     if isinstance(schema, dict) and "type" not in schema and "properties" in schema:
         return {"type": "object", **schema}
     return schema

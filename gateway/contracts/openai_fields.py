@@ -43,7 +43,7 @@ _SHARED: Final[dict[str, tuple[object, ...]]] = {
     "moderation": _NULL,
     "prompt_cache_key": (ANYTHING,),
     "prompt_cache_options": _NULL,
-    "prompt_cache_retention": (None, "in_memory"),
+    "prompt_cache_retention": (None, "in_memory", "in-memory", "24h"),
     "safety_identifier": (ANYTHING,),
     "service_tier": (None, "auto", "default"),
     "store": _FALSE,

@@ -29,6 +29,7 @@ MAX_WAITING_PER_TENANT: Final = 64
 MAX_CACHED: Final = 2_048
 RETRY_AFTER_MS: Final = 1_000
 _OVER: Final = "is too complex"
+_ANY_OBJECT: Final = '{"type":"object"}'
 
 
 CheckShape = Callable[[GenerateRequest], Awaitable[GenerateRequest]]
@@ -95,7 +96,7 @@ class GrammarChecks:
         except (GrammarTooComplex, InvalidRequest):
             if tool.strict:
                 raise
-            return structs.replace(tool, parameters=None)
+            return structs.replace(tool, parameters=_ANY_OBJECT)
         return tool
 
     async def check(self, shape: ResponseFormat, tenant: str) -> ResponseFormat:

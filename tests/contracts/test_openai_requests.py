@@ -244,6 +244,7 @@ def test_null_means_the_same_as_an_absent_field() -> None:
         {"tool_choice": "auto", "reasoning_effort": "none", "chat_template_kwargs": {}},
         {"verbosity": "medium", "prediction": {"type": "content", "content": "x"}},
         {"safety_identifier": "x", "prompt_cache_key": "y", "modalities": ["text"]},
+        {"prompt_cache_retention": "24h"},
         {"ignore_eos": False, "min_tokens": 0, "length_penalty": 1.0, "best_of": 1},
     ],
 )

@@ -96,6 +96,17 @@ async def test_the_schemas_of_strict_tools_are_checked_and_others_are_not(checks
     assert refused.value.param == "tools.2.function.parameters"
 
 
+async def test_a_loose_tool_whose_schema_cannot_be_followed_takes_any_object_and_one_without_takes_none(
+    process: LimitedProcess,
+) -> None:
+    checks = GrammarChecks(process, binds_calls=True)
+    loose = '{"properties":{"a":{"pattern":"(?=x)y","type":"string"}},"type":"object"}'
+    checked = await checks.checked(a_request(tools=(Tool("loose", parameters=loose), Tool("now"))))
+    assert checked.call_format is not None
+    any_object, none = [line for line in checked.call_format.spec.splitlines() if "%json" in line]
+    assert "properties" not in any_object and '"additionalProperties": false' in none
+
+
 @pytest.mark.parametrize(
     ("form", "message"),
     [

@@ -115,6 +115,7 @@ def test_the_grammar_is_the_tools_that_may_be_called(
         B.replace("12", '"12"'),
         A.replace("check_stock", "other"),
         A.removesuffix(">"),
+        NOW.replace("{}", '{"title":"Berserk"}'),
     ],
 )
 def test_arguments_follow_their_schema_without_padding(tokenizer: LLTokenizer, wrong: str) -> None:
