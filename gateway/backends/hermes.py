@@ -123,7 +123,7 @@ def input_format(tool: Tool, param: str = "format") -> ResponseFormat | None:
     form = json.loads(tool.format) if tool.format else {}
     if form.get("type", "text") == "text":
         return None
-    grammar = form.get("grammar", form) if form["type"] == "grammar" else None
+    grammar = form.get("grammar") if form["type"] == "grammar" else None
     if (
         not isinstance(grammar, dict)
         or grammar.get("syntax") not in ("lark", "regex")

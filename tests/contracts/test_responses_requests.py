@@ -105,6 +105,13 @@ def test_an_agents_body_becomes_one_conversation() -> None:
     assert parsed(AGENT).namespaces == {"fs__read": ("fs", "read")}
 
 
+def test_a_custom_tools_grammar_has_the_form_of_chats_that_workers_get() -> None:
+    [form] = [tool.format for tool in parsed(AGENT).request.tools if tool.format is not None]
+    grammar = {"syntax": "lark", "definition": "start: /.+/"}
+    assert json.loads(form) == {"type": "grammar", "grammar": grammar}
+    assert parsed(AGENT).echo["tools"][1]["format"] == {"type": "grammar", **grammar}
+
+
 def test_the_response_repeats_its_request() -> None:
     echo = parsed(AGENT).echo
     assert echo["instructions"] == "You are a coding agent." and echo["store"] is False

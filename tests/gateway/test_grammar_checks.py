@@ -111,11 +111,23 @@ async def test_a_loose_tool_whose_schema_cannot_be_followed_takes_any_object_and
     ("form", "message"),
     [
         ({"type": "grammar", "grammar": {"syntax": "regex", "definition": "(["}}, "the regex is not valid"),
-        ({"type": "grammar", "syntax": "lark", "definition": "start: x"}, "the grammar is not valid"),
-        ({"type": "grammar", "syntax": "lark", "definition": ""}, "is empty; allowed: a grammar"),
-        ({"type": "grammar", "syntax": "gbnf", "definition": "a"}, "is another format; allowed: "),
+        (
+            {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: x"}},
+            "the grammar is not valid",
+        ),
+        (
+            {"type": "grammar", "grammar": {"syntax": "lark", "definition": ""}},
+            "is empty; allowed: a grammar",
+        ),
+        (
+            {"type": "grammar", "grammar": {"syntax": "gbnf", "definition": "a"}},
+            "is another format; allowed: ",
+        ),
         ({"type": "grammar", "grammar": "a"}, "is another format; allowed: "),
-        ({"type": "grammar", "syntax": ["lark"], "definition": "a"}, "is another format; allowed: "),
+        (
+            {"type": "grammar", "grammar": {"syntax": ["lark"], "definition": "a"}},
+            "is another format; allowed: ",
+        ),
         ({"type": None}, "is another format; allowed: "),
     ],
 )

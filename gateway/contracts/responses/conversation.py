@@ -163,7 +163,11 @@ def flat_tools(
 
 def _nested(tool: PlainTool, name: str) -> FunctionBody | CustomToolBody:
     if tool.type == "custom":
-        return CustomToolBody(name=name, description=tool.description, format=tool.format)
+        form = tool.format
+        if form is not None and form.get("type") == "grammar" and "grammar" not in form:
+            # Chats, the form that workers get, have the grammar's fields in an object of their own.
+            form = {"type": "grammar", "grammar": {key: form[key] for key in form if key != "type"}}
+        return CustomToolBody(name=name, description=tool.description, format=form)
     return FunctionBody(
         name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
     )
