@@ -66,9 +66,8 @@ class EmbeddedVectors:
     async def of(self, part: EmbedPart, model: str) -> Vectors:
         """The vectors; leaving early aborts the sequences. Raises BackendFailure, EngineError."""
         if part.dimensions is not None:
-            raise BackendFailure(
-                FailureKind.INVALID_INPUT, f"{model} has vectors of one length", param="dimensions"
-            )
+            message = f"dimensions is {part.dimensions}; allowed: null, {model} has vectors of one length"
+            raise BackendFailure(FailureKind.INVALID_INPUT, message, param="dimensions")
         info = self._client.info
         longest = longest_input(part, None if info is None else info.max_model_len)
         inputs = [ids[:longest] for ids in await self._encode(part)]

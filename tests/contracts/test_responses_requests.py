@@ -7,6 +7,12 @@ from typing import Any, cast
 
 import pytest
 from msgspec import structs
+from openai.types.responses import (
+    ParsedResponseFunctionToolCall,
+    ParsedResponseOutputMessage,
+    ParsedResponseOutputText,
+    ResponseCustomToolCall,
+)
 
 from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.features import Feature
@@ -103,6 +109,26 @@ def test_an_agents_body_becomes_one_conversation() -> None:
     assert request.parallel_tool_calls is False and request.reasoning_effort == "medium"
     assert request.needs >= {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.REASONING_EFFORT}
     assert parsed(AGENT).namespaces == {"fs__read": ("fs", "read")}
+
+
+@pytest.mark.parametrize("by_alias", [True, False])
+def test_the_items_of_the_official_client_can_be_sent_back(by_alias: bool) -> None:
+    part = ParsedResponseOutputText(
+        annotations=[], text="{}", type="output_text", parsed={"a": 1}, logprobs=None
+    )
+    given = (
+        ParsedResponseOutputMessage(
+            id="m", content=[part], role="assistant", status="completed", type="message"
+        ),
+        ParsedResponseFunctionToolCall(
+            arguments="{}", call_id="c", name="f", type="function_call", parsed_arguments={"a": 1}
+        ),
+        ResponseCustomToolCall(call_id="d", input="x", name="p", type="custom_tool_call"),
+    )
+    items = [one.model_dump(by_alias=by_alias) for one in given]
+    turns = [{"role": "user", "content": "hi"}, *items, {"role": "user", "content": "go on"}]
+    answer = parsed({"model": "demo", "input": turns}).request.messages[1]
+    assert (answer.content, [call.name for call in answer.tool_calls]) == ("{}", ["f", "p"])
 
 
 def test_a_custom_tools_grammar_has_the_form_of_chats_that_workers_get() -> None:

@@ -16,7 +16,17 @@ MAX_METADATA: Final = 16
 
 _LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     dict.fromkeys(
-        ("id", "status", "phase", "annotations", "logprobs", "internal_chat_message_metadata_passthrough"),
+        (
+            "id",
+            "status",
+            "phase",
+            "annotations",
+            "logprobs",
+            "internal_chat_message_metadata_passthrough",
+            # What the official client has parsed a text and a call's arguments to.
+            "parsed",
+            "parsed_arguments",
+        ),
         (ANYTHING,),
     )
 )
@@ -44,7 +54,15 @@ Words = Annotated[
 class InputItem(Body):
     """One item of ``input``; its fields depend on its type."""
 
-    neutral = _LABELS
+    # The official client's calls have the fields of programmatic calls, with its own name of ``async``.
+    neutral = MappingProxyType(
+        {
+            **_LABELS,
+            "async": (None, False),
+            "async_": (None, False),
+            "caller": (None, {"type": "direct"}),
+        }
+    )
     type: Literal[
         "message",
         "function_call",
