@@ -123,6 +123,15 @@ def test_the_error_of_a_too_long_context_has_openais_code() -> None:
     assert sent[-1]["response"]["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_a_broken_stream_says_whether_its_response_is_stored(background: bool) -> None:
+    asked = structs.replace(ASKED, store=True, background=background, echo={"store": True})
+    frames = RESPONSES.frames(asked, "demo")
+    error = public_error(BackendUnavailable("the worker broke off"))
+    [failed] = events(frames.opening + frames.fail(error, "req_1", partial=True))[-1:]
+    assert failed["response"]["store"] is background
+
+
 def test_a_namespaces_member_and_a_custom_tool_have_their_own_names_and_raw_text() -> None:
     asked = ResponsesRequest(REQUEST, namespaces={"shop__stock": ("shop", "stock")})
     frames = RESPONSES.frames(asked, "demo")

@@ -98,10 +98,14 @@ def ended_response(asked: ResponsesRequest, answer: Answer, output: Sequence[Ite
 def failed_response(
     asked: ResponsesRequest, error: PublicError, model: str, output: Sequence[Item]
 ) -> dict[str, Any]:
-    """The response object of an answer that failed."""
+    """The response object of an answer that failed; it is stored only if it ran in the background."""
     detail = error_body(error)["error"]
-    code = detail["code"] if error.status < 500 else "server_error"
-    return response_body(asked, "failed", model, output, error={"code": code, "message": detail["message"]})
+    own = {
+        "code": detail["code"] if error.status < 500 else "server_error",
+        "message": detail["message"],
+    }
+    store = asked.store and asked.background
+    return response_body(asked, "failed", model, output, error=own, store=store)
 
 
 def usage_body(usage: Usage) -> ResponseUsage:
