@@ -11,7 +11,8 @@ from gateway.ports import Services
 def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
     """The caller, by key and headers or by a console session; ``reads``: the request changes nothing.
 
-    Raises MissingKey, InvalidKey, RateLimited, InvalidRequest; Forbidden: a viewer may only read.
+    Raises MissingKey, InvalidKey, RateLimited, InvalidRequest; Forbidden: a viewer may only read, and
+    without a key a page of another origin may do nothing.
     """
     key, token = exchange.key, None
     try:
@@ -20,6 +21,8 @@ def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> 
             caller = services.sessions.caller(token)
         else:
             caller = services.keys.authenticate(key)
+            if key is None:  # keys are off
+                exchange.check_page(services.limits.cors_origins)
     except InvalidKey:
         services.failed_logins.failed(exchange.address)
         raise

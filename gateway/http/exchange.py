@@ -9,6 +9,7 @@ from msgspec import Struct
 from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
+from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
 from gateway.errors import Forbidden, PublicError
 from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
@@ -232,6 +233,23 @@ class Exchange(Struct, eq=False):
         foreign = origin is not None and origin.partition(b"://")[2] != host
         if foreign or site not in (b"same-origin", b"none") or (origin is None and not self.reads):
             raise Forbidden("a session is only for the console's own page")
+
+    def check_page(self, origins: Sequence[str]) -> None:
+        """Refuse a request without a key from a page whose origin is not in ``origins``. Raises Forbidden.
+
+        If keys are off, any page in a browser on this machine could otherwise change the gateway: a POST
+        with a body of text needs no preflight. A browser sends ``origin`` with it; other clients do not.
+        """
+        origin = self.headers.get(b"origin")
+        if origin is None or origin.partition(b"://")[2] == self.headers.get(b"host"):
+            return
+        page = origin.decode("latin-1")
+        if "*" not in origins and page not in origins:
+            raise Forbidden(
+                f"the header origin is '{path_of([page])}' and no key was sent; allowed: a key,"
+                " this gateway's own pages, those of server.cors_origins",
+                param="origin",
+            )
 
     @property
     def allow_fallback(self) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from accounting.keys import KeyRing
 from gateway.config.settings import ServerConfig
 from gateway.http.surfaces import for_callers
+from gateway.keys.authenticate import Keys
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
 
 CONSOLE = "https://console.example"
@@ -150,3 +154,24 @@ def test_an_open_list_of_origins_does_not_reflect_the_asking_one() -> None:
     # A cookie of the browser gives no access: the page must send a key in a header.
     assert refused.status_code == 401
     assert json.loads(refused.content)["error"]["code"]
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/tokenize"])
+async def test_with_keys_off_a_page_of_another_origin_may_do_nothing(connect: Any, path: str) -> None:
+    off = Keys(KeyRing(None, enabled=False, unix_time=time.time))
+    services = fake_services(keys=off, limits=ServerConfig(cors_origins=(CONSOLE,)))
+    body = json.dumps({**BODY, "model": "demo"} if path == "/tokenize" else BODY)
+    async with connect(services) as client:
+
+        async def status(**headers: str) -> int:
+            # As a page sends it without a preflight.
+            sent = {"authorization": "", "content-type": "text/plain", **headers}
+            answer = await client.post(path, content=body, headers=sent)
+            assert answer.status_code == 200 or "origin" in answer.text
+            return int(answer.status_code)
+
+        for stranger in STRANGERS:
+            assert await status(origin=stranger) == 403, stranger
+        for allowed in ({}, {"origin": "http://gw"}, {"origin": CONSOLE}):
+            assert await status(**allowed) == 200, allowed
+        assert await status(origin=STRANGERS[0], authorization="Bearer any") == 200
