@@ -70,7 +70,7 @@ _Time = Annotated[float, BeforeValidator(_unix_time, json_schema_input_type=str)
 class SpanQuery(BaseModel):
     """Rows that started at or after ``since`` and before ``until``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     since: Annotated[_Time | None, Field(description=f"From then on: {_TIMES}.")] = None
     until: Annotated[_Time | None, Field(description="The same; rows from then on are not included.")] = None

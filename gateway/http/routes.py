@@ -1,12 +1,13 @@
 """FastAPI routes that run the edge's checks first, and raw ASGI apps in the OpenAPI document."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
 
-from fastapi import APIRouter, Depends, Header, Security
+from fastapi import APIRouter, Depends, Header, Security, params
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, GetCoreSchemaHandler
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.contracts.native_answer import ErrorBody
 from gateway.contracts.openai_answer import OpenAIErrorBody
-from gateway.contracts.refusals import parse
+from gateway.contracts.refusals import not_allowed, parse, path_of
 from gateway.contracts.values import Caller, CallerRole
 from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
@@ -75,7 +76,8 @@ class EdgeRoute(APIRoute):
     and the body's bounds first, as the raw endpoints do. If the caller disconnects, work of the methods in
     ``ends_with_caller`` is cancelled. An operator's change is not: once begun, it is finished and audited. A
     ``counted`` request counts against the key's requests per minute, before its body is read, and while it
-    runs against the key's concurrent requests.
+    runs against the key's concurrent requests. A query parameter that an operator's path does not know is
+    refused; on callers' paths it has no effect, since their clients add some of their own.
     """
 
     role: ClassVar[CallerRole | None] = None
@@ -85,6 +87,10 @@ class EdgeRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """A handler that runs the checks and then calls FastAPI's handler."""
         handle = super().get_route_handler()
+        fields = () if self.role is None else get_flat_params(self.dependant)
+        parameters = [
+            one.alias for one in fields if not isinstance(one.field_info, params.Path | params.Header)
+        ]
 
         async def checked(request: Request) -> Response:
             services, exchange = await services_of(request), Exchange.of(request.scope)
@@ -94,6 +100,7 @@ class EdgeRoute(APIRoute):
                 reads = request.method == "GET" and self.role is CallerRole.OPERATOR
                 viewers = (CallerRole.VIEWER,) if reads else ()
                 require_role(services, exchange, *viewers, self.role)
+                _check_query(request, parameters)
             if self.counted:
                 await services.limiter.enter(await _caller(request))
             raw = b""
@@ -169,6 +176,18 @@ class AdminRoute(EdgeRoute):
     """A route for admins."""
 
     role = CallerRole.ADMIN
+
+
+def _check_query(request: Request, allowed: Sequence[str]) -> None:
+    """Refuse query parameters that are unknown or repeated. Raises InvalidRequest."""
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        shown = path_of([name])
+        if name not in allowed:
+            raise not_allowed(shown, "is not a known field", ", ".join(allowed) or "none")
+        if name in seen:
+            raise not_allowed(shown, "is repeated", "once")
+        seen.add(name)
 
 
 async def services_of(request: Request) -> Services:

@@ -134,6 +134,25 @@ async def test_what_the_operators_paths_answer_has_the_shape_that_is_told(servic
         await asyncio.sleep(0)
 
 
+async def test_an_operators_path_refuses_a_parameter_that_its_document_does_not_name(services: Any) -> None:
+    app = create_app(services.services)
+    headers = {"authorization": f"Bearer {KEY}"}
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+        for path, operations in app.openapi()["paths"].items():
+            for method, told in operations.items() if path.startswith("/admin") else ():
+                known = [one["name"] for one in told.get("parameters", ()) if one["in"] == "query"]
+                unknown = await client.request(method, f"{path}?limt=5&key%0A=secret")
+                assert unknown.status_code == 422, (method, path)
+                found = unknown.json()["error"]
+                assert found["param"] == "limt", (method, path)
+                told_allowed = found["message"].removeprefix("limt is not a known field; allowed: ")
+                assert set(told_allowed.split(", ")) == set(known or ["none"]), (method, path)
+                for name in known:
+                    twice = await client.request(method, f"{path}?{name}=1&{name}=2")
+                    assert twice.json()["error"]["message"] == f"{name} is repeated; allowed: once"
+
+
 async def test_other_requests_do_not_wait_while_the_document_is_written() -> None:
     app, turns = create_app(fake_services()), 0
     app.add_api_route("/of/this/test", lambda: None)  # no other app has the same document
