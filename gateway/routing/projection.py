@@ -7,6 +7,7 @@ stays in force, and the process reports the unusable one and continues with the 
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,7 +128,10 @@ class RoutingProjection(FollowedStream):
         if self.head:
             await self.compare_file()
         elif self._seed.fault is None:
-            await self._seed_store()
+            try:
+                await self._seed_store()
+            except StateUnavailable as error:
+                self._log.warning("the first routing revision is not written yet", reason=str(error))
         if self._revision is None:
             if self._seed.config is None:
                 raise self._no_usable_revision()
@@ -161,7 +165,8 @@ class RoutingProjection(FollowedStream):
         while not self.head and self._seed.config is not None:
             await asyncio.sleep(SEED_AGAIN_S)
             if not self.head:
-                await self._seed_store()
+                with suppress(StateUnavailable):  # logged once, by start()
+                    await self._seed_store()
 
     async def change(
         self, decide: Callable[[Stored], Draft], *, author: str, expected: int | None = None
@@ -250,14 +255,12 @@ class RoutingProjection(FollowedStream):
         )
 
     async def _seed_store(self) -> None:
+        """Write the first revision. Raises StateUnavailable."""
         data = to_data(_seed_draft(self._seed), 0)
         try:
             await self._store.append(STREAM, data, author=SEED_AUTHOR, expected=0)
         except Conflict:
             self._log.info("another process wrote the first routing revision")
-        except StateUnavailable as error:
-            self._log.warning("the first routing revision is not written yet", reason=str(error))
-            return
         await self.caught_up_to(1)
 
     def _no_usable_revision(self) -> RoutingFileError:

@@ -44,10 +44,11 @@ class Process:
     streams: MemoryStreams
     known: KnownNames = field(default_factory=lambda: KnownNames({"local", "pool"}, {"v1"}, {"style"}))
     seed: Seed = field(default_factory=lambda: Seed("routing.yaml", config()))
+    store_type: type[MemoryStateStore] = MemoryStateStore
 
     def __post_init__(self) -> None:
         seconds = itertools.count(1.0)
-        self.store = MemoryStateStore(self.streams, unix_time=lambda: next(seconds), poll_s=0.02)
+        self.store = self.store_type(self.streams, unix_time=lambda: next(seconds), poll_s=0.02)
         self.book = RoutingProjection(
             self.store, known=self.known, seed=self.seed, unix_time=lambda: next(seconds)
         )
@@ -171,6 +172,23 @@ async def test_without_a_store_the_file_serves_as_number_0_and_becomes_revision_
             await process.desk.history(5)
         streams.down = False
         await until(lambda: process.book.number == 1)
+
+
+async def test_a_store_that_stays_away_at_the_start_is_logged_once_and_not_at_every_try() -> None:
+    tries = 0
+
+    class CountingStore(MemoryStateStore):
+        async def append(self, *record: Any, **more: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            return await super().append(*record, **more)
+
+    streams = MemoryStreams()
+    streams.down = True
+    with structlog.testing.capture_logs() as logs:
+        async with running(Process(streams, store_type=CountingStore)):
+            await until(lambda: tries == 3)
+    assert [line["event"] for line in logs].count("the first routing revision is not written yet") == 1
 
 
 async def test_each_change_is_a_revision_in_force_in_every_process() -> None:
