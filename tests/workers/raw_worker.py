@@ -138,6 +138,7 @@ class RawWorker:
     tokenize: Callable[[str], list[int]] | None = None
     requests: list[Request] = field(default_factory=list)
     posts: frozenset[str] = frozenset()  # paths on which a GET gets 405
+    keyed: frozenset[str] = frozenset()  # paths on which a GET gets 401
     tokenized: list[str | None] = field(default_factory=list)  # the models that tokenize requests name
     gone: int = 0
     probes: int = 0
@@ -194,7 +195,7 @@ class RawWorker:
             known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}
             if self.models is not None:
                 known["/v1/models"] = self.models()
-            missing = 405 if path in self.posts else 404
+            missing = 405 if path in self.posts else 401 if path in self.keyed else 404
             await request.whole(
                 (200 if self.healthy else 500) if path in known else missing,
                 known.get(path, b""),

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import structlog
 
 from gateway.backends.port import BackendState
 from gateway.backends.workers.inspection import ServedModel, offers_of
@@ -129,6 +130,30 @@ async def test_workers_of_several_models_serve_each_of_them() -> None:
         assert "b" in {(await hear(small, work())).text for _ in range(2)}
         assert {request.body["model"] for request in one.requests} == {"small"}
         assert [request.body["model"] for request in both.requests][:2] == ["big", "big"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "reason"),
+    [
+        ({"/v1/models"}, "refuses the key; set api_key_env or api_key_file to where its key is"),
+        (set(), "does not list its models (status 404); does base_urls end in /v1? If so, name one as model"),
+    ],
+)
+async def test_without_a_list_of_models_the_reason_is_what_the_worker_answered(
+    paths: set[str], reason: str
+) -> None:
+    worker = RawWorker([], keyed=frozenset(paths))
+    await worker.start()
+    serving = make_pool(worker.url, model=None)
+    with structlog.testing.capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            loops = group.create_task(serving.run())
+            await until(lambda: reason in str(serving.serving[0].absence))
+            loops.cancel()
+    assert [line["reason"] for line in logs if line["event"] == "worker not usable"] == [reason]
+    [found] = await serving.serving[0].inspect(None, 1, generate=False)
+    assert found.faults == (reason,)
+    await worker.die()
 
 
 async def test_a_model_that_appears_is_served_and_one_that_goes_ends() -> None:

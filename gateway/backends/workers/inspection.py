@@ -22,6 +22,7 @@ TIMEOUT_S = 10.0
 MAX_SHOWN = 10
 # Most models of one pool: each has metrics, a queue and a circuit breaker of its own.
 MAX_MODELS = 256
+KEY_REFUSED: Final = "refuses the key; set api_key_env or api_key_file to where its key is"
 _GENERATING: Final = ("/chat/completions", "/completions")
 _OTHERS: Final = ("/embeddings", "/rerank", "/score", "/audio/transcriptions")
 # Most tokenizers split this text differently.
@@ -109,6 +110,13 @@ def offers_of(
     return tuple(by_root.values())
 
 
+def why_no_list(status: int) -> str:
+    """Why a worker of a pool without a configured model has no list of models, as the end of a sentence."""
+    if status in (401, 403):
+        return KEY_REFUSED
+    return f"does not list its models (status {status}); does base_urls end in /v1? If so, name one as model"
+
+
 async def generates(client: WorkerClient, timeout_s: float) -> bool:
     """Whether the worker generates text. Raises TransportError.
 
@@ -149,7 +157,7 @@ async def inspect(
     except (TransportError, TimeoutError) as error:
         return _unusable(url, f"does not answer ({error or 'timeout'}); start it, or correct base_urls")
     if answer.status in (401, 403):
-        return _unusable(url, "refuses the key; set api_key_env or api_key_file to where its key is")
+        return _unusable(url, KEY_REFUSED)
     found: ServedModel | None = None
     faults = []
     if answer.status == 200:
@@ -172,7 +180,7 @@ async def inspect(
             return _unusable(url, f"does not serve {model!r}; correct model; it serves: {served}")
     if model is None:
         if found is None:
-            return _unusable(url, "does not list its models; name one as model")
+            return _unusable(url, why_no_list(answer.status))
         model = found.id
     longest = None if found is None else found.max_model_len
     if longest is not None and longest < max_model_len:

@@ -12,7 +12,14 @@ from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.inspection import Inspection, ServedModel, generates, inspect, read_models
+from gateway.backends.workers.inspection import (
+    Inspection,
+    ServedModel,
+    generates,
+    inspect,
+    read_models,
+    why_no_list,
+)
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
@@ -191,6 +198,8 @@ class Worker:
         before, self._unusable = self._unusable, reason
         if reason is None:
             return True
+        if answer.status != 200:
+            self._unusable = reason = why_no_list(answer.status)
         if reason != before:
             self._log.warning("worker not usable", reason=reason)
         self.unavailable_reason = reason
