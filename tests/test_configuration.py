@@ -99,6 +99,8 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
         ("- a list", {}, ["must be a mapping"]),
         ("a: [", {}, ["not valid YAML"]),
         ("backends: {'bad name': {kind: engine}}", {}, ["backends"]),
+        ("server:", {}, ["sluice.yaml: server: Input should be a valid dictionary; given: None"]),
+        ("1: 2", {}, ["sluice.yaml: [1]: Keys should be strings; given: 1"]),
         ("", {"SLUICE_SERVR__PORT": "1"}, ["environment SLUICE_SERVR__PORT", "servr"]),
         ("", {"MAX_MODEL_LEN": "abc"}, ["environment MAX_MODEL_LEN", "valid integer", "abc"]),
         ("", {"SLUICE_SERVER__PORT__X": "1"}, ["SLUICE_SERVER__PORT__X"]),
@@ -112,6 +114,26 @@ def test_a_wrong_key_or_value_names_place_given_and_allowed(
     for part in told:
         assert part in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ("base_urls: ['http://me:hunter2@gpu/v1']", "base_urls[0]: .* given: 'http://…@gpu/v1'"),
+        ("base_urls: ['http://gpu/v1?key=hunter2']", "base_urls[0]: .* given: 'http://gpu/v1?…'"),
+        (
+            "base_urls: [http://gpu/v1], headers: 'X-Key: hunter2'",
+            "headers: .* given: a string of 14 characters",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_without_its_secrets(tmp_path: Path, fields: str, told: str) -> None:
+    text = f"backends: {{gpus: {{kind: openai, {fields}}}}}"
+    with pytest.raises(ConfigError) as caught:
+        load_settings(write(tmp_path, text), {})
+    key, _, given = told.partition(".*")
+    assert key in str(caught.value) and str(caught.value).endswith(given)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_each_of_several_engines_has_a_backend_and_engine_has_one_where_it_is_asked_for(

@@ -1,6 +1,7 @@
 """Reads operators' YAML files into pydantic models; an error names the file, the key and the given value."""
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
@@ -15,6 +16,8 @@ from gateway.contracts.refusals import allowed, given, path_of
 MAX_FILE_BYTES = 1 << 20
 # The most characters of an invalid value that a message shows.
 MAX_SHOWN = 60
+# User, password and query of an address, which messages do not repeat.
+_SECRET_PARTS = re.compile(r"(?<=//)[^/@\s]*(?=@)|(?<=\?)\S+")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -82,16 +85,17 @@ def explain(
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it, shortened to ``MAX_SHOWN``."""
+    """Return a value as a message shows it, shortened to ``MAX_SHOWN``, an address without its secrets."""
     if isinstance(value, dict | list):
         return given(value)
-    text = repr(value)
+    text = repr(_SECRET_PARTS.sub("…", value) if isinstance(value, str) and "//" in value else value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str, ...]], str]) -> str:
     loc, sections = _found(model, fault["loc"])
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{path_of((part,))}" for part in loc)[1:]
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{path_of((part,))}" for part in loc)
+    key = key.removeprefix(".")
     where, kind = source(loc), fault["type"]
     if kind == "extra_forbidden":
         names = sorted({name for section in sections for name in section.model_fields})
@@ -100,10 +104,12 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
         return f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(names)}"
     if kind == "value_error":  # raised by Sluice's own validators, whose messages name the given value
         return f"{where}: {key}{': ' if key else ''}{fault['ctx']['error']}"
-    given = "" if kind == "missing" else f"; given: {shown(fault['input'])}"
+    described = given if "headers" in loc else shown  # a header may be a key
+    value = "" if kind == "missing" else f"; given: {described(fault['input'])}"
     if kind == "too_short":
-        return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{given}"
-    return f"{where}: {key or 'the file'}: {fault['msg']}{given}"
+        return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{value}"
+    message = fault["msg"].partition(" or instance of ")[0]  # without the name of a class
+    return f"{where}: {key or 'the file'}: {message}{value}"
 
 
 def _found(

@@ -81,7 +81,7 @@ A = "{id: a, base_model: demo, path: p}"
     [
         (
             "- a list",
-            "the file: Input should be a valid dictionary or instance of _RegistryFile; given: an array of 1 item",
+            "the file: Input should be a valid dictionary; given: an array of 1 item",
         ),
         ("adaptors: []", "unknown key 'adaptors' (did you mean 'adapters'?); allowed: adapters, aliases"),
         ("adapters: {}", "adapters: Input should be a valid list; given: an object"),
