@@ -159,6 +159,9 @@ async def _serve(
     if threading.current_thread() is threading.main_thread():
         # Also handles a SIGTERM before uvicorn installs its handlers, or after it removes them.
         signal.signal(signal.SIGTERM, server.handle_exit)
+        # By default SIGHUP would end every stream at once; nohup ignores it, which stays so.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, server.handle_exit)
         for number in signals:
             server.handle_exit(number, None)
     async with around(), gateway.running(), asyncio.TaskGroup() as tasks:

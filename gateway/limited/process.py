@@ -252,9 +252,11 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 def main(argv: list[str]) -> None:
     """Run the server with the arguments ``FD LIMITS MODULE:FUNCTION ARGUMENT…``."""
-    # Ctrl-C and a service manager's SIGTERM reach every process of the tree; this one ends with its socket.
+    # Ctrl-C, a closed terminal and a service manager's SIGTERM reach every process of the tree; this one
+    # ends with its socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     module, _, function = argv[2].partition(":")
     work: Work = getattr(importlib.import_module(module), function)(*argv[3:])
     _Server(socket.socket(fileno=int(argv[0])), work, Limits(*json.loads(argv[1]))).serve()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 from websockets.sync.client import connect
 
 from tests.integration.live import LiveGateway, gateway
@@ -70,6 +71,22 @@ def test_at_the_end_of_the_drain_every_contract_tells_its_caller_and_the_row_is_
     assert chat_events[-1]["error"]["code"] == "draining"
     rows = sqlite3.connect(tmp_path / "ledger.db").execute("select error_code from generations").fetchall()
     assert rows == [("cancelled",)] * 4, "broken off: billed for what was delivered"
+
+
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="nohup")
+def test_sighup_drains_as_sigterm_does_and_cuts_no_stream(tmp_path: Path) -> None:
+    with gateway(tmp_path) as live:
+        engine = live.engine_pid()
+        body = {"messages": [{"role": "user", "content": "Who wrote Berserk?"}], "stream": True}
+        with httpx.stream(
+            "POST", f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(engine, signal.SIGHUP)  # a closed terminal tells every process of the tree
+            live.process.send_signal(signal.SIGHUP)
+            assert list(json_events(lines))[-1]["type"] == "done"
+        assert live.process.wait(60) == 0
 
 
 def test_a_second_signal_ends_the_drain_at_once_and_the_caller_gets_an_error(tmp_path: Path) -> None:
