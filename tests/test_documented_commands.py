@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from ops.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/performance.md")
 COMMAND = re.compile(r"`(?:python -m )?((?:benchmarks|evaluation)\.\w+)((?: [^`]*)?)`")
+SLUICE = re.compile(r"sluice ((?:[a-z-]+ ?)+)[^`\n\"'|,]*")
 TEST = re.compile(r"`pytest (tests/\S+\.py) -k (\w+)`")
 
 
@@ -46,3 +51,22 @@ def test_the_number_of_disconnects_is_the_one_that_is_tested() -> None:
     tested = re.search(r'SLUICE_TEST_DISCONNECTS", "(\d+)"', text("tests/integration/test_under_load.py"))
     row = re.search(r"\| callers who drop the connection under load \| ([\d,]+);", text("README.md"))
     assert tested and row and int(row[1].replace(",", "")) <= int(tested[1])
+
+
+def test_each_option_of_sluice_that_a_page_or_a_message_names_is_there() -> None:
+    sources = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ops").rglob("*.py")]
+    whole, checked = typer.main.get_command(app), 0
+    for source in sources:
+        for found in SLUICE.finditer(source.read_text(encoding="utf-8")):
+            command: Any = whole
+            for word in found[1].split():
+                if word not in getattr(command, "commands", ()):
+                    break
+                command = command.commands[word]
+            if hasattr(command, "commands") or "allow_extra_args" in command.context_settings:
+                continue  # a group, or a command whose options are another program's
+            known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", found[0].partition(" -- ")[0]))
+            assert named <= known | {"--help"}, f"{source}: {found[0]}"
+            checked += len(named)
+    assert checked > 50

@@ -40,7 +40,7 @@ OPENAI_CONTRACT: Mapping[str, str | None] = {
 _KEYLESS = frozenset({"hosted_vllm", "ollama", "ollama_chat", "lm_studio", "llamafile", "openai_like"})
 _NO_KEY = frozenset({"none", "empty", "dummy", "fake-key", "sk-none", "not-needed", "no-key"})
 _SECRET = re.compile(r"key|token|secret|auth|password", re.IGNORECASE)
-_LIMITS = "limits are of keys: sluice keys create --requests-per-minute --tokens-per-minute"
+_LIMITS = "limits are of keys: sluice keys create --rpm --tpm"
 _RETRIES = "a request has at most 4 further calls, over workers and fallbacks together"
 _MONEY = 1_000_000
 
@@ -114,7 +114,7 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
             _Model(setup, place, entry, environ).read()
     setup.different(
         "model_list",
-        "prompts are counted by the demo model's tokenizer; name engine.tokenizer",
+        "prompts are counted by the workers' /tokenize, or estimated; to count exactly, set engine.tokenizer",
     )
     for section in ("router_settings", "litellm_settings", "general_settings"):
         with _place(path, section):
