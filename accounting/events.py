@@ -1,9 +1,21 @@
 """Events of the ledger and of keys' limits, for metrics and logs."""
 
+import errno
 from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
+
+
+def error_kind(error: BaseException | None) -> str:
+    """The class of an error, or of the driver's error in it, with SQLite's or the system's name of the cause.
+
+    Its text is left out: it may contain a row's values.
+    """
+    inner = getattr(error, "orig", None) or error
+    number = getattr(inner, "errno", None)
+    cause = getattr(inner, "sqlite_errorname", None) or errno.errorcode.get(number or 0)
+    return " ".join(filter(None, (type(inner).__name__, cause)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ class RowsWritten:
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
     """A batch could not be written and is tried again. ``failures`` counts since the last success;
-    ``error_type`` is the exception's class, because its text may contain a row's values.
+    ``error_type`` is its :func:`error_kind`.
     """
 
     error_type: str

@@ -17,7 +17,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from accounting.errors import LedgerUnavailable
-from accounting.events import JournalFailed, JournalRefusal, JournalRefused, JournalSynced
+from accounting.events import JournalFailed, JournalRefusal, JournalRefused, JournalSynced, error_kind
 from accounting.journal_files import JournalSegment, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame
 from accounting.options import Durability, LedgerOptions
@@ -267,7 +267,7 @@ class Journal:
             self._place(group.entries, segment, len(group.data))
             self._options.emit(JournalSynced(len(group.entries), took_s))
         else:
-            self._fail(type(error).__name__, len(group.entries))
+            self._fail(error_kind(error), len(group.entries))
             for entry in group.entries:
                 if not entry.held:
                     self._on_lost(entry)
@@ -356,7 +356,7 @@ class Journal:
             doing()
         except OSError as error:
             # The file stays and is read again later; no row is billed twice by that.
-            self._call_loop(self._fail, type(error).__name__, 0)
+            self._call_loop(self._fail, error_kind(error), 0)
 
     def _call_loop(self, what: Callable[..., None], *values: Any) -> None:
         # RuntimeError: the event loop is closed, so nothing waits for the call.

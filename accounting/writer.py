@@ -9,7 +9,7 @@ from itertools import islice
 
 from tenacity import AsyncRetrying, RetryCallState, wait_exponential
 
-from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed
+from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed, error_kind
 from accounting.journal import PendingRow
 from accounting.options import LedgerOptions
 from accounting.store import GenerationStore, UnwritableRows
@@ -207,8 +207,7 @@ class Writer:
     def failed(self, error: BaseException) -> None:
         """Report an error of the database or of a file."""
         self._failures += 1
-        kind = type(getattr(error, "orig", None) or error).__name__
-        self._options.emit(WriteFailed(kind, self._failures, len(self._outbox)))
+        self._options.emit(WriteFailed(error_kind(error), self._failures, len(self._outbox)))
 
     def lose(self, rows: Sequence[UsageRow], reason: LossReason) -> None:
         """Count and report rows that will never be written."""

@@ -437,7 +437,7 @@ async def test_a_disk_that_fills_up_ends_its_file_and_the_next_row_begins_anothe
         assert ledger.append(row("gen_2")) and await ledger.durable()
         assert not ledger.journal_working
         [failed] = [event for event in told if isinstance(event, JournalFailed)]
-        assert (failed.error_type, failed.rows) == ("OSError", 1)
+        assert (failed.error_type, failed.rows) == ("OSError ENOSPC", 1)
         clock.ahead_s = REST_S
         assert ledger.append(row("gen_3")) and await ledger.durable() and ledger.journal_working
         assert "gen_3" in kept(tmp_path) and "gen_2" not in kept(tmp_path)

@@ -191,7 +191,8 @@ async def test_a_locked_database_makes_rows_wait_and_loses_none(tmp_path: Path) 
         assert ledger.healthy
     assert len(stored_ids(path)) == 100
     assert told.lost() == ledger.lost == 0
-    assert any(isinstance(event, WriteFailed) and event.error_type == "OperationalError" for event in told)
+    failed = [event.error_type for event in told if isinstance(event, WriteFailed)]
+    assert set(failed) == {"OperationalError SQLITE_BUSY"}, "the log says what is wrong with the database"
 
 
 @pytest.mark.asyncio
