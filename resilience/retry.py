@@ -1,8 +1,8 @@
 """Decides whether a failed attempt is repeated on the same backend, and after which wait; sans I/O."""
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from msgspec import Struct
 
@@ -26,7 +26,7 @@ class RetryPolicy:
     """Applies the failure policies of ``resilience.failures``, within the retry budget of all requests."""
 
     budget: RetryBudget
-    random: random.Random
+    random: Random
     emit: Callable[[ResilienceEvent], None]
 
     def began(self, backend: str, now: float) -> None:

@@ -192,6 +192,28 @@ def test_a_public_class_name_stands_for_one_thing(product: dict[str, ast.Module]
     assert {name for name, times in names.items() if times > 1} == NAMES_OF_TWO_THINGS
 
 
+def hidden_names(file: ast.Module) -> Iterator[str]:
+    """Yield the names in a class's annotations that stand for a member of the class since Python 3.14 (PEP 649)."""
+    for body in (node.body for node in ast.walk(file) if isinstance(node, ast.ClassDef)):
+        functions = [one for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        fields = [one for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+        members = {one.name for one in functions} | {ast.unparse(one.target) for one in fields}
+        taken = [one.returns for one in functions] + [one.annotation for one in fields]
+        for function in functions:
+            arguments = function.args
+            every = arguments.posonlyargs + arguments.args + arguments.kwonlyargs
+            taken += [argument.annotation for argument in every]
+        for node in (node for annotation in taken if annotation for node in ast.walk(annotation)):
+            if isinstance(node, ast.Name) and node.id in members:
+                yield node.id
+
+
+def test_no_member_of_a_class_hides_a_name_of_its_annotations(product: dict[str, ast.Module]) -> None:
+    allowed = {"gateway/contracts/openai_body.py": ["user"]}  # the argument of a lambda
+    found = {name: names for name, file in product.items() if (names := list(hidden_names(file)))}
+    assert found == allowed
+
+
 def test_no_file_of_the_product_has_a_note_of_open_work(texts: dict[str, str]) -> None:
     to_do = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
     assert [

@@ -4,9 +4,9 @@ The answers are in random order, because models favour a position. The verdict i
 figures.
 """
 
-import random
 import re
 from dataclasses import dataclass, replace
+from random import Random
 
 from msgspec import structs
 
@@ -44,7 +44,7 @@ class Judge:
     backend: str
     sample: float
     max_tokens: int
-    random: random.Random
+    random: Random
 
     async def judge(self, copy: Copy, texts: JudgedPair) -> str | None:
         """Return ``primary``, ``shadow``, ``tie`` or ``unclear``; ``None`` without a reply of the judge."""

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import time
 import urllib.request
@@ -14,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import psutil
@@ -88,7 +88,7 @@ class Testbed:
             raise TestbedError(f"{role}: there is no such process; there are {known}")
         return [self.processes[role].pid]
 
-    def signal(self, role: str, number: signal.Signals) -> None:
+    def signal(self, role: str, number: Signals) -> None:
         """Signal a role's processes. Raises TestbedError."""
         for pid in self.pids(role):
             with contextlib.suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ class Testbed:
             raise TestbedError(f"{role}: not started here, so it cannot be restarted")
         process = self.processes[role]
         with contextlib.suppress(TestbedError):
-            process.send(signal.SIGKILL)
+            process.send(Signals.SIGKILL)
         await process.wait_ended()
         await process.start(within_s)
 

@@ -23,7 +23,8 @@ class _Titan(msgspec.Struct):
 
 
 class _ByType(msgspec.Struct):
-    float: list[list[float]]
+    # A field named like the type would hide it from its own annotation since Python 3.14.
+    floats: list[list[float]] = msgspec.field(name="float")
 
 
 class _Cohere(msgspec.Struct):
@@ -110,7 +111,7 @@ def _cohere_body(texts: Sequence[str], cut: bool) -> dict[str, Any]:
 
 
 def _cohere_answer(answer: InvokedModel) -> tuple[list[list[float]], int]:
-    return _read_cohere(answer.body).embeddings.float, answer.input_tokens
+    return _read_cohere(answer.body).embeddings.floats, answer.input_tokens
 
 
 _FAMILIES = (
