@@ -109,6 +109,8 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
     if kind == "too_short":
         return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{value}"
     message = fault["msg"].partition(" or instance of ")[0]  # without the name of a class
+    if kind == "string_pattern_mismatch" and "https?://" in fault["ctx"]["pattern"]:
+        message = "is no address; allowed: http://HOST:PORT or https://HOST, with the path where there is one"
     return f"{where}: {key or 'the file'}: {message}{value}"
 
 
