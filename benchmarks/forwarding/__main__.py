@@ -44,6 +44,9 @@ def main(
     realtime: Annotated[
         bool, typer.Option(help="Go before all else on the machine (chrt, needs root): if it is not quiet.")
     ] = False,
+    python: Annotated[
+        str, typer.Option(help="The Python that runs Sluice and the bare proxy; the benchmark's by default.")
+    ] = sys.executable,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the table.")
     ] = False,
@@ -76,6 +79,7 @@ def main(
             rounds=1 if quick else rounds,
             seconds=QUICK_SECONDS if quick else seconds,
             warm_up_s=QUICK_WARM_UP_S if quick else 2.0,
+            python=python,
         )
         with Progress(
             TextColumn("{task.description:<60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -91,7 +95,7 @@ def main(
         errors.print(f"forwarding: {error}", style="red", highlight=False)
         raise typer.Exit(1) from None
     rows = summarize(turns)
-    said = f"{machine()}; {plan.rounds} rounds of {plan.seconds:g} s a load, medians"
+    said = f"{machine(python)}; {plan.rounds} rounds of {plan.seconds:g} s a load, medians"
     said += ", real-time" if realtime else ""
     report = {"said": said, "rows": [asdict(row) for row in rows]}
     if output is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -233,6 +235,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def machine() -> str:
-    """Return the operating system, the architecture and the Python version."""
-    return f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+def machine(python: str = sys.executable) -> str:
+    """Return the operating system, the architecture and the version of ``python``."""
+    done = subprocess.run([python, "--version"], capture_output=True, text=True, check=True)
+    return f"{platform.system()} {platform.machine()}, {done.stdout.strip()}"

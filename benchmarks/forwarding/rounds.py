@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ class Plan:
     seconds: float
     warm_up_s: float
     loads: Mapping[str, Load] = field(default_factory=lambda: LOADS)
+    python: str = sys.executable  # runs Sluice and the bare proxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def _turn(name: Name, number: int, plan: Plan, cores: Cores, told: Callable[[str
         tempfile.TemporaryDirectory(prefix="forwarding-") as place,
         _worker(Path(place), cores) as worker_port,
     ):
-        with _gateway(name, Path(place), cores, worker_port) as (how, port, pid):
+        with _gateway(name, Path(place), cores, worker_port, plan.python) as (how, port, pid):
             results = {}
             for key, load in plan.loads.items():
                 told(f"round {number + 1}: {name}, {load.title}")
@@ -123,7 +125,7 @@ def _worker(folder: Path, cores: Cores) -> Iterator[int]:
 
 @contextmanager
 def _gateway(
-    name: Name, folder: Path, cores: Cores, worker_port: int
+    name: Name, folder: Path, cores: Cores, worker_port: int, python: str
 ) -> Iterator[tuple[Recipe, int, int | None]]:
     """Start the gateway; yield recipe, port and process id (no gateway: the worker's port, ``None``)."""
     if name is Name.DIRECT:
@@ -131,7 +133,8 @@ def _gateway(
         return
     port, log = free_port(), folder / "gateway.log"
     how = recipe(name, folder=folder, port=port, worker_port=worker_port)
-    with started((*cores.gateway, *how.command), log, how.environment) as process:
+    command = [python if word == sys.executable else word for word in how.command]
+    with started((*cores.gateway, *command), log, how.environment) as process:
         port = port if how.port_file is None else written_port(process, how.port_file, log)
         if how.ready_path is not None:
             wait_until_ready(process, port, how.ready_path, log)
