@@ -27,12 +27,16 @@ import torch.nn.functional as F
 # of gathering one key. Measured on two cores with two key-value heads of 64.
 _GROUP_COST = 1_000
 _GATHER_COST = 4
+# The first on a GPU, where a group costs the launch of some ten kernels in each layer.
+_GROUP_COST_ON_GPU = 500_000
 # The most keys that a group gathers on a CPU: they should still be in the processor's cache when attention
 # reads them. 64 sequences of 224 keys took 9.8 ms for five layers in one group and 6.5 ms in four.
 MOST_KEYS = 4_096
 # Queries that share one call, and so one number of keys: with fewer, less is computed and then hidden by the
 # causal mask. Both 64 and 32 took a third off the attention of 180 to 512 new tokens, 128 took a quarter off.
 _QUERIES_AT_ONCE = 64
+# The same on a GPU, where a call costs more than what is computed and then hidden.
+_QUERIES_AT_ONCE_ON_GPU = 1024
 
 IntArray = npt.NDArray[np.int64]
 
@@ -89,9 +93,11 @@ class Group:
     unpad: torch.Tensor | None = None
 
 
-def group_by_shape(widths: list[int], contexts: list[int], most_keys: int = MOST_KEYS) -> list[list[int]]:
-    """Group sequences by their query and key counts, so that padding wastes little and a group gathers at
-    most ``most_keys`` keys, unless one sequence alone has more.
+def group_by_shape(
+    widths: list[int], contexts: list[int], most_keys: int = MOST_KEYS, most_waste: int = _GROUP_COST
+) -> list[list[int]]:
+    """Group sequences by their query and key counts, so that a group's padding wastes at most ``most_waste``
+    and it gathers at most ``most_keys`` keys, unless one sequence alone has more.
     """
     order = sorted(range(len(widths)), key=lambda one: (widths[one], contexts[one]), reverse=True)
     groups: list[list[int]] = []
@@ -101,7 +107,7 @@ def group_by_shape(widths: list[int], contexts: list[int], most_keys: int = MOST
         if groups:
             keys = (len(groups[-1]) + 1) * max(longest, contexts[one])
             waste = keys * (width + _GATHER_COST) - useful - exact
-        if not groups or keys > most_keys or waste > _GROUP_COST:
+        if not groups or keys > most_keys or waste > most_waste:
             groups.append([])
             width, longest, useful = widths[one], 0, 0
         groups[-1].append(one)
@@ -138,15 +144,22 @@ class GroupedAttention:
         self._block_size, self._dtype, self._device = block_size, dtype, device
         self.kernel = kernel
         self._most_keys = MOST_KEYS if device.type == "cpu" else sys.maxsize
+        self._at_once = _QUERIES_AT_ONCE if device.type == "cpu" else _QUERIES_AT_ONCE_ON_GPU
+        self._group_cost = _GROUP_COST if device.type == "cpu" else _GROUP_COST_ON_GPU
+        # On a GPU no fused kernel of PyTorch but cuDNN's takes a mask together with heads that share keys.
+        self._repeats = 1 if device.type == "cpu" else heads // kv_heads
 
     def group_sequences(self, widths: list[int], contexts: list[int]) -> list[list[int]]:
         """The groups of a step, given the query and key counts of its sequences."""
         if self.kernel is None:
-            return group_by_shape(widths, contexts, self._most_keys)
+            return group_by_shape(widths, contexts, self._most_keys, self._group_cost)
         singles = [one for one, width in enumerate(widths) if width == 1]
         wide = [one for one, width in enumerate(widths) if width > 1]
         groups = group_by_shape(
-            [widths[one] for one in wide], [contexts[one] for one in wide], self._most_keys
+            [widths[one] for one in wide],
+            [contexts[one] for one in wide],
+            self._most_keys,
+            self._group_cost,
         )
         return [[wide[one] for one in group] for group in groups] + ([singles] if singles else [])
 
@@ -205,8 +218,8 @@ class GroupedAttention:
         if (starts == starts[0]).all():
             starts = starts[:1]  # one mask for all rows
         parts = []
-        for begin in range(0, width, _QUERIES_AT_ONCE):
-            end = min(begin + _QUERIES_AT_ONCE, width)
+        for begin in range(0, width, self._at_once):
+            end = min(begin + self._at_once, width)
             # A query attends to the keys up to its own position. A padding query attends to at least the keys
             # of the last real one, never to none, so that no row of the softmax is empty.
             seen = (starts[:, None] + np.arange(begin, end))[:, None, :, None]
@@ -233,13 +246,15 @@ class GroupedAttention:
             result = F.scaled_dot_product_attention(folded, key[:, :, :keys], value[:, :, :keys], mask)
             return result.reshape(rows, -1)
         padded = query.view(rows, width, -1, head_dim).transpose(1, 2)
+        if self._repeats > 1:
+            key, value = (one.repeat_interleave(self._repeats, dim=1) for one in (key, value))
         results = [
             F.scaled_dot_product_attention(
                 padded[:, :, part.queries],
                 key[:, :, : part.keys],
                 value[:, :, : part.keys],
                 part.mask,
-                enable_gqa=True,
+                enable_gqa=self._repeats == 1,
             ).transpose(1, 2)
             for part in group.parts
         ]

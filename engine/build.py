@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from engine.attention import GroupedAttention
+from engine.attention import DecodeKernel, GroupedAttention
 from engine.block_pool import BlockPool
 from engine.engine import Engine
 from engine.errors import EngineStartError, InvalidConfig
@@ -23,8 +23,8 @@ from engine.lora import AdapterBank
 from engine.lora_loader import read_adapter
 from engine.model import Decoder, ModelConfig, ModelWeights
 from engine.operators import Operators
-from engine.paged import make_kernel
-from engine.runner import ModelRunner
+from engine.paged import flash_kernel
+from engine.runner import ModelRunner, tells_of_no_memory
 from engine.scheduler import Scheduler
 from engine.structured import Grammars
 from engine.threads import StepThreads
@@ -49,7 +49,9 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     try:
         weights = read_weights(folder, model, dtype, device)
         engine = assemble(config, model, weights, tokenizer, num_blocks, clock, started_at)
-    except (MemoryError, OSError, torch.OutOfMemoryError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not tells_of_no_memory(error):
+            raise
         raise EngineStartError(f"no memory for {folder} with {num_blocks} KV blocks: {error}") from error
     info = engine.info
     _log.info(
@@ -72,7 +74,7 @@ def assemble(
     """Make an engine with these weights, on their device and in their dtype."""
     dtype, device = weights.embedding.dtype, weights.embedding.device
     max_model_len = min(config.max_model_len, model.max_position, num_blocks * config.block_size)
-    operators, attention = _choose_operators(config, model, num_blocks, dtype, device)
+    operators, attention = _choose_operators(config, model, dtype, device)
     read = partial(read_adapter, config=model, max_rank=config.max_lora_rank, dtype=dtype, device=device)
     adapters = AdapterBank(config.max_loras, read)
     runner = ModelRunner(
@@ -120,14 +122,25 @@ def assemble(
 
 
 def _choose_operators(
-    config: EngineConfig, model: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[Operators, GroupedAttention]:
     """The operators and the attention for this device and dtype; none compiled with ``enforce_eager``."""
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
     place: dict[str, Any] = {"block_size": config.block_size, "dtype": dtype, "device": device}
-    operators, kernel = Operators(*heads, model.rms_norm_eps), None
+    operators: Operators = Operators(*heads, model.rms_norm_eps)
+    kernel: DecodeKernel | None = None
+    if device.type == "cuda":
+        # cuDNN builds a plan of 0.1 s and more for each new shape, and each prompt has a new shape. A plan
+        # that was built while memory was short stays broken.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" and not config.enforce_eager:
-        kernel = make_kernel(*heads, cache_blocks=num_blocks + 2, **place)
+        try:
+            from engine.fused import FusedOperators
+        except ImportError as error:
+            _log.warning("Triton is missing, so PyTorch's operators run, which are slower: %s", error)
+        else:
+            operators = kernel = FusedOperators(*heads, model.rms_norm_eps, block_size=config.block_size)
+        kernel = flash_kernel(*heads, block_size=config.block_size, dtype=dtype) or kernel
     elif device.type == "cpu" and dtype is torch.float32 and not config.enforce_eager:
         try:
             from engine.kernels import CompiledOperators

@@ -21,8 +21,12 @@ from engine.threads import StepThreads
 from engine.values import TokenIdLogprob
 
 # Messages of PyTorch's CPU allocator and of oneDNN, which have no exception classes for this. oneDNN names no
-# cause, but in the warm-up it has run the same products, with another number of rows.
-_SIGNS_OF_NO_MEMORY = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory")
+# cause, but in the warm-up it has run the same products, with another number of rows. The others are CUDA's
+# libraries', which take memory beside PyTorch's allocator: for code when it first runs, and for workspaces.
+_SIGNS_OF_NO_MEMORY = (
+    *("DefaultCPUAllocator", "could not create a primitive", "could not create a memory"),
+    *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+)
 # oneDNN builds and keeps a kernel for each new number of rows; for the five products of the demo model that
 # took at least 1.5 ms of a step of 10 ms. So the rows of steps with prompts are padded to a multiple of this.
 _ROWS_MULTIPLE = 16
@@ -30,6 +34,13 @@ _ROWS_MULTIPLE = 16
 
 class OutOfMemory(Exception):
     """The device had no memory for a step; the step has no result."""
+
+
+def tells_of_no_memory(error: BaseException) -> bool:
+    """Whether the error means that the device, or the host, had no memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        sign in str(error) for sign in _SIGNS_OF_NO_MEMORY
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +110,8 @@ class ModelRunner:
         try:
             with torch.inference_mode():
                 return self._run(chunks)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise OutOfMemory(str(error)) from error
-        except RuntimeError as error:
-            if any(sign in str(error) for sign in _SIGNS_OF_NO_MEMORY):
+        except (MemoryError, RuntimeError) as error:
+            if tells_of_no_memory(error):
                 raise OutOfMemory(str(error)) from error
             raise
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import flex_attention
 
 from engine.attention import MOST_KEYS, Batch, DecodeKernel, GroupedAttention, IntArray, group_by_shape
 from engine.kernels import CompiledOperators
-from engine.paged import FlashDecode, FlexDecode, Kernel, choose_kernel
+from engine.paged import FlashDecode, takes_flash
 
 BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 4, 4, 2, 8
 SHAPE = (HEADS, KV_HEADS, HEAD_DIM)
@@ -122,7 +121,7 @@ def kvcache_of_flash_attn(
     return torch.stack(rows).view(len(query), 1, HEADS, HEAD_DIM)
 
 
-@pytest.mark.parametrize("name", ["compiled", "FlexAttention", "flash-attn"])
+@pytest.mark.parametrize("name", ["compiled", "flash-attn"])
 @settings(max_examples=25, deadline=None)
 @given(sequences=answers, random=st.randoms(use_true_random=False))
 def test_a_kernel_for_answers_reads_each_sequences_own_blocks(
@@ -131,7 +130,6 @@ def test_a_kernel_for_answers_reads_each_sequences_own_blocks(
     paged = spread(sequences, random.shuffle)  # type: ignore[attr-defined]
     kernels: dict[str, DecodeKernel] = {
         "compiled": compiled(),
-        "FlexAttention": FlexDecode(*SHAPE, BLOCK_SIZE, len(paged.cache), flex_attention),
         "flash-attn": FlashDecode(*SHAPE, kvcache_of_flash_attn),
     }
     kernel = kernels[name]
@@ -142,37 +140,19 @@ def test_a_kernel_for_answers_reads_each_sequences_own_blocks(
     torch.testing.assert_close(attended, expected)
 
 
-def test_the_mask_for_flex_attention_lists_the_blocks_of_each_row_and_nothing_else() -> None:
-    kernel = FlexDecode(*SHAPE, BLOCK_SIZE, 10, flex_attention)
-    mask = kernel.prepare(torch.tensor([[7, 2, 0], [3, 0, 0]]), torch.tensor([6, 4]))
-    assert mask.kv_num_blocks.flatten().tolist() == [2, 1]
-    # In the view of keys and values as one sequence the keys of block 7 are its 14th block.
-    assert mask.kv_indices[:, 0, 0].tolist() == [[14, 4, 0], [6, 0, 0]]
-    seen = [
-        [key for key in range(19 * BLOCK_SIZE) if mask.mask_mod(*map(torch.tensor, (row, 0, 0, key)))]
-        for row in range(2)
-    ]
-    assert seen == [[16, 17, 56, 57, 58, 59], [24, 25, 26, 27]]
-
-
 @pytest.mark.parametrize(
-    ("device", "dtype", "block_size", "has_flash", "kernel"),
+    ("dtype", "block_size", "taken"),
     [
-        ("cpu", torch.float32, 16, False, Kernel.GATHER),
-        ("cpu", torch.bfloat16, 256, True, Kernel.GATHER),
-        ("cuda", torch.bfloat16, 256, True, Kernel.FLASH),
-        ("cuda", torch.float16, 512, True, Kernel.FLASH),
-        ("cuda", torch.float32, 256, True, Kernel.FLEX),
-        ("cuda", torch.bfloat16, 16, True, Kernel.FLEX),
-        ("cuda", torch.bfloat16, 16, False, Kernel.FLEX),
-        ("cuda", torch.bfloat16, 48, False, Kernel.GATHER),
-        ("cuda", torch.bfloat16, 8, False, Kernel.GATHER),
+        (torch.bfloat16, 256, True),
+        (torch.float16, 512, True),
+        (torch.float32, 256, False),
+        (torch.bfloat16, 16, False),
     ],
 )
-def test_the_kernel_is_the_fastest_that_takes_the_device_the_type_and_the_block(
-    device: str, dtype: torch.dtype, block_size: int, has_flash: bool, kernel: Kernel
+def test_flash_attn_takes_half_precision_in_blocks_of_a_multiple_of_256(
+    dtype: torch.dtype, block_size: int, taken: bool
 ) -> None:
-    assert choose_kernel(device, dtype, block_size, has_flash=has_flash) is kernel
+    assert takes_flash(dtype, block_size) is taken
 
 
 @given(st.one_of(shapes, answers), st.integers(1, 600))

@@ -12,7 +12,7 @@ from engine.client import EngineClient, EngineTicket
 from engine.engine import Engine
 from engine.errors import EngineDead
 from engine.model import Decoder
-from engine.runner import OutOfMemory
+from engine.runner import OutOfMemory, tells_of_no_memory
 from engine.values import EngineConfig, GenerationRequest, SequenceEnd
 from tests.engine.failing_child import FATAL_TOKEN
 from tests.engine.support import (
@@ -199,3 +199,21 @@ async def test_an_exception_inside_the_step_ends_all_requests_with_one_error_and
         client.submit(GenerationRequest("late", HEALTHY, greedy(4)))
     await client.stop()
     assert client.state == "dead"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+    ids=str,
+)
+def test_errors_of_cudas_libraries_that_tell_of_no_memory_are_told_from_others(
+    error: Exception, is_memory: bool
+) -> None:
+    assert tells_of_no_memory(error) is is_memory

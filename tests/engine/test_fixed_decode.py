@@ -4,13 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
-from engine.attention import DecodeKernel
 from engine.engine import Engine
 from engine.graphs import FixedDecode, decode_sizes
 from engine.kernels import CompiledOperators
-from engine.paged import FlexDecode
 from tests.engine.support import greedy, random_prompts, run_prompts
 
 BLOCKS = 24
@@ -18,7 +15,7 @@ PROMPTS = random_prompts(12, 512, longest=60)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is here")
 
 
-def through_fixed_sizes(engine: Engine, kernel: DecodeKernel) -> Engine:
+def through_fixed_sizes(engine: Engine, kernel: CompiledOperators) -> Engine:
     """Returns the engine after its decode steps were set to use the buffers, without CUDA graphs."""
     runner = engine._runner
     runner._fixed = FixedDecode(  # type: ignore[attr-defined]
@@ -34,14 +31,10 @@ def through_fixed_sizes(engine: Engine, kernel: DecodeKernel) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("name", ["compiled", "FlexAttention"])
 def test_decode_steps_padded_to_a_fixed_size_give_the_tokens_of_unpadded_steps(
-    make_engine: Callable[..., Engine], name: str
+    make_engine: Callable[..., Engine],
 ) -> None:
-    shape = (4, 2, 16)
-    kernel: DecodeKernel = FlexDecode(*shape, 16, BLOCKS + 2, flex_attention)
-    if name == "compiled":
-        kernel = CompiledOperators(*shape, 1e-5, block_size=16, threads=1)
+    kernel = CompiledOperators(4, 2, 16, 1e-5, block_size=16, threads=1)
     options: dict[str, object] = {"num_blocks": BLOCKS, "max_num_seqs": 12, "max_model_len": 96}
     expected = run_prompts(make_engine(enforce_eager=True, **options), PROMPTS, greedy(20))
     engine = through_fixed_sizes(make_engine(**options), kernel)
@@ -61,7 +54,9 @@ def test_the_decode_sizes_are_the_powers_of_two_and_the_largest_batch() -> None:
 
 
 @needs_cuda
-@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"block_size": 256, "num_blocks": 40}])
+@pytest.mark.parametrize(
+    "options", [{}, {"enforce_eager": True}, {"block_size": 256, "num_blocks": 40}, {"block_size": 8}]
+)
 def test_on_cuda_the_tokens_are_those_of_the_cpu(
     make_engine: Callable[..., Engine], options: dict[str, object]
 ) -> None:
