@@ -61,14 +61,18 @@ def parts(*, dry: bool) -> tuple[Part, ...]:
         Part("greedy tokens of Transformers", (*own, "transformers"), 90, ("transformers", "tokenizers")),
         Part(
             "CUDA tests",
-            (*tests, "tests/engine/test_fixed_decode.py", "-k", "on_cuda"),
+            (
+                *tests,
+                *("tests/engine/test_fixed_decode.py", "tests/engine/test_fused.py"),
+                *("-k", "on_cuda"),
+            ),
             120,
             ("pytest", "xdist", "hypothesis", "pytest_asyncio", "tokenizers", "llguidance"),
         ),
         Part(
             "vLLM: conformance suite",
             (*tests, "tests/conformance", "-k", "vllm"),
-            200,
+            300,
             ("vllm", "pytest", "xdist", "hypothesis"),
             in_dry=False,
         ),

@@ -29,6 +29,8 @@ UNUSED = {
     "llguidance": ("LLMatcher", "LLParserLimits", "LLTokenizer", "grammar_from"),
 }
 PROMPT_TOKENS, ANSWER_TOKENS, BLOCK_SIZE = 512, 128, 16
+# Prompts of lengths that no step had before, for the time to a first token.
+NEW_LENGTHS = tuple(range(301, 301 + 11 * 16, 11))
 # Share of the device's memory for weights and KV pool; the rest is for activations and graphs.
 MEMORY_SHARE = 0.85
 
@@ -100,6 +102,18 @@ def answers(engine: Any, prompts: list[list[int]], tokens: int) -> list[list[int
     return found
 
 
+def first_tokens_ms(engine: Any, prompts: list[list[int]]) -> float:
+    """Milliseconds until all these prompts, asked at once, have their first token."""
+    from engine.values import GenerationRequest, SamplingParams
+
+    for number, prompt in enumerate(prompts):
+        engine.add(GenerationRequest(f"new {number}", tuple(prompt), SamplingParams(1, temperature=0.0)))
+    began = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return (time.perf_counter() - began) * 1e3
+
+
 def random_prompts(vocabulary: int, lengths: list[int]) -> list[list[int]]:
     """Return random prompts of these lengths."""
     generator = torch.Generator().manual_seed(1)
@@ -161,6 +175,13 @@ def decode(streams: list[int], *, tiny: bool) -> str:
                 f"{count} streams {'eager' if eager else 'graphs'}: {count / step_s:,.0f} tok/s, "
                 f"TPOT {step_s * 1e3:.2f} ms, {limit_s / step_s:.0%} of the bandwidth limit"
             )
+        if not tiny:
+            alone = statistics.median(first_tokens_ms(engine, [prompts[0][:n]]) for n in NEW_LENGTHS[:5])
+            together = first_tokens_ms(engine, random_prompts(config.vocab_size, list(NEW_LENGTHS[5:])))
+            found.append(
+                f"{'eager' if eager else 'graphs'}: prompts of new lengths have their first token after "
+                f"{alone:.0f} ms alone, {len(NEW_LENGTHS[5:])} at once after {together:.0f} ms"
+            )
         del engine
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -213,7 +234,8 @@ def serve() -> str:
     kind = "vllm" if gpus and importlib.util.find_spec("vllm") else "embedded"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sluice.yaml").write_text(
-            f"server: {{port: {port}}}\nengine: {{kind: {kind}, model: {DEMO}}}\nauth: {{enabled: false}}\n"
+            f"server: {{port: {port}}}\nauth: {{enabled: false}}\n"
+            f"engine: {{kind: {kind}, model: {DEMO}, enforce_eager: true}}\n"
         )
         options = ["--config", "sluice.yaml", *(["--gpus", "all"] if gpus else [])]
         command = [sys.executable, "-m", "ops.cli", "serve", *options]
