@@ -11,7 +11,8 @@ collector (a sink here).
 Shown are medians over the rounds. "API CPU" is the CPU time of the process that serves HTTP, in seconds per
 1,000 requests: for Sluice the gateway, for vLLM its API server. All processes below it (engine core, worker)
 are "engine CPU". With --api-servers there is a third side: vLLM with that many API servers, whose time is
-added up. The load generator is the benchmark's own process and shares the machine with both.
+added up; with --rust another one: vLLM with its HTTP layer in Rust, `vllm-rs`. The load generator is the
+benchmark's own process and shares the machine with all of them.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ except importlib.metadata.PackageNotFoundError:
 from vllm.entrypoints.cli.main import main
 main()
 """
-# vLLM's name of an API server process, when there are several.
-API_SERVER = "VLLM::APIServer"
+# vLLM's names of the processes that serve HTTP, where the root process does not.
+API_SERVERS = ("VLLM::APIServer", "vllm-rs")
 
 
 class Server:
@@ -131,7 +132,7 @@ class Server:
         api = engine = 0.0
         for process in self.tree():
             used = sum(process.cpu_times()[:2])
-            if process == self.root or process.name().startswith(API_SERVER):
+            if process == self.root or process.name().startswith(API_SERVERS):
                 api += used
             else:
                 engine += used
@@ -215,8 +216,8 @@ def sluice(flags: Flags, folder: Path, collector: str) -> Server:
     return Server("sluice", model, command, env, f"http://127.0.0.1:{port}", folder / "sluice.log")
 
 
-def vllm(flags: Flags, folder: Path, api_servers: int = 1) -> Server:
-    """Start vLLM's own OpenAI server, with ``api_servers`` processes that serve HTTP."""
+def vllm(flags: Flags, folder: Path, api_servers: int = 1, *, rust: bool = False) -> Server:
+    """Start vLLM's own OpenAI server, with ``api_servers`` processes that serve HTTP, or with one in Rust."""
     port = free_port()
     options = {
         "--served-model-name": Path(flags.model).name,
@@ -236,13 +237,14 @@ def vllm(flags: Flags, folder: Path, api_servers: int = 1) -> Server:
     }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", flags.model]
     name = "vllm"
-    if api_servers > 1:
+    if api_servers > 1 or rust:
         command = [sys.executable, "-c", SERVE, "serve", flags.model]
         options["--api-server-count"] = str(api_servers)
-        name = f"vllm × {api_servers}"
+        name = "vllm-rs" if rust else f"vllm × {api_servers}"
     command += [part for pair in options.items() for part in pair]
     command += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env |= {"VLLM_USE_RUST_FRONTEND": "1"} if rust else {}
     model = Path(flags.model).name
     return Server(name, model, command, env, f"http://127.0.0.1:{port}", folder / f"{name}.log")
 
@@ -472,6 +474,9 @@ def main(
     requests: Annotated[int, typer.Option(min=1, help="At least so many a run, three for each caller.")] = 64,
     tokens: Annotated[int, typer.Option(min=2, help="Length of every answer.")] = 64,
     api_servers: Annotated[int, typer.Option(min=1, help="Beside these two, vLLM with so many.")] = 1,
+    rust: Annotated[
+        bool, typer.Option("--rust", help="Beside these two, vLLM's HTTP layer in Rust.")
+    ] = False,
     profile: Annotated[
         Path | None, typer.Option(help="Folder for py-spy's stacks of both API processes.")
     ] = None,
@@ -497,6 +502,8 @@ def main(
             servers = [sluice(flags, folder, f"http://127.0.0.1:{port}"), vllm(flags, folder)]
             if api_servers > 1:
                 servers.append(vllm(flags, folder, api_servers))
+            if rust:
+                servers.append(vllm(flags, folder, rust=True))
             for server in servers:
                 stack.callback(server.close)
             for server in servers:
@@ -515,7 +522,7 @@ def main(
                 str(shape_of_8b(Path(made))),
                 dtype="bfloat16",
                 block_size=16,
-                kv_cache_bytes=16 << 30,
+                kv_cache_bytes=6 << 30,
                 load_format="dummy",
                 gpu_memory_utilization=0.3,
             )
