@@ -5,7 +5,8 @@ What is forked is a process of its own: its own pid, files, environment and sign
 for it. ``ForkedPopen`` is ``subprocess.Popen``; ``install`` serves what product code and benchmarks start: the engine,
 vLLM's processes, `sluice serve` and what a benchmark starts often; ``install_for_tests`` what pytest-xdist starts.
 
-Where there is no ``prctl`` or setproctitle (vLLM brings it), and with ``SLUICE_TEST_EXEC=1``, processes start as usual.
+Where there is no ``prctl`` or setproctitle (vLLM brings it), where vLLM's build for GPUs is installed, and with
+``SLUICE_TEST_EXEC=1``, processes start as usual.
 Tests of the start itself use ``ImportingPopen``.
 """
 
@@ -20,6 +21,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -50,10 +52,20 @@ if TYPE_CHECKING:
     from budgeting.tokenizer_files import TokenizerFiles
 
 ROOT = Path(__file__).parents[1]
+
+
+def _is_for_gpus() -> bool:
+    """Whether vLLM's build for CUDA is installed: its processes cannot be forked off one that has loaded CUDA."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version("vllm"))
+    return False
+
+
 AVAILABLE = (
     sys.platform == "linux"
     and importlib.util.find_spec("setproctitle") is not None
     and "SLUICE_TEST_EXEC" not in os.environ
+    and not _is_for_gpus()
 )
 # What is imported ahead. vLLM has a server of its own, without Numba: it looks into all modules that there are.
 GATEWAY = (
@@ -125,7 +137,8 @@ class ForkServer:
         from engine.client import _child_environment
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env = _child_environment() | {"PYTHONPATH": str(ROOT)} | (_VLLM_ENVIRONMENT if vllm else {})
+        searched = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = _child_environment() | {"PYTHONPATH": searched} | (_VLLM_ENVIRONMENT if vllm else {})
         words = ["-m", *_SERVER, str(theirs.fileno()), *(["vllm"] if vllm else [tests] if tests else [])]
         with theirs:
             if fork is not None:

@@ -40,9 +40,12 @@ from tests.conformance.harness import (
     DEMO_MODEL,
     MAX_LORA_RANK,
     MAX_MODEL_LEN,
+    VLLM_DTYPE,
+    VLLM_OPTIONS,
     Specimen,
     demo_tokenizer,
     make_adapters,
+    on_gpu,
 )
 from tests.fork_server import ForkedPopen
 from tests.integration.live import ADMIN_KEY, gateway
@@ -199,7 +202,7 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
         "--host": "127.0.0.1",
         "--port": str(port),
         "--api-key": ADMIN_KEY,
-        "--dtype": "float32",
+        "--dtype": VLLM_DTYPE,
         "--max-model-len": str(MAX_MODEL_LEN),
         "--block-size": str(BLOCK_SIZE),
         "--max-num-seqs": "16",
@@ -210,6 +213,7 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
         # Otherwise the tiny model fills JSON with white space.
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "--tool-call-parser": "hermes",
+        **({"--gpu-memory-utilization": str(VLLM_OPTIONS["gpu_memory_utilization"])} if on_gpu() else {}),
         **options,
     }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

@@ -21,7 +21,7 @@ from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import EngineLost, EngineRestarting, Loss, Supervisor, SupervisorEvent
-from tests.conformance.harness import DEMO_MODEL, VLLM_THREADS, demo_tokenizer
+from tests.conformance.harness import DEMO_MODEL, VLLM_OPTIONS, demo_tokenizer
 from tests.vllm.conftest import needs_vllm
 from tests.vllm.test_lifecycle import ignore, until, work
 
@@ -77,7 +77,7 @@ async def supervised() -> AsyncIterator[Rig]:
             max_num_seqs=8,
             num_blocks=kv_blocks or BLOCKS,
             enforce_eager=True,
-            num_threads=VLLM_THREADS,
+            **VLLM_OPTIONS,
             extra_args={"worker_extension_cls": "tests.vllm.worker_faults.Faults"},
         )
         return VllmHost(

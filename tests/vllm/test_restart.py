@@ -21,7 +21,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import EngineLost, EngineRestarted, Loss, Supervisor, SupervisorEvent
-from tests.conformance.harness import DEMO_MODEL, VLLM_THREADS, demo_tokenizer
+from tests.conformance.harness import DEMO_MODEL, VLLM_OPTIONS, demo_tokenizer, on_gpu
 from tests.vllm.conftest import needs_vllm
 from tests.vllm.test_lifecycle import ignore, until, work
 
@@ -51,7 +51,7 @@ def make(
         max_num_seqs=8,
         kv_cache_bytes=32 << 20,
         enforce_eager=True,
-        num_threads=VLLM_THREADS,
+        **VLLM_OPTIONS,
     )
     return VllmHost(
         section,
@@ -98,7 +98,7 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_not
         await began.wait()
         counted = host.figures()
         segments = mapped(before)
-        assert segments
+        assert segments or on_gpu()
         [core] = [each for each in below() if each.pid not in before and "EngineCore" in each.name()]
         os.kill(core.pid, signal.SIGSTOP)
         struck = time.monotonic()
@@ -114,14 +114,17 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_not
         assert (await backend.generate(work(8), ignore)).usage.output_tokens == 8
         now = host.figures()
         assert counted is not None and now is not None
-        assert mapped(before) and not shared() & segments, "the shared memory of the killed one is freed"
+        assert mapped(before) or on_gpu()
+        assert not shared() & segments, "the shared memory of the killed one is freed"
         assert (now.prompt_tokens or 0) > (counted.prompt_tokens or 0), "counters go on"
 
         [core] = [each for each in below() if each.pid not in before and "EngineCore" in each.name()]
         os.kill(core.pid, signal.SIGKILL)
         await until(lambda: lost_for() == [Loss.STOPPED, Loss.EXITED], 60)
         assert backend.state is BackendState.STARTING, "a death is noticed with nothing under way"
-        await until(lambda: [one for one in below() if one.pid not in before and "Worker" in one.name()])
+        # One GPU's worker is in the core's process, which shares no memory with others.
+        loads = "EngineCore" if on_gpu() else "Worker"
+        await until(lambda: [one for one in below() if one.pid not in before and loads in one.name()])
         keeper.cancel()  # gives up the start while the model is loaded
     await host.stop(10.0)
     await until(lambda: {process.pid for process in below()} <= before, 60)
