@@ -137,7 +137,9 @@ def test_a_wrong_value_is_told_without_its_secrets(tmp_path: Path, fields: str, 
 
 
 def test_an_address_without_a_scheme_is_refused_with_the_form_of_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"base_urls\[0\]: is no address; allowed: http://HOST:PORT .*'gpu-1:80'"):
+    with pytest.raises(
+        ConfigError, match=r"base_urls\[0\]: is no address; allowed: http://HOST:PORT .*'gpu-1:80'"
+    ):
         load_settings(write(tmp_path, "backends: {gpus: {kind: openai, base_urls: ['gpu-1:80']}}"), {})
 
 
