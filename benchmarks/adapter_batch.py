@@ -85,7 +85,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Stand:
+class EngineRig:
     """A running engine, with the tokenizer and the adapters of the requests to it."""
 
     backend: Backend
@@ -102,25 +102,25 @@ class Stand:
         return Work(name, ids, messages, sampling, adapter=adapter, cache_salt=salt)
 
 
-async def text_of(stand: Stand, work: Work) -> str:
+async def text_of(rig: EngineRig, work: Work) -> str:
     """Return the whole answer to a request."""
     pieces: list[str] = []
 
     async def out(delta: Delta) -> None:
         pieces.append(delta.text)
 
-    await stand.backend.generate(work, out)
+    await rig.backend.generate(work, out)
     return "".join(pieces)
 
 
-async def compare(stand: Stand) -> tuple[int, int, int]:
+async def compare(rig: EngineRig) -> tuple[int, int, int]:
     """Return how many answers equal those given alone, of how many, and how many differ from the base's."""
-    asked = [(question, one) for question in QUESTIONS for one in (None, *stand.adapters.values())]
-    alone = [await text_of(stand, stand.work(q, a, "alone", ANSWER_TOKENS)) for q, a in asked]
+    asked = [(question, one) for question in QUESTIONS for one in (None, *rig.adapters.values())]
+    alone = [await text_of(rig, rig.work(q, a, "alone", ANSWER_TOKENS)) for q, a in asked]
     async with asyncio.TaskGroup() as group:
         # A cache salt of their own, so that these requests find nothing that the single runs have cached.
         running = [
-            group.create_task(text_of(stand, stand.work(q, a, "together", ANSWER_TOKENS))) for q, a in asked
+            group.create_task(text_of(rig, rig.work(q, a, "together", ANSWER_TOKENS))) for q, a in asked
         ]
     together = [task.result() for task in running]
     equal = sum(one == other for one, other in zip(alone, together, strict=True))
@@ -132,11 +132,11 @@ async def compare(stand: Stand) -> tuple[int, int, int]:
 class Versions:
     """Plays the adapter registry: adds and removes versions of one alias."""
 
-    def __init__(self, stand: Stand, step_s: float) -> None:
-        self._stand = stand
+    def __init__(self, rig: EngineRig, step_s: float) -> None:
+        self._stand = rig
         self._step_s = step_s
-        self._folder = next(iter(stand.adapters.values())).path
-        self._number = len(stand.adapters)
+        self._folder = next(iter(rig.adapters.values())).path
+        self._number = len(rig.adapters)
         self._versions: dict[str, Adapter] = {}
         self.registry = AdapterRegistry()
         self._first = self._new()
@@ -177,7 +177,7 @@ class Versions:
             tally.changes += 4
 
 
-async def call(stand: Stand, versions: Versions, name: str | None, tally: Tally, until_s: float) -> None:
+async def call(rig: EngineRig, versions: Versions, name: str | None, tally: Tally, until_s: float) -> None:
     """Send one request after the other until ``until_s``, without a pause."""
     while time.perf_counter() < until_s:
         question = QUESTIONS[next(_numbers) % len(QUESTIONS)]
@@ -191,8 +191,8 @@ async def call(stand: Stand, versions: Versions, name: str | None, tally: Tally,
         with versions.registry.lease(Selection(name)) as lease:
             try:
                 # A cache salt of its own each time: a cached prompt would hide how long its prefill waits.
-                work = stand.work(question, lease.adapter, f"load-{next(_numbers)}", LOAD_TOKENS)
-                await stand.backend.generate(work, out)
+                work = rig.work(question, lease.adapter, f"load-{next(_numbers)}", LOAD_TOKENS)
+                await rig.backend.generate(work, out)
             except BackendFailure as failure:
                 tally.failed.append(str(failure))
                 continue
@@ -202,17 +202,17 @@ async def call(stand: Stand, versions: Versions, name: str | None, tally: Tally,
 
 
 async def under_load(
-    stand: Stand, windows: int, window_s: float, step_s: float
+    rig: EngineRig, windows: int, window_s: float, step_s: float
 ) -> tuple[Tally, Tally, Tally]:
     """Run quiet windows, windows with changes, and a control of quiet windows, which shows the noise."""
-    versions, quiet, changing, control = Versions(stand, step_s), Tally(), Tally(), Tally()
-    others = [None, *list(stand.adapters)[1:]]
+    versions, quiet, changing, control = Versions(rig, step_s), Tally(), Tally(), Tally()
+    others = [None, *list(rig.adapters)[1:]]
 
     async def window(tally: Tally, *, changes: bool) -> None:
         until_s = time.perf_counter() + window_s
         async with asyncio.TaskGroup() as group:
             for name in (*others, *others, ALIAS):
-                group.create_task(call(stand, versions, name, tally, until_s))
+                group.create_task(call(rig, versions, name, tally, until_s))
             if changes:
                 group.create_task(versions.change(tally, until_s))
 
@@ -259,11 +259,11 @@ async def measure(
             name: Adapter(name, n, "demo", str((folder / name).absolute()))
             for n, name in enumerate(ADAPTERS, 1)
         }
-        stand = Stand(host.backend("local"), all_slots[-1], tokenizer, MappingProxyType(adapters))
-        equal, of, own = await compare(stand)
+        rig = EngineRig(host.backend("local"), all_slots[-1], tokenizer, MappingProxyType(adapters))
+        equal, of, own = await compare(rig)
         console.print(f"[bold]{kind.value}[/bold]: {equal} of {of} answers in one batch equal those alone")
         console.print(f"{own} of {of * 3 // 4} answers of adapters differ from the base model's")
-        show(console, kind, await under_load(stand, windows, window_s, step_s))
+        show(console, kind, await under_load(rig, windows, window_s, step_s))
     finally:
         await host.stop(10.0)
 

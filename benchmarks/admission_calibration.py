@@ -91,23 +91,23 @@ def engine_of(model: Path, blocks: int, max_num_seqs: int = MAX_NUM_SEQS) -> Eng
 def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[SimulatedRequest], list[MeasuredStep]]:
     """Run the requests at their times on the CPU-time clock; return their outcomes and the steps."""
     draw = random.Random(requests[0].number)
-    fates = [SimulatedRequest(one) for one in requests]
-    by_id = {f"r{fate.arrival.number}": fate for fate in fates}
+    outcomes = [SimulatedRequest(one) for one in requests]
+    by_id = {f"r{outcome.arrival.number}": outcome for outcome in outcomes}
     prompts = [tuple(draw.choices(TOKEN_IDS, k=one.prompt)) for one in requests]
     answering: dict[str, SimulatedRequest] = {}
     steps: list[MeasuredStep] = []
     now, following = 0.0, 0
-    while following < len(fates) or engine.has_work:
+    while following < len(outcomes) or engine.has_work:
         if not engine.has_work:
-            now = max(now, fates[following].arrival.at)
+            now = max(now, outcomes[following].arrival.at)
         begun = time.process_time()
-        while following < len(fates) and fates[following].arrival.at <= now:
-            arrival = fates[following].arrival
+        while following < len(outcomes) and outcomes[following].arrival.at <= now:
+            arrival = outcomes[following].arrival
             sampling = SamplingParams(arrival.output, temperature=0.0, ignore_eos=True)
             engine.add(GenerationRequest(f"r{arrival.number}", prompts[following], sampling))
             following += 1
         sequences = len(answering)
-        context = sum(fate.arrival.prompt + fate.produced - 1 for fate in answering.values())
+        context = sum(outcome.arrival.prompt + outcome.produced - 1 for outcome in answering.values())
         preempted = engine.signals.preemptions
         outputs = engine.step()
         took_s = time.process_time() - begun
@@ -116,23 +116,23 @@ def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[SimulatedR
         if signals.preemptions == preempted and signals.tokens_scheduled >= sequences:
             steps.append(MeasuredStep(signals.tokens_scheduled - sequences, sequences, context, took_s))
         for output in outputs:
-            fate = by_id[output.request_id]
-            fate.produced = output.output_tokens
-            if fate.first_token_at is None:
-                fate.first_token_at = now
-                answering[output.request_id] = fate
+            outcome = by_id[output.request_id]
+            outcome.produced = output.output_tokens
+            if outcome.first_token_at is None:
+                outcome.first_token_at = now
+                answering[output.request_id] = outcome
             if output.finish_reason is not None:
-                fate.finished_at = now
+                outcome.finished_at = now
                 answering.pop(output.request_id, None)
-    return fates, steps
+    return outcomes, steps
 
 
-def summary_of(fates: Sequence[SimulatedRequest], preemptions: int) -> Replay:
+def summary_of(outcomes: Sequence[SimulatedRequest], preemptions: int) -> Replay:
     """Return the figures of a replay in which every request was answered."""
-    ttft = sorted(fate.ttft_s or 0.0 for fate in fates)
-    tpot = sorted(fate.tpot_s or 0.0 for fate in fates)
-    last = max(fate.finished_at or 0.0 for fate in fates)
-    tokens = sum(fate.produced for fate in fates)
+    ttft = sorted(outcome.ttft_s or 0.0 for outcome in outcomes)
+    tpot = sorted(outcome.tpot_s or 0.0 for outcome in outcomes)
+    last = max(outcome.finished_at or 0.0 for outcome in outcomes)
+    tokens = sum(outcome.produced for outcome in outcomes)
     return Replay(
         tokens / last, percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tpot, 0.5), preemptions
     )
@@ -166,21 +166,21 @@ def calibrate(model: Path, rows: int) -> tuple[Fit, list[Check]]:
     found = fit(steps)
     # The highest rate it can serve, from a run in which all requests arrive at once; rates are shares of it.
     whole = simulate(paced(unseen, 1e6), profile_of(found, NARROW_BLOCKS), lambda worker: Open())
-    most = len(unseen) / max(fate.finished_at or 0.0 for fate in whole)
+    most = len(unseen) / max(outcome.finished_at or 0.0 for outcome in whole)
     narrow = engine_of(model, NARROW_BLOCKS)
     replayed = []
     for rate in RATES:
         arrivals = paced(unseen, rate * most / rate_of(unseen))
         before = narrow.signals.preemptions
-        fates, _ = replay(narrow, arrivals)
-        replayed.append((rate, arrivals, summary_of(fates, narrow.signals.preemptions - before)))
+        outcomes, _ = replay(narrow, arrivals)
+        replayed.append((rate, arrivals, summary_of(outcomes, narrow.signals.preemptions - before)))
     for speed in SPEEDS:
         steps += replay(wide, paced(seen[rows // 2 :], speed))[1]
     found = fit(steps)
     checks = []
     for rate, arrivals, real in replayed:
-        told = simulate(arrivals, profile_of(found, NARROW_BLOCKS), lambda worker: Open())
-        checks.append(Check(rate, real, summary_of(told, sum(fate.preemptions for fate in told))))
+        runs = simulate(arrivals, profile_of(found, NARROW_BLOCKS), lambda worker: Open())
+        checks.append(Check(rate, real, summary_of(runs, sum(outcome.preemptions for outcome in runs))))
     return found, checks
 
 

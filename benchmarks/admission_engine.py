@@ -68,63 +68,63 @@ class Bench:
 
     def load(self) -> BackendLoad:
         """Return the load as the gateway reads it."""
-        told = self._engine.signals
+        seen = self._engine.signals
         return BackendLoad(
-            told.running, told.waiting, told.kv_usage, told.total_blocks, told.block_size, MAX_NUM_SEQS
+            seen.running, seen.waiting, seen.kv_usage, seen.total_blocks, seen.block_size, MAX_NUM_SEQS
         )
 
     def run(self, requests: Sequence[Arrival], policy: Policy, *, until_s: float) -> list[SimulatedRequest]:
         """Send each request at its time; return the outcomes. Unanswered ones are aborted at ``until_s``."""
         self._runs += 1
-        fates = [SimulatedRequest(one) for one in requests]
+        outcomes = [SimulatedRequest(one) for one in requests]
         inside: dict[str, SimulatedRequest] = {}
         now, following = 0.0, 0
-        while now < until_s and (following < len(fates) or self._engine.has_work or policy.watching):
+        while now < until_s and (following < len(outcomes) or self._engine.has_work or policy.watching):
             change = policy.next_change()
             if not self._engine.has_work:  # nothing happens before the next arrival or policy change
-                coming = fates[following].arrival.at if following < len(fates) else until_s
+                coming = outcomes[following].arrival.at if following < len(outcomes) else until_s
                 now = max(now, min(coming, until_s if change is None else change))
             begun = time.process_time()
             outputs = self._engine.step() if self._engine.has_work else ()
             now += self._slower * (time.process_time() - begun)
             begun = time.process_time()
-            while following < len(fates) and fates[following].arrival.at <= now:
-                fate = fates[following]
+            while following < len(outcomes) and outcomes[following].arrival.at <= now:
+                outcome = outcomes[following]
                 following += 1
-                self._act(policy.arrive(fate, self.load(), fate.arrival.at), inside, fate.arrival.at)
+                self._act(policy.arrive(outcome, self.load(), outcome.arrival.at), inside, outcome.arrival.at)
             for output in outputs:
-                fate = inside[output.request_id]
-                fate.produced = output.output_tokens
-                if fate.first_token_at is None:
-                    fate.first_token_at = now
-                    policy.first_token(fate, now)
+                outcome = inside[output.request_id]
+                outcome.produced = output.output_tokens
+                if outcome.first_token_at is None:
+                    outcome.first_token_at = now
+                    policy.first_token(outcome, now)
                 if output.finish_reason is not None:
-                    fate.finished_at = now
-                    fate.computed = fate.arrival.prompt + fate.produced
+                    outcome.finished_at = now
+                    outcome.computed = outcome.arrival.prompt + outcome.produced
                     del inside[output.request_id]
-                    policy.finished(fate, now)
+                    policy.finished(outcome, now)
             self._act(policy.look(self.load(), now), inside, now)
             now += self._slower * (time.process_time() - begun)
-        for name, fate in inside.items():
+        for name, outcome in inside.items():
             self._engine.abort(name)
-            fate.first_token_at = None
+            outcome.first_token_at = None
         while self._engine.has_work:
             self._engine.step()
-        return fates
+        return outcomes
 
     def closed(self, requests: Sequence[Arrival], callers: int) -> list[SimulatedRequest]:
         """Run a closed loop of ``callers``, each of which asks again when it has its answer."""
         return self.run([replace(one, at=0.0) for one in requests], Callers(callers), until_s=1e9)
 
     def _act(self, moves: Moves, inside: dict[str, SimulatedRequest], now: float) -> None:
-        for fate, reason in moves.refuse:
-            fate.refused_at, fate.reason = now, reason
-        for fate in moves.hand_on:
-            fate.handed_on_at = now
-            name = f"{self._runs}-{fate.arrival.number}"
-            inside[name] = fate
-            sampling = SamplingParams(fate.arrival.output, temperature=0.0, ignore_eos=True)
-            prompt = tuple(self._draw.choices(TOKEN_IDS, k=fate.arrival.prompt))
+        for outcome, reason in moves.refuse:
+            outcome.refused_at, outcome.reason = now, reason
+        for outcome in moves.hand_on:
+            outcome.handed_on_at = now
+            name = f"{self._runs}-{outcome.arrival.number}"
+            inside[name] = outcome
+            sampling = SamplingParams(outcome.arrival.output, temperature=0.0, ignore_eos=True)
+            prompt = tuple(self._draw.choices(TOKEN_IDS, k=outcome.arrival.prompt))
             self._engine.add(GenerationRequest(name, prompt, sampling))
 
 
@@ -135,9 +135,9 @@ class Callers(Open):
         self._free = callers
         self._waiting: list[SimulatedRequest] = []
 
-    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
+    def arrive(self, outcome: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Let the request wait until a caller is free."""
-        self._waiting.append(fate)
+        self._waiting.append(outcome)
         return Moves()
 
     def look(self, load: BackendLoad, now: float) -> Moves:
@@ -146,7 +146,7 @@ class Callers(Open):
         self._free -= len(begun)
         return Moves(hand_on=tuple(begun))
 
-    def finished(self, fate: SimulatedRequest, now: float) -> None:
+    def finished(self, outcome: SimulatedRequest, now: float) -> None:
         """Free the request's caller."""
         self._free += 1
 
@@ -159,9 +159,9 @@ def examine(
     engine = engine_of(model, NUM_BLOCKS, MAX_NUM_SEQS)
     unhurried = Bench(engine)
     unhurried.closed(whole[:20], MAX_NUM_SEQS)  # compiles what is compiled at first use
-    told = unhurried.closed(whole[:CLOSED_ROWS], MAX_NUM_SEQS)
-    capacity = len(told) / max(fate.finished_at or 0.0 for fate in told)
-    pace = statistics.median(fate.tpot_s or 0.0 for fate in told if fate.produced > 1)
+    finished = unhurried.closed(whole[:CLOSED_ROWS], MAX_NUM_SEQS)
+    capacity = len(finished) / max(outcome.finished_at or 0.0 for outcome in finished)
+    pace = statistics.median(outcome.tpot_s or 0.0 for outcome in finished if outcome.produced > 1)
     slo = SimulatedSlo(TTFT_S, TPOT_TIMES * pace)
     limits = AdmissionLimits(
         max_wait_s=slo.ttft_s,
@@ -180,11 +180,11 @@ def examine(
         rest = paced(wanted, load * capacity / rate_of(wanted))
         arrivals += [replace(one, at=begins + one.at) for one in rest]
         for name in policies:
-            policy = Open() if name == NONE else GatePolicy(limits, produced=lambda fate: fate.produced)
+            policy = Open() if name == NONE else GatePolicy(limits, produced=lambda outcome: outcome.produced)
             before = engine.signals.preemptions
-            fates = bench.run(arrivals, policy, until_s=arrivals[-1].at + 2 * slo.ttft_s)
-            fates = fates[len(quiet_rows) :]
-            found = replace(summarize(fates, slo), preemptions=engine.signals.preemptions - before)
+            outcomes = bench.run(arrivals, policy, until_s=arrivals[-1].at + 2 * slo.ttft_s)
+            outcomes = outcomes[len(quiet_rows) :]
+            found = replace(summarize(outcomes, slo), preemptions=engine.signals.preemptions - before)
             rows.append(
                 Row(load, name, found, policy.gate.limit.value if isinstance(policy, GatePolicy) else None)
             )

@@ -156,18 +156,18 @@ def profile_of(found: Fit, machine: Machine) -> Profile:
     )
 
 
-def foretold(
+def predicted(
     requests: Sequence[Arrival], profile: Profile, slo: SimulatedSlo, policy: str, grace_s: float
 ) -> RunSummary:
     """Simulate the same requests, aborted at the same time, and return the figures."""
     setting = Setting(Kind.NONE if policy == NONE else Kind.SLUICE)
     known = [replace(one, max_tokens=one.output) for one in requests]
-    fates = simulate(known, profile, setting.policy)
-    for fate in fates:
-        if fate.finished_at is not None and fate.finished_at > requests[-1].at + grace_s:
-            fate.first_token_at = fate.finished_at = None
-            fate.computed = 0
-    return summarize(fates, slo)
+    simulated = simulate(known, profile, setting.policy)
+    for request in simulated:
+        if request.finished_at is not None and request.finished_at > requests[-1].at + grace_s:
+            request.first_token_at = request.finished_at = None
+            request.computed = 0
+    return summarize(simulated, slo)
 
 
 def wait_error(before: Mapping[float, float], after: Mapping[float, float]) -> tuple[float, float] | None:
@@ -191,7 +191,7 @@ def wait_error(before: Mapping[float, float], after: Mapping[float, float]) -> t
     return at(0.5), at(0.9)
 
 
-def errors_told(url: str) -> dict[float, float]:
+def reported_errors(url: str) -> dict[float, float]:
     """Return the histogram of the estimates' errors: counts by upper bound of a bucket."""
     found = metric(url, "sluice_admission_ttft_error_seconds_bucket")
     return {float(labels["le"]): value for labels, value in found}
@@ -246,12 +246,12 @@ async def loads(
         start += len(wanted)
         requests = paced(wanted, rate / rate_of(wanted))
         grace_s = 2 * slo.ttft_s
-        before, preempted = errors_told(url), total(url, "vllm:num_preemptions_total")
+        before, preempted = reported_errors(url), total(url, "vllm:num_preemptions_total")
         live = summarize(await open_loop(one, requests, grace_s), slo)
         preempted = total(url, "vllm:num_preemptions_total") - preempted
-        error = None if policy == NONE else wait_error(before, errors_told(url))
+        error = None if policy == NONE else wait_error(before, reported_errors(url))
         rows.append(Row(load, policy, "live", replace(live, preemptions=int(preempted)), error))
-        rows.append(Row(load, policy, "simulated", foretold(requests, profile, slo, policy, grace_s)))
+        rows.append(Row(load, policy, "simulated", predicted(requests, profile, slo, policy, grace_s)))
         await asyncio.sleep(2.0)  # the aborted requests leave the engine
     return rows
 

@@ -56,7 +56,7 @@ MACHINES = {
 }
 
 
-class Asking(OpenAI):
+class PrioritizedChat(OpenAI):
     """Chat completions of an exact answer length, with a priority."""
 
     def __init__(self, model: str, priority: int) -> None:
@@ -150,7 +150,7 @@ class Caller:
     """Sends each request with the key of its tenant."""
 
     targets: Mapping[str, ReplayTarget]
-    contracts: Mapping[int, Asking]
+    contracts: Mapping[int, PrioritizedChat]
     text: TextMaker
 
     async def send(self, arrival: Arrival, prompt: str, started_at: float) -> ReplayedRequest:
@@ -175,7 +175,7 @@ async def caller(url: str, stack: AsyncExitStack) -> Caller:
         targets[f"t{number}"] = await stack.enter_async_context(target)
     first = targets["t1"]
     model = await first.first_model()
-    contracts = {rank: Asking(model, rank) for rank in (-1, 0, 1)}
+    contracts = {rank: PrioritizedChat(model, rank) for rank in (-1, 0, 1)}
     lexicon, _ = await calibrate(first, contracts[0])
     return Caller(targets, contracts, TextMaker(lexicon, seed=1))
 
@@ -220,21 +220,21 @@ async def open_loop(one: Caller, requests: Sequence[Arrival], grace_s: float) ->
             run=run,
         )
         ending.cancel()
-    told = {outcome.index: outcome for outcome in run.outcomes}
-    return [fate_of(arrival, told.get(arrival.number)) for arrival in requests]
+    replayed = {outcome.index: outcome for outcome in run.outcomes}
+    return [simulated_of(arrival, replayed.get(arrival.number)) for arrival in requests]
 
 
-def fate_of(arrival: Arrival, outcome: ReplayedRequest | None) -> SimulatedRequest:
+def simulated_of(arrival: Arrival, outcome: ReplayedRequest | None) -> SimulatedRequest:
     """Return a live request's outcome in the simulator's form; times count from when the request was due."""
-    fate = SimulatedRequest(arrival)
+    request = SimulatedRequest(arrival)
     if outcome is None:
-        return fate
+        return request
     if not outcome.ok:
-        fate.refused_at, fate.reason = outcome.done_s, outcome.code
+        request.refused_at, request.reason = outcome.done_s, outcome.code
     elif outcome.ttft_s is not None and outcome.last_token_s is not None:
-        fate.first_token_at = outcome.sent_s + outcome.ttft_s
-        fate.finished_at = outcome.sent_s + outcome.last_token_s
-        fate.produced = outcome.output_tokens
-        fate.cached = outcome.cached_tokens
-        fate.computed = outcome.input_tokens - outcome.cached_tokens + outcome.output_tokens
-    return fate
+        request.first_token_at = outcome.sent_s + outcome.ttft_s
+        request.finished_at = outcome.sent_s + outcome.last_token_s
+        request.produced = outcome.output_tokens
+        request.cached = outcome.cached_tokens
+        request.computed = outcome.input_tokens - outcome.cached_tokens + outcome.output_tokens
+    return request

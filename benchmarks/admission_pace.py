@@ -46,7 +46,7 @@ WARM_S, WARM_LOAD, LOADED_S = 10.0, 0.6, 40.0
 STRETCHES, STRETCH_ROWS = 3, 150
 
 
-class Way(StrEnum):
+class SpeedChange(StrEnum):
     """How the speed changes."""
 
     STEADY = "as measured"
@@ -60,7 +60,7 @@ class Way(StrEnum):
 class Speed:
     """A machine's speed as a function of the work that it has done."""
 
-    way: Way
+    way: SpeedChange
     draw: random.Random
     busy_s: float = 0.0
     factor: float = 1.0
@@ -69,16 +69,16 @@ class Speed:
     def takes(self, seconds: float) -> float:
         """Return how long a step of ``seconds`` takes at the current speed."""
         match self.way:
-            case Way.STEADY:
+            case SpeedChange.STEADY:
                 pass
-            case Way.SLOW:
+            case SpeedChange.SLOW:
                 self.factor = 1.8
-            case Way.WANDERS if self.busy_s >= self.until_s:
+            case SpeedChange.WANDERS if self.busy_s >= self.until_s:
                 self.factor = self.draw.uniform(1.0, 2.0)
                 self.until_s = self.busy_s + self.draw.expovariate(1 / 4.0)
-            case Way.TURNS:
+            case SpeedChange.TURNS:
                 self.factor = 1.0 if self.busy_s < 15.0 else 1.7
-            case Way.STALLS:
+            case SpeedChange.STALLS:
                 self.factor = 1.2
                 if self.draw.random() < 0.01:
                     seconds += self.draw.uniform(0.03, 0.15)
@@ -91,7 +91,7 @@ class Speed:
 class Uneven(Profile):
     """A simulated worker on a machine of varying speed."""
 
-    speed: Speed = field(default_factory=lambda: Speed(Way.STEADY, random.Random(0)))
+    speed: Speed = field(default_factory=lambda: Speed(SpeedChange.STEADY, random.Random(0)))
 
     def step_s(self, prefill: int, sequences: int, context: int) -> float:
         """How long a step takes now, seconds."""
@@ -122,7 +122,7 @@ def stretch(whole: Sequence[Arrival], start: int, load: float) -> tuple[list[Arr
     return both, len(first)
 
 
-def row_of(engine: str, way: Way, load: float, whole: Sequence[Arrival]) -> Row:
+def row_of(engine: str, way: SpeedChange, load: float, whole: Sequence[Arrival]) -> Row:
     """Simulate one engine, way and load."""
     base = ENGINES[engine]
     limits = AdmissionLimits(
@@ -137,14 +137,14 @@ def row_of(engine: str, way: Way, load: float, whole: Sequence[Arrival]) -> Row:
         arrivals, quiet = stretch(whole, number * STRETCH_ROWS, load)
         shape = {name: getattr(base, name) for name in Profile.__dataclass_fields__}
         profile = Uneven(**shape, speed=Speed(way, random.Random(number)))
-        fates = simulate(arrivals, profile, lambda worker: GatePolicy(limits, produced=worker.produced))[
+        outcomes = simulate(arrivals, profile, lambda worker: GatePolicy(limits, produced=worker.produced))[
             quiet:
         ]
-        for fate in fates:
-            if fate.finished_at is not None and fate.finished_at > arrivals[-1].at + 2 * SLO.ttft_s:
-                fate.first_token_at = fate.finished_at = None
-                fate.computed = 0
-        found.append(summarize(fates, SLO))
+        for outcome in outcomes:
+            if outcome.finished_at is not None and outcome.finished_at > arrivals[-1].at + 2 * SLO.ttft_s:
+                outcome.first_token_at = outcome.finished_at = None
+                outcome.computed = 0
+        found.append(summarize(outcomes, SLO))
     return Row(
         engine,
         way.value,
@@ -176,7 +176,7 @@ def main(
         raise typer.BadParameter(f"no engine {engine!r}; one of {', '.join(ENGINES)}, all")
     whole = requests_of(read_trace(TRACE), SHAPE)
     chosen = tuple(ENGINES) if engine == "all" else (engine,)
-    rows = [row_of(one, way, load, whole) for one in chosen for way in Way for load in LOADS]
+    rows = [row_of(one, way, load, whole) for one in chosen for way in SpeedChange for load in LOADS]
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))
         return
@@ -184,7 +184,7 @@ def main(
     for heading, _ in COLUMNS:
         table.add_column(heading, justify="left" if heading in ("engine", "its speed") else "right")
     for row in rows:
-        table.add_row(*(told(row) for _, told in COLUMNS))
+        table.add_row(*(cell(row) for _, cell in COLUMNS))
     Console(width=120).print(table)
 
 

@@ -39,7 +39,7 @@ WINDOW_S = (200.0, 600.0)
 
 
 @dataclass(slots=True)
-class Seen:
+class RunTrace:
     """A run: times with usage and forecast; predicted and actual times to first token, in seconds."""
 
     at: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Seen:
 class Watched(GatePolicy):
     """The gate, with every forecast recorded."""
 
-    def __init__(self, worker: SimulatedWorker, seen: Seen) -> None:
+    def __init__(self, worker: SimulatedWorker, seen: RunTrace) -> None:
         super().__init__(LIMITS, produced=worker.produced)
         self._worker = worker
         self._seen = seen
@@ -65,16 +65,16 @@ class Watched(GatePolicy):
         self._seen.foreseen.append(peak)
         return moves
 
-    def first_token(self, fate: SimulatedRequest, now: float) -> None:
+    def first_token(self, outcome: SimulatedRequest, now: float) -> None:
         """Act as the gate does, and record the predicted and the actual time to the first token."""
-        ticket = self._tickets[fate.arrival.number]
-        self._seen.first_tokens.append((ticket.estimated_first_token_s, now - fate.arrival.at))
-        super().first_token(fate, now)
+        ticket = self._tickets[outcome.arrival.number]
+        self._seen.first_tokens.append((ticket.estimated_first_token_s, now - outcome.arrival.at))
+        super().first_token(outcome, now)
 
 
-def watched_run() -> Seen:
+def watched_run() -> RunTrace:
     """Run a simulated worker that is limited by memory, at twice its capacity."""
-    seen = Seen()
+    seen = RunTrace()
     requests = requests_of(read_trace(TRACE), WorkloadShape())
     arrivals = paced(requests, RATE / rate_of(requests))
     simulate(arrivals, A10G_8B_FP16, lambda worker: Watched(worker, seen))
@@ -126,7 +126,7 @@ def draw_order(axis: Any) -> None:
     axis.set_title("a line of 120: equal shares first, then who asked for more")
 
 
-def draw_memory(axis: Any, seen: Seen) -> None:
+def draw_memory(axis: Any, seen: RunTrace) -> None:
     """Draw the pool's usage, the forecast of its peak, and the watermarks."""
     truth = []
     last = 0
@@ -148,7 +148,7 @@ def draw_memory(axis: Any, seen: Seen) -> None:
     axis.set_title("memory: forecast and truth")
 
 
-def draw_first_tokens(axis: Any, seen: Seen) -> None:
+def draw_first_tokens(axis: Any, seen: RunTrace) -> None:
     """Draw predicted against actual times to the first token."""
     foreseen, real = zip(*seen.first_tokens, strict=True)
     errors = sorted(abs(b - a) for a, b in seen.first_tokens)

@@ -127,12 +127,12 @@ def compare(
         for kind, settings in tried.items()
     }
     cells = [(load, chosen[kind]) for load in loads for kind in Kind]
-    told = all_of(
+    summaries = all_of(
         [SimulationJob(second, load * second_rate, profile, slo, setting) for load, setting in cells]
     )
     rows = tuple(
-        Row(load, setting.kind.value, setting.told, summary)
-        for (load, setting), summary in zip(cells, told, strict=True)
+        Row(load, setting.kind.value, setting.label, summary)
+        for (load, setting), summary in zip(cells, summaries, strict=True)
     )
     offered = {load: windows(paced(second, load * second_rate / rate_of(second))) for load in loads}
     return Comparison(name, profile.name, first_rate, second_rate, rows, offered)

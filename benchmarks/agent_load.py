@@ -58,9 +58,9 @@ def run(turns: float, calls: float, priority: int, seconds: float) -> tuple[Fate
     arrivals.sort(key=lambda one: one.at)
     ordered = [replace(one, number=number) for number, one in enumerate(arrivals)]
     limits = AdmissionLimits()
-    fates = simulate(ordered, A10G_8B_AWQ, lambda worker: GatePolicy(limits, produced=worker.produced))
-    return [one for one in fates if one.arrival.at in began], [
-        one for one in fates if one.arrival.at not in began
+    outcomes = simulate(ordered, A10G_8B_AWQ, lambda worker: GatePolicy(limits, produced=worker.produced))
+    return [one for one in outcomes if one.arrival.at in began], [
+        one for one in outcomes if one.arrival.at not in began
     ]
 
 

@@ -153,10 +153,10 @@ async def checked(
         asked = {row["custom_id"] for row in await rows_of(session, url, key, batch["input_file_id"])}
         done = await rows_of(session, url, key, batch["output_file_id"])
         not_done = await rows_of(session, url, key, batch["error_file_id"])
-        told = Counter(row["custom_id"] for row in [*done, *not_done])
+        counts = Counter(row["custom_id"] for row in [*done, *not_done])
         lines, answered = lines + len(asked), answered + len(done)
-        wrong["missing"] += len(asked - told.keys())
-        wrong["doubled"] += sum(count - 1 for count in told.values()) + len(told.keys() - asked)
+        wrong["missing"] += len(asked - counts.keys())
+        wrong["doubled"] += sum(count - 1 for count in counts.values()) + len(counts.keys() - asked)
         for row in not_done:
             error = row["error"] or row["response"]["body"]["error"]
             failed[error["code"]] += 1
@@ -206,11 +206,11 @@ async def run(
                 running += [
                     tasks.create_task(keep_killing(session, one, kill_every_s, rng)) for one in gateways
                 ]
-                told = 0
+                shown = 0
                 while (so_far := sum(gateway.kills for gateway in gateways)) < kills:
-                    if so_far >= told + 10:
-                        told = so_far
-                        Console(stderr=True).print(f"{told} of {kills} kills", highlight=False)
+                    if so_far >= shown + 10:
+                        shown = so_far
+                        Console(stderr=True).print(f"{shown} of {kills} kills", highlight=False)
                     await asyncio.sleep(0.1)
                 for task in running:
                     task.cancel()

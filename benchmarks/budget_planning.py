@@ -82,32 +82,32 @@ def afresh(prompt: CanonicalPrompt, number: int) -> CanonicalPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class CallTime:
     """Milliseconds of one call: wall time, and CPU time, which other work on the machine hardly changes."""
 
     wall: float
     cpu: float
 
 
-def clocked(work: Callable[[], object]) -> Took:
+def clocked(work: Callable[[], object]) -> CallTime:
     """Return the times of one call."""
     began, began_cpu = time.perf_counter(), time.process_time()
     work()
-    return Took((time.perf_counter() - began) * 1000, (time.process_time() - began_cpu) * 1000)
+    return CallTime((time.perf_counter() - began) * 1000, (time.process_time() - began_cpu) * 1000)
 
 
-def median_cpu(took: Sequence[Took]) -> float:
+def median_cpu(times: Sequence[CallTime]) -> float:
     """Return the median CPU time, in milliseconds."""
-    return statistics.median(one.cpu for one in took)
+    return statistics.median(one.cpu for one in times)
 
 
-def told(name: str, took: Sequence[Took], full_ms: float) -> None:
+def print_times(name: str, times: Sequence[CallTime], full_ms: float) -> None:
     """Print one line: percentiles of both times, and the median CPU time over one full tokenization's."""
     shown = []
-    for ordered in (sorted(one.wall for one in took), sorted(one.cpu for one in took)):
+    for ordered in (sorted(one.wall for one in times), sorted(one.cpu for one in times)):
         p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
         shown.append(f"p50 {statistics.median(ordered):7.3f}  p99 {p99:7.3f}")
-    ratio = median_cpu(took) / full_ms
+    ratio = median_cpu(times) / full_ms
     print(f"{name:36} wall {shown[0]}   cpu {shown[1]} ms   {ratio:6.3f} of a full tokenization")
 
 
@@ -151,10 +151,10 @@ def main() -> None:
         request = BudgetRequest(afresh(prompt, number), max_tokens=ANSWER)
         cold.append(clocked(lambda request=request, one=cold_planner: one.plan(request)))  # type: ignore[misc]
     full_ms = median_cpu(full)
-    told("one full tokenization", full, full_ms)
-    told("planned, all but the last turn seen", warm, full_ms)
-    told("planned, cold", cold, full_ms)
-    told("planned, trimmed and summarized", cut, full_ms)
+    print_times("one full tokenization", full, full_ms)
+    print_times("planned, all but the last turn seen", warm, full_ms)
+    print_times("planned, cold", cold, full_ms)
+    print_times("planned, trimmed and summarized", cut, full_ms)
 
     gc.unfreeze()
     process = psutil.Process()

@@ -46,14 +46,14 @@ class Kind(StrEnum):
     VLLM = "vllm"
 
 
-class Blow(StrEnum):
+class Signal(StrEnum):
     """The signal that the engine's process gets."""
 
     KILL = "KILL"
     STOP = "STOP"
 
 
-class Watch:
+class EventTimes:
     """Records when each kind of supervisor event was last emitted."""
 
     def __init__(self) -> None:
@@ -86,18 +86,20 @@ def victim(host: SupervisedHost, kind: Kind) -> psutil.Process:
     return next(each for each in children if word in " ".join([each.name(), *each.cmdline()]))
 
 
-async def one_run(host: SupervisedHost, kind: Kind, blow: Blow, watch: Watch, streams: int) -> list[float]:
+async def one_run(
+    host: SupervisedHost, kind: Kind, sent: Signal, watch: EventTimes, streams: int
+) -> list[float]:
     """Return the seconds from the signal to each of :data:`FIGURES`."""
     backend = host.backend("local")
     failed_at: list[float] = []
     running = asyncio.Event()
 
-    async def saw(delta: Delta) -> None:
+    async def note_delta(delta: Delta) -> None:
         running.set()
 
     async def stream(number: int) -> None:
         try:
-            await backend.generate(work(f"stream-{number}-{time.perf_counter()}", 3000), saw)
+            await backend.generate(work(f"stream-{number}-{time.perf_counter()}", 3000), note_delta)
         except BackendFailure:
             failed_at.append(time.perf_counter())
 
@@ -107,9 +109,9 @@ async def one_run(host: SupervisedHost, kind: Kind, blow: Blow, watch: Watch, st
         await running.wait()
         process = victim(host, kind)
         struck = time.perf_counter()
-        os.kill(process.pid, getattr(signal, f"SIG{blow.value}"))
+        os.kill(process.pid, getattr(signal, f"SIG{sent.value}"))
     if len(failed_at) != streams:
-        raise RuntimeError(f"{streams - len(failed_at)} streams ended before the blow")
+        raise RuntimeError(f"{streams - len(failed_at)} streams ended before the signal")
     if not await backend.wait_ready(READY_TIMEOUT_S):
         raise RuntimeError("the engine did not come back")
     first: list[float] = []
@@ -136,10 +138,10 @@ def held_now() -> str:
 
 
 async def measure(
-    settings: Settings, kind: Kind, blow: Blow, runs: int, streams: int
+    settings: Settings, kind: Kind, sent: Signal, runs: int, streams: int
 ) -> tuple[float, list[list[float]], list[str]]:
     """Return the seconds of the first start, each run's figures, and :func:`held_now` around each run."""
-    watch = Watch()
+    watch = EventTimes()
     tokenizer = ChatTokenizer.from_folder(Path(settings.engine.model))
     make = engine_maker(settings, settings.engine, tokenizer.token_bytes)
     if make is None:
@@ -166,7 +168,7 @@ async def measure(
             held = [held_now()]
             figures = []
             for _ in range(runs):
-                figures.append(await one_run(host, kind, blow, watch, streams))
+                figures.append(await one_run(host, kind, sent, watch, streams))
                 held.append(held_now())
             keeper.cancel()
     finally:
@@ -176,7 +178,7 @@ async def measure(
 
 def main(
     engine: Annotated[Kind, typer.Option()] = Kind.EMBEDDED,
-    blow: Annotated[Blow, typer.Option("--signal")] = Blow.KILL,
+    sent: Annotated[Signal, typer.Option("--signal")] = Signal.KILL,
     runs: Annotated[int, typer.Option(min=1)] = 5,
     streams: Annotated[int, typer.Option(min=1)] = 4,
     model: Annotated[str, typer.Option()] = "models/demo",
@@ -192,12 +194,12 @@ def main(
     }
     settings = load_settings(None, environ)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        first_start_s, figures, held = runner.run(measure(settings, engine, blow, runs, streams))
+        first_start_s, figures, held = runner.run(measure(settings, engine, sent, runs, streams))
     console = Console()
     table = Table(
-        title=f"{engine.value}, SIG{blow.value}, {streams} streams, {os.cpu_count()} cores; seconds"
+        title=f"{engine.value}, SIG{sent.value}, {streams} streams, {os.cpu_count()} cores; seconds"
     )
-    table.add_column("from the blow until")
+    table.add_column("from the signal until")
     for heading in ("median", "lowest", "highest"):
         table.add_column(heading, justify="right")
     for name, values in zip(FIGURES, zip(*figures, strict=True), strict=True):

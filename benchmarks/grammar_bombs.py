@@ -186,7 +186,7 @@ def _asking(schema: Schema) -> Schema:
     return {"route": ROUTE, "messages": [{"role": "user", "content": "hi"}], "response_format": shape}
 
 
-async def beside(url: str, pid: int) -> None:
+async def print_times_in_flood(url: str, pid: int) -> None:
     """Print the other tenant's times and those of ``/ping``, alone and during the flood."""
     statuses, others = Counter[int](), Counter[int]()
     timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
@@ -254,7 +254,7 @@ async def main() -> None:
     print(f"longest pause of this process: {pause.result() * 1e3:.0f} ms; its memory grew by {grown:.1f} MiB")
     checks.close()
     with tempfile.TemporaryDirectory() as folder, gateway(Path(folder)) as (url, pid):
-        await beside(url, pid)
+        await print_times_in_flood(url, pid)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ ATTACKS: Final[dict[str, Attack]] = {
 
 
 @dataclass(slots=True)
-class Noticed:
+class RequestTimes:
     """Times of one kind of request, in milliseconds, and how many requests failed."""
 
     times_ms: list[float] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Noticed:
         return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else float("nan")
 
 
-async def asked(noticed: Noticed, port: int, sent: bytes, *, keep: bool, until: float) -> None:
+async def asked(noticed: RequestTimes, port: int, sent: bytes, *, keep: bool, until: float) -> None:
     """Send one request after the other until ``until``, on one connection or on a new one each time."""
     connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     while time.monotonic() < until:
@@ -163,8 +163,8 @@ def resident_mib(pid: int) -> float:
 class Row:
     """The effect of one attack."""
 
-    caller: Noticed
-    ping: Noticed
+    caller: RequestTimes
+    ping: RequestTimes
     memory_mib: float
 
 
@@ -182,7 +182,7 @@ def attacking(attack: Attack, port: int, key: str, seconds: float) -> None:
 
 async def measured(port: int, pid: int, key: str, seconds: float) -> Row:
     """Measure the caller, the prober and the gateway's memory."""
-    caller, ping = Noticed(), Noticed()
+    caller, ping = RequestTimes(), RequestTimes()
     before = resident_mib(pid)
     most = [before]
 

@@ -125,7 +125,7 @@ class Gateway:
 class Callers:
     """The usage that callers got, by label."""
 
-    told: dict[str, Tokens] = field(default_factory=dict)
+    answered: dict[str, Tokens] = field(default_factory=dict)
     broken_off: int = 0
     first_token_s: list[float] = field(default_factory=list)
 
@@ -213,7 +213,7 @@ async def ask(
         return False
     if usage is None:
         return False
-    callers.told[label] = (usage["input_tokens"], usage["output_tokens"], usage["cached_tokens"])
+    callers.answered[label] = (usage["input_tokens"], usage["output_tokens"], usage["cached_tokens"])
     return True
 
 
@@ -251,7 +251,7 @@ async def keep_killing(
 async def crash_twice(server: Postgres, callers: Callers, requests: int, outage_s: float) -> None:
     """Crash the database for some seconds when a third, and again when two thirds, are answered."""
     for share in (1 / 3, 2 / 3):
-        while len(callers.told) < requests * share:  # noqa: ASYNC110 - what callers were told is a plain dict
+        while len(callers.answered) < requests * share:  # noqa: ASYNC110 - what callers were told is a plain dict
             await asyncio.sleep(0.05)
         await asyncio.to_thread(server.crash)
         await asyncio.sleep(outage_s)
@@ -314,15 +314,15 @@ async def run(
                 rows = await settled(ledger, callers)
             finally:
                 gateway.kill(signal.SIGTERM)
-    found = {label: rows.get(label, []) for label in callers.told}
+    found = {label: rows.get(label, []) for label in callers.answered}
     return Result(
         answered=len(found),
         missing=sum(not one for one in found.values()),
         doubled=sum(len(one) > 1 for one in rows.values()),
-        different=sum(bool(one) and one[0] != callers.told[label] for label, one in found.items()),
-        callers_tokens=_sums(callers.told.values()),
+        different=sum(bool(one) and one[0] != callers.answered[label] for label, one in found.items()),
+        callers_tokens=_sums(callers.answered.values()),
         ledger_tokens=_sums(tokens for one in found.values() for tokens in one),
-        unanswered_with_row=len(rows.keys() - callers.told.keys()),
+        unanswered_with_row=len(rows.keys() - callers.answered.keys()),
         broken_off=callers.broken_off,
         kills=gateway.kills,
         outages=outages,
@@ -335,7 +335,7 @@ async def settled(ledger: str, callers: Callers) -> dict[str, list[Tokens]]:
     deadline = time.perf_counter() + SETTLE_S
     while True:
         rows = await rows_of(ledger)
-        if callers.told.keys() <= rows.keys() or time.perf_counter() > deadline:
+        if callers.answered.keys() <= rows.keys() or time.perf_counter() > deadline:
             return rows
         await asyncio.sleep(0.2)
 
@@ -386,8 +386,8 @@ async def costs(folder: Path, *, rounds: int, requests: int, at_once: int, seed:
                 for name in rng.sample(DURABILITIES, len(DURABILITIES)):
                     callers, began, cpu_began = Callers(), time.perf_counter(), gateways[name].cpu_s()
                     await until_answered(session, gateways[name].url, callers, requests, at_once)
-                    cpu[name].append((gateways[name].cpu_s() - cpu_began) / len(callers.told) * 1000)
-                    speeds[name].append(len(callers.told) / (time.perf_counter() - began))
+                    cpu[name].append((gateways[name].cpu_s() - cpu_began) / len(callers.answered) * 1000)
+                    speeds[name].append(len(callers.answered) / (time.perf_counter() - began))
                     firsts[name].append(statistics.median(callers.first_token_s) * 1000)
     return [
         Cost(

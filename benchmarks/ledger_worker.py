@@ -40,15 +40,15 @@ class Worker:
             "total_tokens": prompt + answer,
             "prompt_tokens_details": {"cached_tokens": prompt // 3},
         }
-        told = {"id": f"chatcmpl-{number}", "created": 1, "model": asked["model"]}
+        head = {"id": f"chatcmpl-{number}", "created": 1, "model": asked["model"]}
         if not asked.get("stream"):
             message = {"role": "assistant", "content": "word " * answer}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            whole = {**told, "object": "chat.completion", "choices": [choice], "usage": usage}
+            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
             return web.json_response(whole)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        chunk = {**told, "object": "chat.completion.chunk"}
+        chunk = {**head, "object": "chat.completion.chunk"}
         for place in range(answer):
             ended = "stop" if place == answer - 1 else None
             choice = {"index": 0, "delta": {"content": f"word{number}.{place} "}, "finish_reason": ended}

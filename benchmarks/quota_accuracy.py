@@ -236,8 +236,8 @@ async def held_by_one(client: aiohttp.ClientSession, url: str) -> int:
         body = await response.json()
     if "error" not in body:
         raise RuntimeError(f"a request beyond its limit was answered: {response.status} {body}")
-    told = body["error"]["message"]
-    return int(told.split("needs ")[1].split(",")[0])
+    message = body["error"]["message"]
+    return int(message.split("needs ")[1].split(",")[0])
 
 
 def share(tenant: Tenant) -> float:

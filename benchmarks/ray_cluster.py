@@ -61,10 +61,10 @@ class Application:
         title = f"ray::ServeReplica:sluice:{deployment}"
         return [one for one in psutil.Process().children(recursive=True) if _title(one).startswith(title)]
 
-    def strike(self, deployment: str, blow: signal.Signals = signal.SIGKILL, count: int = 1) -> None:
+    def signal_replicas(self, deployment: str, sent: signal.Signals = signal.SIGKILL, count: int = 1) -> None:
         """Send a signal to ``count`` replicas, by default to kill one."""
         for victim in self.replicas(deployment)[:count]:
-            victim.send_signal(blow)
+            victim.send_signal(sent)
 
     async def wait_for(self, deployment: str, replicas: int, timeout_s: float) -> None:
         """Wait until Serve runs exactly ``replicas`` replicas. Raises TimeoutError."""
@@ -81,8 +81,8 @@ class Application:
         """Return the number of Serve's replicas by state."""
         from ray import serve
 
-        told = serve.status().applications["sluice"].deployments[deployment].replica_states
-        return {str(getattr(state, "value", state)): count for state, count in told.items()}
+        states = serve.status().applications["sluice"].deployments[deployment].replica_states
+        return {str(getattr(state, "value", state)): count for state, count in states.items()}
 
 
 def _title(process: psutil.Process) -> str:

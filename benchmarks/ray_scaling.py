@@ -201,7 +201,7 @@ async def kills(app: Application, count: int, console: Console) -> None:
         await until(lambda: tally.whole >= WARM_ANSWERS, WAIT_S)
         for _ in range(count):
             whole = tally.whole
-            app.strike("Engine")
+            app.signal_replicas("Engine")
             await until(partial(_more, tally, whole + 8), WAIT_S)
             await asyncio.sleep(1.0)
             await app.wait_for("Engine", 2, WAIT_S)
@@ -218,17 +218,17 @@ def _more(tally: Tally, whole: int) -> bool:
     return tally.whole >= whole
 
 
-async def strikes(app: Application, blow: signal.Signals, count: int, console: Console) -> None:
+async def signal_under_load(app: Application, sent: signal.Signals, count: int, console: Console) -> None:
     """Send a signal to several replicas at the same time, with long streams on all of them."""
     before = metric(app.url, "sluice_resumed_streams_total")
     calling = Callers(app.url, count=8, tokens=100)
     async with calling.calling() as tally:
         await until(partial(_more, tally, WARM_ANSWERS), WAIT_S)
         await asyncio.sleep(1.0)
-        app.strike("Engine", blow, count)
+        app.signal_replicas("Engine", sent, count)
     resumed = metric(app.url, "sluice_resumed_streams_total") - before
     console.print(
-        f"{blow.name}: {count} of 2 replicas at once under 8 streams, no request behind them: "
+        f"{sent.name}: {count} of 2 replicas at once under 8 streams, no request behind them: "
         f"{tally.whole} whole and as before, {len(tally.faults)} lost, {resumed:.0f} resumed"
     )
     for fault in tally.faults[:5]:
@@ -282,8 +282,8 @@ def main(
         if "kill" in parts:
             app = deploy(url, fixed(folder, 2, 16), paced=True)
             asyncio.run(kills(app, kill_count, console))
-            asyncio.run(strikes(app, signal.SIGKILL, 2, console))
-            asyncio.run(strikes(app, signal.SIGSTOP, 1, console))
+            asyncio.run(signal_under_load(app, signal.SIGKILL, 2, console))
+            asyncio.run(signal_under_load(app, signal.SIGSTOP, 1, console))
         if "embedded" in parts:
             counts = [int(part) for part in embedded.split(",")]
             rows = scaling(url, folder, counts, seconds, paced=False)

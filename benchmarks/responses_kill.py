@@ -40,7 +40,7 @@ KINDS: Final = ("whole", "streamed", "background", "followed")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Acked:
     """An acknowledged response: its last state, and the events that the caller received."""
 
     kind: str
@@ -74,11 +74,11 @@ class Result:
 class Callers:
     """What the callers received."""
 
-    told: list[Told] = field(default_factory=list)
+    acked: list[Acked] = field(default_factory=list)
     unacknowledged: int = 0
 
 
-async def ask(session: aiohttp.ClientSession, url: str, kind: str, tenant: str, key: str) -> Told | None:
+async def ask(session: aiohttp.ClientSession, url: str, kind: str, tenant: str, key: str) -> Acked | None:
     """Request one response; return what was received, or ``None`` when nothing was acknowledged."""
     streams = kind in ("streamed", "followed")
     body = {"model": MODEL, "input": "What now?", "stream": streams, "background": kind in KINDS[2:]}
@@ -95,7 +95,7 @@ async def ask(session: aiohttp.ClientSession, url: str, kind: str, tenant: str, 
                     events.append(event)  # noqa: PERF401 - what came before a break counts
     if events and (kind == "followed" or events[-1]["type"] == "response.completed"):
         response = events[-1].get("response") or events[0]["response"]
-    return None if response is None else Told(kind, tenant, response, tuple(events))
+    return None if response is None else Acked(kind, tenant, response, tuple(events))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -114,19 +114,19 @@ async def keep_asking(
     while True:
         for kind in rng.sample(KINDS, len(KINDS)):
             tenant = rng.choice(list(keys))
-            told = await ask(session, rng.choice(urls), kind, tenant, keys[tenant])
-            if told is None:
+            acked = await ask(session, rng.choice(urls), kind, tenant, keys[tenant])
+            if acked is None:
                 callers.unacknowledged += 1
                 await asyncio.sleep(PAUSE_S)
             else:
-                callers.told.append(told)
+                callers.acked.append(acked)
 
 
-async def found(session: aiohttp.ClientSession, url: str, told: Told, key: str) -> dict[str, Any] | None:
+async def found(session: aiohttp.ClientSession, url: str, acked: Acked, key: str) -> dict[str, Any] | None:
     """Return the stored response once it has an end; ``None`` when there is none."""
     until = time.perf_counter() + END_S
     while True:
-        async with session.get(f"{url}/v1/responses/{told.response['id']}", headers=bearer(key)) as answer:
+        async with session.get(f"{url}/v1/responses/{acked.response['id']}", headers=bearer(key)) as answer:
             if answer.status == 404:
                 return None
             shown: dict[str, Any] = await answer.json()
@@ -136,13 +136,13 @@ async def found(session: aiohttp.ClientSession, url: str, told: Told, key: str) 
 
 
 async def is_exact(
-    session: aiohttp.ClientSession, url: str, told: Told, key: str, rng: random.Random
+    session: aiohttp.ClientSession, url: str, acked: Acked, key: str, rng: random.Random
 ) -> bool:
     """Return whether the stream from any event on is the rest of the whole, and received events fit it."""
 
     async def after(number: int) -> list[dict[str, Any]]:
         asked = {"stream": "true", "starting_after": str(number)}
-        path = f"{url}/v1/responses/{told.response['id']}"
+        path = f"{url}/v1/responses/{acked.response['id']}"
         async with session.get(path, params=asked, headers=bearer(key)) as answer:
             return [event async for event in json_events(answer.content.iter_any())]
 
@@ -151,7 +151,7 @@ async def is_exact(
     return (
         [event["sequence_number"] for event in whole] == list(range(len(whole)))
         and await after(at) == whole[at + 1 :]
-        and whole[: len(told.events)] == list(told.events)
+        and whole[: len(acked.events)] == list(acked.events)
     )
 
 
@@ -166,28 +166,28 @@ async def checked(
     wrong: Counter[str] = Counter()
     ends: Counter[str] = Counter()
 
-    async def one(told: Told) -> None:
-        own, other = keys[told.tenant], next(key for name, key in keys.items() if name != told.tenant)
+    async def one(acked: Acked) -> None:
+        own, other = keys[acked.tenant], next(key for name, key in keys.items() if name != acked.tenant)
         url = rng.choice(urls)
-        async with session.get(f"{url}/v1/responses/{told.response['id']}", headers=bearer(other)) as answer:
+        async with session.get(f"{url}/v1/responses/{acked.response['id']}", headers=bearer(other)) as answer:
             wrong["foreign"] += answer.status != 404
-        shown = await found(session, url, told, own)
+        shown = await found(session, url, acked, own)
         if shown is None:
             wrong["lost"] += 1
             return
-        has_end = told.response["status"] == "completed"
-        wrong["different"] += has_end and shown != told.response
+        has_end = acked.response["status"] == "completed"
+        wrong["different"] += has_end and shown != acked.response
         wrong["endless"] += shown["status"] in ("queued", "in_progress")
-        if told.kind in KINDS[2:]:
-            ends[f"{told.kind}: {shown['status']}"] += 1
+        if acked.kind in KINDS[2:]:
+            ends[f"{acked.kind}: {shown['status']}"] += 1
             if shown["status"] == "completed":
-                wrong["inexact"] += not await is_exact(session, url, told, own, rng)
+                wrong["inexact"] += not await is_exact(session, url, acked, own, rng)
 
-    todo = iter(list(callers.told))
+    todo = iter(list(callers.acked))
 
     async def some() -> None:
-        for told in todo:
-            await one(told)
+        for acked in todo:
+            await one(acked)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(8):
@@ -241,7 +241,7 @@ async def run(
             outcome = await checked(session, urls, keys, callers, rng)
     return Result(
         kills=sum(gateway.kills for gateway in gateways),
-        acknowledged=dict(sorted(Counter(told.kind for told in callers.told).items())),
+        acknowledged=dict(sorted(Counter(acked.kind for acked in callers.acked).items())),
         unacknowledged=callers.unacknowledged,
         seconds=round(time.perf_counter() - began, 1),
         **outcome,

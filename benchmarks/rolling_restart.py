@@ -124,7 +124,7 @@ class Load:
     """Requests at a steady rate, each with its own expected answer."""
 
     def __init__(self, plan: Plan, caller: ChaosCaller, clock: Callable[[], float]) -> None:
-        self.heard: list[ObservedAnswer] = []
+        self.answers: list[ObservedAnswer] = []
         self._plan = plan
         self._caller = caller
         self._clock = clock
@@ -152,13 +152,13 @@ class Load:
         ticket = TICKET.format(number)
         question = ChaosRequest(f"roll-{number}", f"Recommend something; ticket {ticket}", number % 2 == 0)
         self._under_way += 1
-        heard = await self._caller.ask(question, MAX_TOKENS, None)
+        answers = await self._caller.ask(question, MAX_TOKENS, None)
         self._under_way -= 1
-        if heard.code is None and heard.text != answer_text(ticket):
-            heard.code = "wrong_answer"
-        elif heard.code is None and heard.answer is not None and heard.answer["fallback"] is not None:
-            heard.code = "fallback"
-        self.heard.append(heard)
+        if answers.code is None and answers.text != answer_text(ticket):
+            answers.code = "wrong_answer"
+        elif answers.code is None and answers.answer is not None and answers.answer["fallback"] is not None:
+            answers.code = "fallback"
+        self.answers.append(answers)
 
 
 async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
@@ -195,11 +195,11 @@ async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
         await asyncio.sleep(plan.steady_s)
         load.stop()
     figures = here.status()
-    asked = {one.question.request_id for one in load.heard if one.code is None}
+    asked = {one.question.request_id for one in load.answers if one.code is None}
     tell("waiting for the ledger", plan.gateways)
     with contextlib.suppress(Broken):  # rows that are missing then are reported as missing
         await until(lambda: asked <= set(_rows(here)), "the ledger being whole", LEDGER_TIMEOUT_S)
-    return _result(here, load.heard, restarts, (from_s, until_s), figures)
+    return _result(here, load.answers, restarts, (from_s, until_s), figures)
 
 
 def _nobody() -> None:
@@ -208,19 +208,19 @@ def _nobody() -> None:
 
 def _result(
     here: Site,
-    heard: Sequence[ObservedAnswer],
+    answers: Sequence[ObservedAnswer],
     restarts: Sequence[Restart],
     rolling: tuple[float, float],
     figures: Mapping[str, Mapping[str, str]],
 ) -> Result:
-    bad = [one for one in heard if one.code is not None or one.status != 200]
-    whole = [one for one in heard if one not in bad]
+    bad = [one for one in answers if one.code is not None or one.status != 200]
+    whole = [one for one in answers if one not in bad]
     during = [one for one in whole if rolling[0] <= one.sent_s < rolling[1]]
     rows = _rows(here)
     return Result(
         gateways=here.plan.gateways,
-        requests=len(heard),
-        streams=sum(one.question.stream for one in heard),
+        requests=len(answers),
+        streams=sum(one.question.stream for one in answers),
         failed=len(bad),
         broken=sum(one.question.stream and one.first_s is not None for one in bad),
         failures=dict(Counter(one.code or f"status {one.status}" for one in bad)),
@@ -240,17 +240,17 @@ def _rows(here: Site) -> Counter[str]:
         return Counter(name for (name,) in found)
 
 
-def _latencies(heard: Sequence[ObservedAnswer]) -> Latencies:
+def _latencies(answers: Sequence[ObservedAnswer]) -> Latencies:
     ttft = [
-        (one.first_s - one.sent_s) * 1e3 for one in heard if one.question.stream and one.first_s is not None
+        (one.first_s - one.sent_s) * 1e3 for one in answers if one.question.stream and one.first_s is not None
     ]
     # Streams take as long as the worker's steps; the gateway's share shows in answers that are not streamed.
     whole = [
         (one.ended_s - one.sent_s) * 1e3
-        for one in heard
+        for one in answers
         if not one.question.stream and one.ended_s is not None
     ]
-    return Latencies(len(heard), *_percentiles(ttft), *_percentiles(whole))
+    return Latencies(len(answers), *_percentiles(ttft), *_percentiles(whole))
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float]:

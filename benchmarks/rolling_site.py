@@ -96,9 +96,9 @@ class Site:
 
     def status(self) -> Mapping[str, Mapping[str, str]]:
         """HAProxy's figures of each gateway, by its name in the file."""
-        with contextlib.closing(_connected(self.folder / "haproxy.sock")) as told:
-            told.sendall(b"show stat\n")
-            text = b"".join(iter(lambda: told.recv(65_536), b"")).decode()
+        with contextlib.closing(_connected(self.folder / "haproxy.sock")) as control:
+            control.sendall(b"show stat\n")
+            text = b"".join(iter(lambda: control.recv(65_536), b"")).decode()
         rows = csv.DictReader(text.removeprefix("# ").splitlines())
         return {row["svname"]: row for row in rows if row["pxname"] == "gateways"}
 

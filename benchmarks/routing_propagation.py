@@ -77,7 +77,7 @@ class Result:
 
 
 @dataclass
-class Seen:
+class CallerResults:
     """The answers and failures that callers got."""
 
     answers: list[tuple[str, str, int]] = field(default_factory=list)
@@ -156,7 +156,7 @@ async def ready(session: aiohttp.ClientSession, url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def ask(client: aiohttp.ClientSession, url: str, session: str, seen: Seen) -> str | None:
+async def ask(client: aiohttp.ClientSession, url: str, session: str, seen: CallerResults) -> str | None:
     """Send one request; return the backend that answered."""
     body = {"route": ROUTE, "session_id": session, "messages": [{"role": "user", "content": "hi"}]}
     try:
@@ -208,7 +208,7 @@ async def change(
 
 async def measure(urls: list[str], store: str, changes: int, callers: int, split: int, seed: int) -> Result:
     """Run the benchmark over running gateways."""
-    rng, seen, shares = random.Random(seed), Seen(), {0: 0.0}
+    rng, seen, shares = random.Random(seed), CallerResults(), {0: 0.0}
     headers = {"authorization": f"Bearer {KEY}"}
     times: list[float] = []
     calls: list[float] = []
@@ -254,7 +254,7 @@ async def measure(urls: list[str], store: str, changes: int, callers: int, split
 
 
 async def canary(
-    client: aiohttp.ClientSession, urls: list[str], sessions: int, number: int, seen: Seen
+    client: aiohttp.ClientSession, urls: list[str], sessions: int, number: int, seen: CallerResults
 ) -> tuple[float, float]:
     """Return the percentages of new sessions on the canary, and with the same backend at two processes."""
     body = {"config": config(CANARY_PERCENT, number)}

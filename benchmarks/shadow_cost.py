@@ -187,9 +187,11 @@ def main(
                 }
             )
     requests = {route: sum(map(len, blocks[route])) for route in ROUTES}
-    fates = {name: int(value) for name, value in done.items() if name.startswith("requests_total") and value}
+    results = {
+        name: int(value) for name, value in done.items() if name.startswith("requests_total") and value
+    }
     if as_json:
-        print(json.dumps({"requests": requests, "shadows": fates, "figures": found}, indent=2))
+        print(json.dumps({"requests": requests, "shadows": results, "figures": found}, indent=2))
         return
     table = Table(title=f"{requests['plain']} requests without and {requests['shadowed']} with a shadow each")
     for column in ("", "without, ms", "with, ms", "ratio", "95 %"):
@@ -202,7 +204,7 @@ def main(
         )
     console = Console(width=110)
     console.print(table)
-    console.print(f"shadows: {fates}", markup=False)
+    console.print(f"shadows: {results}", markup=False)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Case(StrEnum):
     """Locked for writing by another process."""
 
 
-class Away(Protocol):
+class StoreOutage(Protocol):
     """The store, and how it is made to fail and restored. Blocking; called from threads."""
 
     url: str
@@ -80,7 +80,7 @@ class Away(Protocol):
         """Restore the store, and return once it answers."""
 
 
-class RedisAway:
+class RedisOutage:
     """A Redis process of this run."""
 
     def __init__(self, folder: Path, *, durable: bool) -> None:
@@ -120,7 +120,7 @@ class RedisAway:
         self._running.close()
 
 
-class SqliteAway:
+class SqliteOutage:
     """A SQLite file that this process locks; the gateways are other processes."""
 
     def __init__(self, folder: Path) -> None:
@@ -140,14 +140,14 @@ class SqliteAway:
 
 
 @contextlib.contextmanager
-def store(case: Case, folder: Path) -> Iterator[Away]:
+def store(case: Case, folder: Path) -> Iterator[StoreOutage]:
     """Start the store of the case."""
     if case is Case.SQLITE:
-        yield SqliteAway(folder)
+        yield SqliteOutage(folder)
         return
     if shutil.which("redis-server") is None:
         raise typer.BadParameter("redis-server is not installed", param_hint="--case")
-    redis = RedisAway(folder, durable=case is Case.REDIS)
+    redis = RedisOutage(folder, durable=case is Case.REDIS)
     try:
         redis.give_back()
         yield redis
@@ -298,12 +298,12 @@ async def lost(client: aiohttp.ClientSession, url: str) -> dict[str, str]:
             break
         await asyncio.sleep(0.1)
     status, answer = await order(client, url, 100.0, 901)
-    told = answer.get("error", {})
-    return {"in_step": step, "a change": f"{status} {told.get('code', '')}: {told.get('message', '')}"}
+    error = answer.get("error", {})
+    return {"in_step": step, "a change": f"{status} {error.get('code', '')}: {error.get('message', '')}"}
 
 
 async def measure(
-    case: Case, urls: list[str], gone: Away, folder: Path, away_s: float, rate: float
+    case: Case, urls: list[str], gone: StoreOutage, folder: Path, away_s: float, rate: float
 ) -> Result:
     """Run the benchmark once over gateways that are starting."""
     load, orders, after_lost = Load(Seen()), Orders(), {}

@@ -158,9 +158,9 @@ def report(on: Side, off: Side) -> None:
     for heading in ("", on.name, off.name, "ratio, 1 is free", "bar"):
         table.add_column(heading, justify="left" if not heading else "right")
 
-    def row(name: str, told: float, silent: float, ratio: float, digits: int) -> None:
+    def row(name: str, exported: float, silent: float, ratio: float, digits: int) -> None:
         met = "met" if ratio >= BAR else "missed"
-        table.add_row(name, f"{told:.{digits}f}", f"{silent:.{digits}f}", f"{ratio:.3f}", met)
+        table.add_row(name, f"{exported:.{digits}f}", f"{silent:.{digits}f}", f"{ratio:.3f}", met)
 
     pairs = [b / a for a, b in zip(on.cpu_us, off.cpu_us, strict=False)]
     row("CPU µs a request", _mid(on.cpu_us), _mid(off.cpu_us), _mid(pairs), 0)

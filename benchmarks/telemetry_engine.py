@@ -34,7 +34,7 @@ HEADERS: Final = {"Authorization": f"Bearer {KEY}", "Content-Type": "application
 
 
 @dataclass
-class Gate:
+class GatewayFigures:
     """One of the two gateways, and the figures of its rounds."""
 
     name: str
@@ -51,9 +51,9 @@ def print_engine(rounds: int, sample_ratio: float) -> None:
         collector, _ = stack.enter_context(running(collect, cores))
         endpoint = f"http://127.0.0.1:{collector}"
         gates = []
-        for name, told in (("on", endpoint), ("off", None)):
-            port, _ = stack.enter_context(running(serve, None, cores, told, sample_ratio))
-            gates.append(Gate(name, port))
+        for name, target in (("on", endpoint), ("off", None)):
+            port, _ = stack.enter_context(running(serve, None, cores, target, sample_ratio))
+            gates.append(GatewayFigures(name, port))
         for gate in gates:
             _until_ready(gate.port)
         callers = stack.enter_context(ThreadPoolExecutor(STREAMS))
@@ -77,7 +77,7 @@ def _until_ready(port: int) -> None:
     raise SystemExit(f"the gateway on port {port} was not ready within {READY_S:g} s")
 
 
-def _round(gate: Gate, number: int, callers: ThreadPoolExecutor, *, counted: bool) -> None:
+def _round(gate: GatewayFigures, number: int, callers: ThreadPoolExecutor, *, counted: bool) -> None:
     began = time.perf_counter()
     answers = list(callers.map(lambda caller: _stream(gate.port, number * STREAMS + caller), range(STREAMS)))
     took_s = time.perf_counter() - began
@@ -118,14 +118,14 @@ def _stream(port: int, seed: int) -> tuple[float, int]:
     return first_ms, tokens
 
 
-def _report(on: Gate, off: Gate) -> None:
+def _report(on: GatewayFigures, off: GatewayFigures) -> None:
     table = Table(title=f"everything told, beside nothing told: {STREAMS} streams of the embedded engine")
     for heading in ("", on.name, off.name, "ratio, 1 is free", "bar"):
         table.add_column(heading, justify="left" if not heading else "right")
 
-    def row(name: str, told: float, silent: float, ratio: float) -> None:
+    def row(name: str, exported: float, silent: float, ratio: float) -> None:
         table.add_row(
-            name, f"{told:.1f}", f"{silent:.1f}", f"{ratio:.3f}", "met" if ratio >= BAR else "missed"
+            name, f"{exported:.1f}", f"{silent:.1f}", f"{ratio:.3f}", "met" if ratio >= BAR else "missed"
         )
 
     def mid(values: list[float]) -> float:

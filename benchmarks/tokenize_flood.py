@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.forwarding.gateways import python_module
 from benchmarks.forwarding.processes import started
-from benchmarks.routing_propagation import KEY, Seen, ask, one_gateway, ready, worker, write_settings
+from benchmarks.routing_propagation import KEY, CallerResults, ask, one_gateway, ready, worker, write_settings
 
 RATE = 20.0
 """Requests a second of the other tenant."""
@@ -163,7 +163,7 @@ async def flood(url: str, key: str, concurrency: int, size: int) -> None:
 
 async def measure(url: str, pid: int, folder: Path, concurrency: int, size: int, seconds: float) -> Result:
     """Measure before, during and after the flood."""
-    seen = Seen()
+    seen = CallerResults()
 
     async def request(number: int) -> None:
         await ask(client, url, f"session-{number}", seen)

@@ -293,7 +293,7 @@ async def ask(
     }
     begun = time.perf_counter()
     first = last = 0.0
-    chunks, told = 0, b""
+    chunks, last_line = 0, b""
     async with session.post(f"{server.url}/v1/chat/completions", json=body) as answer:
         if answer.status != 200:
             return None
@@ -301,11 +301,11 @@ async def ask(
             if not line.startswith(b"data: {"):
                 continue
             chunks += 1
-            told = line
+            last_line = line
             if re.search(rb'"content":\s*"[^"]', line):
                 last = time.perf_counter()
                 first = first or last
-    usage = json.loads(told[6:]).get("usage")
+    usage = json.loads(last_line[6:]).get("usage")
     if not usage or not first:
         return None
     return first - begun, last - first, usage["completion_tokens"], chunks

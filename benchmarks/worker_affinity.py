@@ -228,8 +228,8 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], model: str) -> Outco
     try:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
-                told = re.sub(r"\s+", " ", (await answer.aread()).decode(errors="replace"))[:200]
-                return Outcome(failure=f"{answer.status_code}: {told}")
+                reply = re.sub(r"\s+", " ", (await answer.aread()).decode(errors="replace"))[:200]
+                return Outcome(failure=f"{answer.status_code}: {reply}")
             async for chunk in json_events(answer.aiter_bytes()):
                 if "error" in chunk:
                     return Outcome(streamed=ttft_ms is not None, failure=str(chunk["error"]["code"]))

@@ -404,23 +404,23 @@ def serve(connection: socket.socket, *, vllm: bool) -> None:
         data, files, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 64)
         if not data:
             os._exit(0)
-        told, tell = os.pipe()
+        pid_read, pid_write = os.pipe()
         held, release = os.pipe()
         if not (between := os.fork()):
             if pid := os.fork():
-                os.write(tell, str(pid).encode())
+                os.write(pid_write, str(pid).encode())
                 os._exit(0)
             os.close(release)
             os.read(held, 1)  # until its parent is the one that asked
-            for file in (told, tell, held):
+            for file in (pid_read, pid_write, held):
                 os.close(file)
             connection.close()
             _become(json.loads(data), files, vllm=vllm)
-        os.close(tell)
+        os.close(pid_write)
         os.close(held)
-        pid = int(os.read(told, 64))
+        pid = int(os.read(pid_read, 64))
         os.waitpid(between, 0)
-        for file in (told, release, *files):
+        for file in (pid_read, release, *files):
             os.close(file)
         connection.send(str(pid).encode())
 

@@ -71,7 +71,7 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "environ", "told"),
+    ("text", "environ", "expected"),
     [
         ("server: {prt: 1}", {}, ["sluice.yaml", "server.prt", "did you mean 'port'", "allowed"]),
         ("server: {port: 99999}", {}, ["server.port", "less than or equal to 65535", "99999"]),
@@ -107,11 +107,11 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
     ],
 )
 def test_a_wrong_key_or_value_names_place_given_and_allowed(
-    tmp_path: Path, text: str, environ: dict[str, str], told: list[str]
+    tmp_path: Path, text: str, environ: dict[str, str], expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(write(tmp_path, text), environ)
-    for part in told:
+    for part in expected:
         assert part in str(caught.value)
     assert "Traceback" not in str(caught.value)
 

@@ -54,9 +54,9 @@ def installed_by_default() -> set[str]:
 
 
 def licences(name: str) -> list[str]:
-    told = importlib.metadata.metadata(name)
-    named = [told.get("License-Expression") or "", (told.get("License") or "")[:100]]
-    named += [one for one in told.get_all("Classifier") or () if one.startswith("License ::")]
+    metadata = importlib.metadata.metadata(name)
+    named = [metadata.get("License-Expression") or "", (metadata.get("License") or "")[:100]]
+    named += [one for one in metadata.get_all("Classifier") or () if one.startswith("License ::")]
     return [one.lower() for one in named if one]
 
 

@@ -131,9 +131,9 @@ def test_a_gateway_from_the_wheel_answers_with_three_lines_of_configuration(
     with urllib.request.urlopen(asked, timeout=60) as reply:
         answer = json.load(reply)
     assert answer["backend"] == "embedded" and answer["output_text"].strip()
-    told = log.read_text()
-    assert "no prompt versions are registered" in told
-    assert "one route over all backends" in told
+    output = log.read_text()
+    assert "no prompt versions are registered" in output
+    assert "one route over all backends" in output
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
 

@@ -56,13 +56,13 @@ def controller(bedrock: StandIn, usual: Behaviour) -> type[BaseHTTPRequestHandle
 
         def do_GET(self) -> None:
             with bedrock.lock:
-                told = {
+                state = {
                     "calls": len(bedrock.seen),
                     "active": bedrock.active,
                     "connections": bedrock.open_connections,
                     "text": "".join(ANSWER),
                 }
-            self._answer(200, told)
+            self._answer(200, state)
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

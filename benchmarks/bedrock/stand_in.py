@@ -221,10 +221,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._hang()
             if act.status > 200:
                 return self._refuse(act.status, act.error, act.message)
-        told = _Answer(act, request, state.count_tokens(request))
+        answer = _Answer(act, request, state.count_tokens(request))
         if operation == "converse":
-            return self._send(200, told.whole())
-        self._stream(act, told)
+            return self._send(200, answer.whole())
+        self._stream(act, answer)
 
     def _embed(self, request: dict[str, Any]) -> None:
         """Answer like Titan and Cohere: the vector is the text as a number and 1/3; scores are 1 / length."""
@@ -254,14 +254,14 @@ class _Handler(BaseHTTPRequestHandler):
         ranked.sort(key=lambda one: -one["relevance_score"])
         self._send(200, {"results": ranked[:top]})
 
-    def _stream(self, act: Behaviour, told: _Answer) -> None:
+    def _stream(self, act: Behaviour, answer: _Answer) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.amazon.eventstream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self._chunk(event("messageStart", {"role": "assistant"}))
         last_block = None
-        for number, (block, delta) in enumerate(told.pieces):
+        for number, (block, delta) in enumerate(answer.pieces):
             if number == act.after and act.fault not in ("", "no_usage", "linger"):
                 return self._break(act)
             if act.delay_s and self.server.state.stopping.wait(act.delay_s):
@@ -269,15 +269,15 @@ class _Handler(BaseHTTPRequestHandler):
             if block != last_block:
                 if last_block is not None:
                     self._chunk(event("contentBlockStop", {"contentBlockIndex": last_block}))
-                if block in told.starts:
-                    started = {"start": {"toolUse": told.starts[block]}, "contentBlockIndex": block}
+                if block in answer.starts:
+                    started = {"start": {"toolUse": answer.starts[block]}, "contentBlockIndex": block}
                     self._chunk(event("contentBlockStart", started))
                 last_block = block
             self._chunk(event("contentBlockDelta", {"delta": delta, "contentBlockIndex": block}))
         self._chunk(event("contentBlockStop", {"contentBlockIndex": last_block or 0}))
-        last = event("messageStop", {"stopReason": told.stop_reason, **told.fields})
+        last = event("messageStop", {"stopReason": answer.stop_reason, **answer.fields})
         if act.fault != "no_usage":
-            last += event("metadata", {"usage": told.usage, "metrics": {"latencyMs": 7}})
+            last += event("metadata", {"usage": answer.usage, "metrics": {"latencyMs": 7}})
         self._chunk(last)
         if act.fault == "linger":
             return self._hang()

@@ -143,7 +143,7 @@ async def _calls(
     figures, here = Figures(calls), psutil.Process()
     # Before anything is counted, boto3 is loaded and the executor that asks the stand-in has its thread.
     await _batch(backend, ["answers"] * AT_ONCE, chance, Figures(), grace_s)
-    await asyncio.to_thread(_told, control)
+    await asyncio.to_thread(_stand_in_state, control)
     tasks = len(asyncio.all_tasks())
     before = (_threads(lanes=False), here.num_fds())
     began = time.monotonic()
@@ -162,7 +162,7 @@ async def _calls(
         return {
             "tasks": len(asyncio.all_tasks()) - tasks,
             "lanes": backend.load.running + backend.load.waiting,
-            "calls at the stand-in": (await asyncio.to_thread(_told, control))["active"],
+            "calls at the stand-in": (await asyncio.to_thread(_stand_in_state, control))["active"],
         }
 
     # The lane of an abandoned call ends with the socket's own timeout; the stand-in notices that later.
@@ -224,7 +224,7 @@ async def _call(backend: BedrockBackend, fault: Mapping[str, Any], deadline_s: f
     return "whole"
 
 
-def _told(control: str) -> Any:
+def _stand_in_state(control: str) -> Any:
     with urllib.request.urlopen(control, timeout=10) as answer:
         return json.loads(answer.read())
 
@@ -236,7 +236,7 @@ def shown(figures: Figures) -> str:
     for (fault, end), count in sorted(figures.ends.items(), key=lambda one: -one[1]):
         ends.setdefault(fault, []).append(f"{end} {count:,}")
     lines = ["| the stand-in | ended as |", "| --- | --- |"]
-    lines += [f"| {fault} | {', '.join(told)} |" for fault, told in sorted(ends.items())]
+    lines += [f"| {fault} | {', '.join(endings)} |" for fault, endings in sorted(ends.items())]
     rss = figures.rss_mib
     lines += [
         "",

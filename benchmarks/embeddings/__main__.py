@@ -87,7 +87,7 @@ def main(
         ]
         figures["throughput"] = rows
         if chats:
-            figures["chats"] = beside(site, rounds, seconds, (texts or [16])[-1])
+            figures["chats"] = chat_times(site, rounds, seconds, (texts or [16])[-1])
     if as_json:
         print(json.dumps(figures, indent=2))
         return
@@ -190,7 +190,7 @@ def throughput(site: Site, texts: int, callers: int, rounds: int, seconds: float
     }
 
 
-def beside(site: Site, rounds: int, seconds: float, texts: int) -> dict[str, float]:
+def chat_times(site: Site, rounds: int, seconds: float, texts: int) -> dict[str, float]:
     """Return the TTFT of chats alone and next to 64 callers of embeddings, measured in turn."""
     found: dict[bool, list[list[float]]] = {False: [], True: []}
     for number in range(rounds):

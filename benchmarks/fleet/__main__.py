@@ -52,7 +52,7 @@ TABLE_WIDTH = 132
 class Variant:
     """One fleet with other settings."""
 
-    told: str
+    label: str
     gateways: int
     interval_s: float
     affinity: bool = True
@@ -186,7 +186,7 @@ def main(
         def fleet(source: Source, variant: Variant, size: int) -> Figures:
             rate = load * RATES[source.name]
             task = bar.add_task(f"{source.name}, {size} workers", total=round(rate * span * size))
-            told = run_fleet(
+            result = run_fleet(
                 source,
                 variant,
                 size,
@@ -198,14 +198,14 @@ def main(
             )
             bar.remove_task(task)
             gc.collect()
-            return told
+            return result
 
         for source in sources:
             for size in numbers:
                 usual = Variant("", gateways_for(size), 1.0)
                 rows[source.name][size] = fleet(source, usual, size)
         for variant in VARIANTS if variants else ():
-            varied[variant.told] = fleet(sources[-1], variant, VARIED)
+            varied[variant.label] = fleet(sources[-1], variant, VARIED)
         costs = [cost_of(size) for size in bar.track(numbers, description="placing")]
     scrape, reading = scrape_us()
     for name, by_size in rows.items():

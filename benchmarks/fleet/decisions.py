@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from benchmarks.fleet.front import Seen
+from benchmarks.fleet.front import Known
 from evaluation.simulator.measures import percentile
 from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import WHOLE_UP_TO, WorkerPool
@@ -48,13 +48,13 @@ def cost_of(workers: int, *, requests: int = REQUESTS, seed: int = 1) -> Cost:
 
 def _costs(workers: int, whole_up_to: int, requests: int, seed: int) -> list[float]:
     draw = random.Random(seed)
-    seen = [Seen(number, interval_s=1.0, max_running=128) for number in range(workers)]
+    seen = [Known(number, interval_s=1.0, max_running=128) for number in range(workers)]
     choice = WorkerChoice([one.url for one in seen])
     pool = WorkerPool(seen, choice, max_running=128, random=draw, whole_up_to=whole_up_to)
     figures = WorkerFigures(running=2 * ON_EACH, kv_usage=0.3, total_blocks=6800, block_size=16)
     for one in seen:
         one.load.scraped(figures, 0.0)
-    out: deque[tuple[Seen, int]] = deque()
+    out: deque[tuple[Known, int]] = deque()
     for number in range(ON_EACH * workers):
         one = seen[number % workers]
         out.append((one, pool.sent(one, 1000, WorkerPreference((-number - 1,)))))

@@ -18,7 +18,7 @@ from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 
 
-class Seen:
+class Known:
     """A worker as one gateway knows it; in service from the start."""
 
     def __init__(self, number: int, *, interval_s: float, max_running: int) -> None:
@@ -44,7 +44,7 @@ class _Given:
     """A request that was handed on: its tickets of the gate and of the worker's load, and the worker."""
 
     ticket: AdmissionTicket
-    seen: Seen
+    seen: Known
     load_ticket: int
 
 
@@ -74,7 +74,7 @@ class Front:
         produced: Callable[[SimulatedRequest], int],
         seed: int,
     ) -> None:
-        self.seen = [Seen(n, interval_s=interval_s, max_running=max_running) for n in range(workers)]
+        self.seen = [Known(n, interval_s=interval_s, max_running=max_running) for n in range(workers)]
         choice = WorkerChoice([seen.url for seen in self.seen], affinity=affinity)
         draw = random.Random(seed)
         self.pool = WorkerPool(
@@ -82,7 +82,7 @@ class Front:
         )
         self.gate = BackendGate(limits, random=draw)
         self._produced = produced
-        self._fates: dict[AdmissionTicket, SimulatedRequest] = {}
+        self._outcomes: dict[AdmissionTicket, SimulatedRequest] = {}
         self._tickets: dict[int, AdmissionTicket] = {}
         self._given: dict[int, _Given] = {}
         # CPU seconds of the decisions at each arrival; requests that it lets out of the queue count for it.
@@ -90,11 +90,11 @@ class Front:
         self.queued_most = 0
         self.shortened = 0
 
-    def arrive(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
+    def arrive(self, outcome: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
         """Offer a request to the gate; return the requests that are handed on now, each with its worker."""
         began = time.thread_time()
         self._listen(now)
-        arrival, produced = fate.arrival, self._produced
+        arrival, produced = outcome.arrival, self._produced
         demand = Demand(
             "pool",
             arrival.tenant,
@@ -102,33 +102,33 @@ class Front:
             arrival.prompt,
             arrival.max_tokens,
             arrived_at=now,
-            produced=lambda: produced(fate),
+            produced=lambda: produced(outcome),
         )
         offered = self.gate.offer(demand, now)
         if isinstance(offered, Refusal):
-            _refuse(fate, offered.reason.value, now)
+            _refuse(outcome, offered.reason.value, now)
         else:
-            self._tickets[arrival.number], self._fates[offered] = offered, fate
+            self._tickets[arrival.number], self._outcomes[offered] = offered, outcome
             if offered.shrunk:
-                fate.max_tokens = offered.max_tokens
+                outcome.max_tokens = offered.max_tokens
                 self.shortened += 1
         moves = self._settle(now)
         self.costs_s.append(time.thread_time() - began)
         self.queued_most = max(self.queued_most, self.gate.queued)
         return moves
 
-    def first_token(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
+    def first_token(self, outcome: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
         """Report a first token; return the requests that are handed on now, each with its worker."""
-        self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
+        self.gate.first_token(self._tickets[outcome.arrival.number], now, outcome.cached)
         return self.look(now)
 
-    def finished(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
+    def finished(self, outcome: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
         """Report the end of an answer; return the requests that are handed on now, each with its worker."""
-        number = fate.arrival.number
+        number = outcome.arrival.number
         given, ticket = self._given.pop(number), self._tickets.pop(number)
-        del self._fates[ticket]
+        del self._outcomes[ticket]
         self.pool.ended(given.seen, given.load_ticket)
-        self.gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=fate.produced)
+        self.gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=outcome.produced)
         return self.look(now)
 
     def look(self, now: float) -> list[tuple[SimulatedRequest, int]]:
@@ -151,26 +151,26 @@ class Front:
         gone = [*self.gate.displaced(), *self.gate.expired(now)]
         handed_on = self.gate.pump(now)
         for ticket in (*gone, *self.gate.displaced()):
-            fate = self._fates.pop(ticket)
-            del self._tickets[fate.arrival.number]
-            _refuse(fate, ticket.refusal.reason.value if ticket.refusal else "gone", now)
-        return [(self._fates[ticket], self._place(ticket, now)) for ticket in handed_on]
+            outcome = self._outcomes.pop(ticket)
+            del self._tickets[outcome.arrival.number]
+            _refuse(outcome, ticket.refusal.reason.value if ticket.refusal else "gone", now)
+        return [(self._outcomes[ticket], self._place(ticket, now)) for ticket in handed_on]
 
     def _place(self, ticket: AdmissionTicket, now: float) -> int:
-        fate = self._fates[ticket]
-        arrival = fate.arrival
+        outcome = self._outcomes[ticket]
+        arrival = outcome.arrival
         # Without prefixes in the trace, every prompt is unique.
         preference = WorkerPreference(arrival.units or (-arrival.number - 1,))
         seen = self.pool.pick(preference, (), now)
         if seen is None:
             raise AssertionError("no worker is in service, and none is ever taken out")
         self._given[arrival.number] = _Given(ticket, seen, self.pool.sent(seen, arrival.prompt, preference))
-        fate.handed_on_at = now
+        outcome.handed_on_at = now
         return seen.number
 
 
-def _refuse(fate: SimulatedRequest, reason: str, now: float) -> None:
-    fate.refused_at, fate.reason = now, reason
+def _refuse(outcome: SimulatedRequest, reason: str, now: float) -> None:
+    outcome.refused_at, outcome.reason = now, reason
 
 
 def costs_of(fronts: Sequence[Front]) -> list[float]:

@@ -51,25 +51,25 @@ def figures(
     results: Sequence[Result], slo: SimulatedSlo, workers: int, span_s: float, unit_tokens: int
 ) -> Figures:
     """Return the figures of several runs of the same fleet, each with at least one request."""
-    fates = [fate for result in results for fate in result.fates]
-    counted = [fate for fate in fates if fate.arrival.at >= WARM_UP * span_s]
-    good = sum(slo.met_by(fate) for fate in counted)
+    outcomes = [outcome for result in results for outcome in result.outcomes]
+    counted = [outcome for outcome in outcomes if outcome.arrival.at >= WARM_UP * span_s]
+    good = sum(slo.met_by(outcome) for outcome in counted)
     whole_s = (1 - WARM_UP) * span_s * workers * len(results)
-    ttft = sorted(fate.ttft_s for fate in fates if fate.ttft_s is not None)
+    ttft = sorted(outcome.ttft_s for outcome in outcomes if outcome.ttft_s is not None)
     costs = sorted(cost for result in results for cost in costs_of(result.fronts))
-    reasons = Counter(fate.reason for fate in fates if fate.reason is not None)
-    handed_on = sum(fate.arrival.prompt for fate in fates if fate.handed_on_at is not None)
-    found = [ideal_hits([fate.arrival for fate in result.fates], unit_tokens) for result in results]
+    reasons = Counter(outcome.reason for outcome in outcomes if outcome.reason is not None)
+    handed_on = sum(outcome.arrival.prompt for outcome in outcomes if outcome.handed_on_at is not None)
+    found = [ideal_hits([outcome.arrival for outcome in result.outcomes], unit_tokens) for result in results]
     return Figures(
-        requests=len(fates),
+        requests=len(outcomes),
         offered=len(counted) / whole_s,
         goodput=good / whole_s,
         attainment=good / max(1, len(counted)),
-        refused={reason: count / len(fates) for reason, count in sorted(reasons.items())},
+        refused={reason: count / len(outcomes) for reason, count in sorted(reasons.items())},
         ttft_p50_s=percentile(ttft, 0.5),
         ttft_p99_s=percentile(ttft, 0.99),
-        hits=sum(fate.cached for fate in fates) / max(1, handed_on),
-        ideal=sum(found) / max(1, sum(fate.arrival.prompt for fate in fates)),
+        hits=sum(outcome.cached for outcome in outcomes) / max(1, handed_on),
+        ideal=sum(found) / max(1, sum(outcome.arrival.prompt for outcome in outcomes)),
         balance=_balance([sample for result in results for sample in result.samples]),
         cost_p50_us=1e6 * percentile(costs, 0.5),
         cost_p99_us=1e6 * percentile(costs, 0.99),

@@ -45,7 +45,7 @@ class Plan:
 class Result:
     """The outcome of every request; the gateways; requests on each worker, once a second."""
 
-    fates: Sequence[SimulatedRequest]
+    outcomes: Sequence[SimulatedRequest]
     fronts: Sequence[Front]
     samples: Sequence[tuple[int, ...]]
 
@@ -59,7 +59,7 @@ class Simulation:
         self._workers = [SimulatedWorker(profile) for _ in range(plan.workers)]
         self._ends: list[StepEnd | None] = [None] * plan.workers
         self._inside = [0] * plan.workers
-        self._fates = [SimulatedRequest(arrival) for arrival in arrivals]
+        self._outcomes = [SimulatedRequest(arrival) for arrival in arrivals]
         # For each request: its gateway, and its worker once it is placed.
         self._front_of = [self._draw.randrange(plan.gateways) for _ in arrivals]
         self._worker_of = [-1] * len(arrivals)
@@ -83,8 +83,8 @@ class Simulation:
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> Result:
         """Run until every request has its outcome."""
-        plan, fates, events = self._plan, self._fates, self._events
-        last = fates[-1].arrival.at if fates else 0.0
+        plan, outcomes, events = self._plan, self._outcomes, self._events
+        last = outcomes[-1].arrival.at if outcomes else 0.0
         for front in range(plan.gateways):
             for worker in range(plan.workers):
                 at = self._draw.random() * plan.interval_s
@@ -92,10 +92,10 @@ class Simulation:
         events.append((SAMPLE_S, _SAMPLE, 0, 0))
         heapq.heapify(events)
         following = 0
-        while following < len(fates) or self._busy or any(front.gate.queued for front in self._fronts):
-            arrives_at = fates[following].arrival.at if following < len(fates) else math.inf
+        while following < len(outcomes) or self._busy or any(front.gate.queued for front in self._fronts):
+            arrives_at = outcomes[following].arrival.at if following < len(outcomes) else math.inf
             if events[0][0] > arrives_at:
-                self._arrive(fates[following], arrives_at)
+                self._arrive(outcomes[following], arrives_at)
                 following += 1
                 progress(following)
                 continue
@@ -114,14 +114,14 @@ class Simulation:
                 if now <= last:
                     self._samples.append(tuple(self._inside))
                 heapq.heappush(events, (now + SAMPLE_S, _SAMPLE, 0, 0))
-        return Result(fates, self._fronts, self._samples)
+        return Result(outcomes, self._fronts, self._samples)
 
-    def _produced(self, fate: SimulatedRequest) -> int:
-        return self._workers[self._worker_of[fate.arrival.number]].produced(fate)
+    def _produced(self, outcome: SimulatedRequest) -> int:
+        return self._workers[self._worker_of[outcome.arrival.number]].produced(outcome)
 
-    def _arrive(self, fate: SimulatedRequest, now: float) -> None:
-        number = self._front_of[fate.arrival.number]
-        self._act(number, self._fronts[number].arrive(fate, now), now)
+    def _arrive(self, outcome: SimulatedRequest, now: float) -> None:
+        number = self._front_of[outcome.arrival.number]
+        self._act(number, self._fronts[number].arrive(outcome, now), now)
 
     def _end_step(self, number: int, now: float) -> None:
         end, self._ends[number] = self._ends[number], None
@@ -130,19 +130,19 @@ class Simulation:
         self._busy -= 1
         self._workers[number].settle()
         self._inside[number] -= len(end.finished)
-        for fate in end.first:
-            front = self._front_of[fate.arrival.number]
-            self._act(front, self._fronts[front].first_token(fate, now), now)
-        for fate in end.finished:
-            front = self._front_of[fate.arrival.number]
-            self._act(front, self._fronts[front].finished(fate, now), now)
+        for outcome in end.first:
+            front = self._front_of[outcome.arrival.number]
+            self._act(front, self._fronts[front].first_token(outcome, now), now)
+        for outcome in end.finished:
+            front = self._front_of[outcome.arrival.number]
+            self._act(front, self._fronts[front].finished(outcome, now), now)
         self._begin(number, now)
 
     def _act(self, front: int, handed_on: Sequence[tuple[SimulatedRequest, int]], now: float) -> None:
-        for fate, worker in handed_on:
-            self._worker_of[fate.arrival.number] = worker
+        for outcome, worker in handed_on:
+            self._worker_of[outcome.arrival.number] = worker
             self._inside[worker] += 1
-            self._workers[worker].submit(fate)
+            self._workers[worker].submit(outcome)
             self._begin(worker, now)
         change = self._fronts[front].next_change()
         if change is not None and change < self._timers[front]:

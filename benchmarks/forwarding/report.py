@@ -136,7 +136,7 @@ def _tokens_per_event(result: Result) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A limit on a gateway's cost; with ``beside``, on the ratio to that gateway's cost in the same run.
+    """A limit on a gateway's cost; with ``baseline``, on the ratio to that gateway's cost in the same run.
 
     ``limit`` applies when usage is on disk before the end of an answer; ``relaxed``, where it differs, when
     usage is on disk later.
@@ -145,17 +145,17 @@ class Bar:
     title: str
     limit: float
     figure: Callable[[Row], float | None]
-    beside: Name | None = None
+    baseline: Name | None = None
     at_least: bool = False
     relaxed: float | None = None
 
-    def told(self, row: Row, rows: Sequence[Row]) -> str:
+    def verdict(self, row: Row, rows: Sequence[Row]) -> str:
         """One line: met, missed, or not measured."""
         value, limit = self.figure(row), self.limit
         if self.relaxed is not None and row.name is Name.SLUICE_RELAXED:
             limit = self.relaxed
-        if self.beside is not None:
-            other = next((self.figure(one) for one in rows if one.name is self.beside), None)
+        if self.baseline is not None:
+            other = next((self.figure(one) for one in rows if one.name is self.baseline), None)
             value = value / other if value is not None and other else None
         sign = "≥" if self.at_least else "≤"
         if value is None:
@@ -221,7 +221,7 @@ def print_report(console: Console, rows: Sequence[Row], said: str) -> None:
         if row.name in OURS:
             console.print(f"\n{TITLES[row.name]}:")
             for bar in BARS:
-                console.print(f"  {bar.told(row, rows)}")
+                console.print(f"  {bar.verdict(row, rows)}")
         if row.failed:
             console.print(
                 f"{TITLES[row.name]}: {row.failed} answers failed, e.g. {'; '.join(row.faults)}", style="red"

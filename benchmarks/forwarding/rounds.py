@@ -74,22 +74,22 @@ class Turn:
     results: Mapping[str, Result]
 
 
-def run_all(plan: Plan, cores: Cores, told: Callable[[str], None]) -> list[Turn]:
-    """Run the plan; ``told`` is called with each step that begins.
+def run_all(plan: Plan, cores: Cores, progress: Callable[[str], None]) -> list[Turn]:
+    """Run the plan; ``progress`` is called with each step that begins.
 
     Raises:
         Broken: the worker, a gateway or the load generator failed.
         NotAvailable: a gateway is not installed.
     """
     return [
-        _turn(name, number, plan, cores, told)
+        _turn(name, number, plan, cores, progress)
         for number in range(plan.rounds)
         # The order alternates, so that a drift of the machine's speed favours no gateway.
         for name in plan.names[:: 1 if number % 2 == 0 else -1]
     ]
 
 
-def _turn(name: Name, number: int, plan: Plan, cores: Cores, told: Callable[[str], None]) -> Turn:
+def _turn(name: Name, number: int, plan: Plan, cores: Cores, progress: Callable[[str], None]) -> Turn:
     """Run all loads one after the other on a fresh worker and a fresh gateway."""
     with (
         tempfile.TemporaryDirectory(prefix="forwarding-") as place,
@@ -98,7 +98,7 @@ def _turn(name: Name, number: int, plan: Plan, cores: Cores, told: Callable[[str
         with _gateway(name, Path(place), cores, worker_port, plan.python) as (how, port, pid):
             results = {}
             for key, load in plan.loads.items():
-                told(f"round {number + 1}: {name}, {load.title}")
+                progress(f"round {number + 1}: {name}, {load.title}")
                 ask(worker_port, "POST", "/control", {"step_ms": load.step_ms})
                 job = Job(
                     port=port, shape=load.shape, amount=load.amount, seconds=plan.seconds, key=KEY,

@@ -102,8 +102,8 @@ class Thresholds(BaseModel):
 def load_thresholds(path: Path = DEFAULT) -> Thresholds:
     """Read a thresholds file. Raises ThresholdsError."""
     try:
-        told: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Thresholds.model_validate(told)
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Thresholds.model_validate(content)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ThresholdsError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     except ValidationError as error:

@@ -135,8 +135,8 @@ def _ask(client: AdminClient, backend: str, case: Case, max_tokens: int) -> Adap
 
 
 def _answer(backend: str, case: Case, found: dict[str, Any]) -> AdapterAnswer:
-    told = found["sluice"]
-    if told["fallback"] is not None or told.get("backend_name", backend) != backend:
+    sluice = found["sluice"]
+    if sluice["fallback"] is not None or sluice.get("backend_name", backend) != backend:
         raise EvaluationError(f"{backend}: another backend answered {case.id!r}; is it up?")
     [choice] = found["choices"]
     return AdapterAnswer(choice["message"]["content"] or "", choice["finish_reason"] == "stop")

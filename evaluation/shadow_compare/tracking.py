@@ -98,7 +98,7 @@ def log_report(report: Mapping[str, Any], tracker: Tracks, *, as_text: str) -> s
     versions = {side: ", ".join(report[side])[:5_000] for side in ("primary", "shadow")}
     return tracker.log(
         f"{versions['shadow']} beside {versions['primary']}"[:250],
-        tags={f"sluice.{side}": told for side, told in versions.items()},
+        tags={f"sluice.{side}": version for side, version in versions.items()},
         metrics=figures(report),
         files={"shadow.json": as_text, "shadow.html": page(report)},
     )

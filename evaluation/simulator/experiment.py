@@ -49,7 +49,7 @@ class Setting:
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """Return the tuned parameters as text."""
         if self.kind is Kind.VLLM:
             bound = (

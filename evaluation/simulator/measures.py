@@ -20,9 +20,9 @@ class SimulatedSlo:
     ttft_s: float
     tpot_s: float
 
-    def met_by(self, fate: SimulatedRequest) -> bool:
+    def met_by(self, outcome: SimulatedRequest) -> bool:
         """Return whether the answer was complete and in time."""
-        ttft_s, tpot_s = fate.ttft_s, fate.tpot_s
+        ttft_s, tpot_s = outcome.ttft_s, outcome.tpot_s
         return ttft_s is not None and tpot_s is not None and ttft_s <= self.ttft_s and tpot_s <= self.tpot_s
 
 
@@ -53,34 +53,34 @@ class RunSummary:
     shrunk: float
 
 
-def summarize(fates: Sequence[SimulatedRequest], slo: SimulatedSlo) -> RunSummary:
+def summarize(outcomes: Sequence[SimulatedRequest], slo: SimulatedSlo) -> RunSummary:
     """The figures of a run of at least one request."""
-    good = [fate for fate in fates if slo.met_by(fate)]
-    answered = [fate for fate in fates if fate.finished_at is not None]
-    span_s = max(fates[-1].arrival.at - fates[0].arrival.at, 1e-9)
-    ttft = sorted(fate.ttft_s for fate in answered if fate.ttft_s is not None)
-    tpot = sorted(fate.tpot_s for fate in answered if fate.tpot_s is not None)
-    computed = sum(fate.computed for fate in fates)
-    useful = sum(fate.computed for fate in good)
+    good = [outcome for outcome in outcomes if slo.met_by(outcome)]
+    answered = [outcome for outcome in outcomes if outcome.finished_at is not None]
+    span_s = max(outcomes[-1].arrival.at - outcomes[0].arrival.at, 1e-9)
+    ttft = sorted(outcome.ttft_s for outcome in answered if outcome.ttft_s is not None)
+    tpot = sorted(outcome.tpot_s for outcome in answered if outcome.tpot_s is not None)
+    computed = sum(outcome.computed for outcome in outcomes)
+    useful = sum(outcome.computed for outcome in good)
     asked: defaultdict[int, int] = defaultdict(int)
     met: defaultdict[int, int] = defaultdict(int)
-    for fate in fates:
-        asked[fate.arrival.priority] += 1
-    for fate in good:
-        met[fate.arrival.priority] += 1
+    for outcome in outcomes:
+        asked[outcome.arrival.priority] += 1
+    for outcome in good:
+        met[outcome.arrival.priority] += 1
     return RunSummary(
-        requests=len(fates),
+        requests=len(outcomes),
         answered=len(answered),
         goodput=len(good) / span_s,
-        attainment=len(good) / len(fates),
+        attainment=len(good) / len(outcomes),
         by_priority={rank: met[rank] / count for rank, count in sorted(asked.items())},
         ttft_p50_s=percentile(ttft, 0.5),
         ttft_p99_s=percentile(ttft, 0.99),
         tpot_p99_s=percentile(tpot, 0.99),
-        preemptions=sum(fate.preemptions for fate in fates),
+        preemptions=sum(outcome.preemptions for outcome in outcomes),
         wasted=1.0 - useful / computed if computed else 0.0,
-        fairness=fairness(fates),
-        shrunk=sum(fate.max_tokens is not None for fate in answered) / max(1, len(answered)),
+        fairness=fairness(outcomes),
+        shrunk=sum(outcome.max_tokens is not None for outcome in answered) / max(1, len(answered)),
     )
 
 
@@ -89,7 +89,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
-def fairness(fates: Sequence[SimulatedRequest]) -> float:
+def fairness(outcomes: Sequence[SimulatedRequest]) -> float:
     """Return Jain's index of service over fair share among tenants; 1 when each got exactly its fair share.
 
     Service is prompt tokens plus twice the output tokens, of answered requests. The total service of a
@@ -99,11 +99,11 @@ def fairness(fates: Sequence[SimulatedRequest]) -> float:
     asked: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     served: defaultdict[str, int] = defaultdict(int)
     by_class: defaultdict[int, int] = defaultdict(int)
-    for fate in fates:
-        arrival = fate.arrival
+    for outcome in outcomes:
+        arrival = outcome.arrival
         asked[arrival.priority][arrival.tenant] += arrival.prompt + OUTPUT_WEIGHT * arrival.output
-        if fate.finished_at is not None:
-            got = arrival.prompt + OUTPUT_WEIGHT * fate.output
+        if outcome.finished_at is not None:
+            got = arrival.prompt + OUTPUT_WEIGHT * outcome.output
             served[arrival.tenant] += got
             by_class[arrival.priority] += got
     fair: defaultdict[str, float] = defaultdict(float)

@@ -28,16 +28,16 @@ NOTHING = Moves()
 class Policy(Protocol):
     """The admission policy of one worker. Every method gets the time, in seconds."""
 
-    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
+    def arrive(self, outcome: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Handle an arrival; ``load`` is the worker's last report."""
 
     def look(self, load: BackendLoad, now: float) -> Moves:
         """Decide again: the worker has ended a step, or the time of :meth:`next_change` has come."""
 
-    def first_token(self, fate: SimulatedRequest, now: float) -> None:
+    def first_token(self, outcome: SimulatedRequest, now: float) -> None:
         """Note a request's first token."""
 
-    def finished(self, fate: SimulatedRequest, now: float) -> None:
+    def finished(self, outcome: SimulatedRequest, now: float) -> None:
         """Note the end of a request's answer."""
 
     def next_change(self) -> float | None:
@@ -53,18 +53,18 @@ class Open:
 
     watching = False
 
-    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
+    def arrive(self, outcome: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Hand the request on."""
-        return Moves(hand_on=(fate,))
+        return Moves(hand_on=(outcome,))
 
     def look(self, load: BackendLoad, now: float) -> Moves:
         """Do nothing: no request waits here."""
         return NOTHING
 
-    def first_token(self, fate: SimulatedRequest, now: float) -> None:
+    def first_token(self, outcome: SimulatedRequest, now: float) -> None:
         """Ignore the first token."""
 
-    def finished(self, fate: SimulatedRequest, now: float) -> None:
+    def finished(self, outcome: SimulatedRequest, now: float) -> None:
         """Ignore the end of the answer."""
 
     def next_change(self) -> float | None:
@@ -87,21 +87,21 @@ class EngineBounds(Open):
         self._requests = 0
         self._tokens = 0
 
-    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
+    def arrive(self, outcome: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Hand on while the engine is within its bounds."""
         if self._max_requests is not None and self._requests + 1 > self._max_requests:
-            return Moves(refuse=((fate, "max_num_queued_reqs"),))
+            return Moves(refuse=((outcome, "max_num_queued_reqs"),))
         if self._max_tokens is not None and self._tokens >= self._max_tokens:
-            return Moves(refuse=((fate, "max_num_queued_tokens"),))
+            return Moves(refuse=((outcome, "max_num_queued_tokens"),))
         self._requests += 1
-        self._tokens += fate.arrival.prompt
-        return Moves(hand_on=(fate,))
+        self._tokens += outcome.arrival.prompt
+        return Moves(hand_on=(outcome,))
 
-    def first_token(self, fate: SimulatedRequest, now: float) -> None:
+    def first_token(self, outcome: SimulatedRequest, now: float) -> None:
         """Stop counting the request's prompt tokens: its prefill is over."""
-        self._tokens -= fate.arrival.prompt
+        self._tokens -= outcome.arrival.prompt
 
-    def finished(self, fate: SimulatedRequest, now: float) -> None:
+    def finished(self, outcome: SimulatedRequest, now: float) -> None:
         """Stop counting the request as in flight."""
         self._requests -= 1
 
@@ -120,26 +120,26 @@ class StaticThresholds(Open):
         self._limits = limits
         self._mean_s = 0.0
 
-    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
+    def arrive(self, outcome: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Hand the request on while every figure is below its threshold."""
         limits = self._limits
-        factor = limits.priority_factor if fate.arrival.priority > 0 else 1.0
+        factor = limits.priority_factor if outcome.arrival.priority > 0 else 1.0
         wait_s = load.waiting * self._mean_s / max(1, load.running)
         if load.kv_usage >= limits.kv_pressure:
             reason = "memory_pressure"
-        elif limits.max_input_tokens is not None and fate.arrival.prompt > limits.max_input_tokens:
+        elif limits.max_input_tokens is not None and outcome.arrival.prompt > limits.max_input_tokens:
             reason = "token_budget_exceeded"
         elif load.waiting >= limits.max_queue * factor:
             reason = "queue_full"
         elif limits.max_wait_s is not None and wait_s >= limits.max_wait_s * factor:
             reason = "wait_exceeded"
         else:
-            return Moves(hand_on=(fate,))
-        return Moves(refuse=((fate, reason),))
+            return Moves(hand_on=(outcome,))
+        return Moves(refuse=((outcome, reason),))
 
-    def finished(self, fate: SimulatedRequest, now: float) -> None:
+    def finished(self, outcome: SimulatedRequest, now: float) -> None:
         """Update the mean time of a request at the worker."""
-        held_s = now - (now if fate.handed_on_at is None else fate.handed_on_at)
+        held_s = now - (now if outcome.handed_on_at is None else outcome.handed_on_at)
         self._mean_s += 0.1 * (held_s - self._mean_s) if self._mean_s else held_s
 
 
@@ -162,11 +162,11 @@ class GatePolicy:
         self.gate = BackendGate(limits, random=random.Random(seed))
         self._produced = produced
         self._tickets: dict[int, AdmissionTicket] = {}
-        self._fates: dict[AdmissionTicket, SimulatedRequest] = {}
+        self._outcomes: dict[AdmissionTicket, SimulatedRequest] = {}
 
-    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
+    def arrive(self, outcome: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Offer the request to the gate."""
-        arrival, produced = fate.arrival, self._produced
+        arrival, produced = outcome.arrival, self._produced
         self.gate.report(load, now)
         demand = Demand(
             "worker",
@@ -175,15 +175,15 @@ class GatePolicy:
             arrival.prompt,
             arrival.max_tokens,
             arrived_at=now,
-            produced=lambda: produced(fate),
+            produced=lambda: produced(outcome),
         )
         offered = self.gate.offer(demand, now)
         if isinstance(offered, Refusal):
-            return self._moves(now, ((fate, offered.reason.value),))
+            return self._moves(now, ((outcome, offered.reason.value),))
         self._tickets[arrival.number] = offered
-        self._fates[offered] = fate
+        self._outcomes[offered] = outcome
         if offered.shrunk:
-            fate.max_tokens = offered.max_tokens
+            outcome.max_tokens = offered.max_tokens
         return self._moves(now)
 
     def look(self, load: BackendLoad, now: float) -> Moves:
@@ -191,15 +191,15 @@ class GatePolicy:
         self.gate.report(load, now)
         return self._moves(now) if self.gate.queued else NOTHING
 
-    def first_token(self, fate: SimulatedRequest, now: float) -> None:
+    def first_token(self, outcome: SimulatedRequest, now: float) -> None:
         """Report the first token to the gate."""
-        self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
+        self.gate.first_token(self._tickets[outcome.arrival.number], now, outcome.cached)
 
-    def finished(self, fate: SimulatedRequest, now: float) -> None:
+    def finished(self, outcome: SimulatedRequest, now: float) -> None:
         """Release the request's slot."""
-        ticket = self._tickets.pop(fate.arrival.number)
-        del self._fates[ticket]
-        self.gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=fate.produced)
+        ticket = self._tickets.pop(outcome.arrival.number)
+        del self._outcomes[ticket]
+        self.gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=outcome.produced)
 
     def next_change(self) -> float | None:
         """Return when the clock alone changes something at the gate, or ``None``."""
@@ -214,9 +214,9 @@ class GatePolicy:
         gone = [*self.gate.displaced(), *self.gate.expired(now)]
         handed_on = self.gate.pump(now)
         gone += self.gate.displaced()
-        told = []
+        dropped = []
         for ticket in gone:
-            fate = self._fates.pop(ticket)
-            del self._tickets[fate.arrival.number]
-            told.append((fate, ticket.refusal.reason.value if ticket.refusal else "gone"))
-        return Moves(tuple(self._fates[ticket] for ticket in handed_on), (*refused, *told))
+            outcome = self._outcomes.pop(ticket)
+            del self._tickets[outcome.arrival.number]
+            dropped.append((outcome, ticket.refusal.reason.value if ticket.refusal else "gone"))
+        return Moves(tuple(self._outcomes[ticket] for ticket in handed_on), (*refused, *dropped))

@@ -49,13 +49,13 @@ def simulate(
     for _ in range(workers):
         worker = SimulatedWorker(profile)
         stations.append(_Station(worker, make_policy(worker)))
-    fates = [SimulatedRequest(arrival) for arrival in arrivals]
-    for fate in fates:
-        _must_fit(fate, profile)
+    outcomes = [SimulatedRequest(arrival) for arrival in arrivals]
+    for outcome in outcomes:
+        _must_fit(outcome, profile)
     events: list[tuple[float, int, int]] = []  # time, kind, station
     following, now = 0, 0.0
-    while following < len(fates) or events:
-        arrives_at = fates[following].arrival.at if following < len(fates) else math.inf
+    while following < len(outcomes) or events:
+        arrives_at = outcomes[following].arrival.at if following < len(outcomes) else math.inf
         if events and events[0][0] <= arrives_at:
             now, kind, index = heapq.heappop(events)
             station = stations[index]
@@ -67,18 +67,18 @@ def simulate(
                 station.timer = math.inf
             moves = station.policy.look(station.worker.load, now)
         else:
-            now, fate = arrives_at, fates[following]
+            now, outcome = arrives_at, outcomes[following]
             following += 1
             if progress is not None:
                 progress(following)
             index = min(range(workers), key=lambda one: (stations[one].inside, one))
             station = stations[index]
             station.inside += 1
-            moves = station.policy.arrive(fate, station.worker.load, now)
+            moves = station.policy.arrive(outcome, station.worker.load, now)
         _act(station, moves, now)
-        coming = fates[following].arrival.at if following < len(fates) else math.inf
+        coming = outcomes[following].arrival.at if following < len(outcomes) else math.inf
         _schedule(station, index, now, coming, events)
-    return fates
+    return outcomes
 
 
 def _schedule(
@@ -100,26 +100,26 @@ def _end_step(station: _Station, now: float) -> None:
     if end is None:
         raise AssertionError("a step ended that had not begun")
     station.worker.settle()
-    for fate in end.first:
-        station.policy.first_token(fate, now)
-    for fate in end.finished:
-        station.policy.finished(fate, now)
+    for outcome in end.first:
+        station.policy.first_token(outcome, now)
+    for outcome in end.finished:
+        station.policy.finished(outcome, now)
     station.inside -= len(end.finished)
 
 
 def _act(station: _Station, moves: Moves, now: float) -> None:
-    for fate, reason in moves.refuse:
-        fate.refused_at, fate.reason = now, reason
+    for outcome, reason in moves.refuse:
+        outcome.refused_at, outcome.reason = now, reason
     station.inside -= len(moves.refuse)
-    for fate in moves.hand_on:
-        fate.handed_on_at = now
-        station.worker.submit(fate)
+    for outcome in moves.hand_on:
+        outcome.handed_on_at = now
+        station.worker.submit(outcome)
 
 
-def _must_fit(fate: SimulatedRequest, profile: Profile) -> None:
-    most = fate.arrival.prompt + fate.arrival.output + profile.block_size
+def _must_fit(outcome: SimulatedRequest, profile: Profile) -> None:
+    most = outcome.arrival.prompt + outcome.arrival.output + profile.block_size
     if most > profile.total_blocks * profile.block_size:
         raise ValueError(
-            f"request {fate.arrival.number} needs {most} tokens; the pool of {profile.name} holds "
+            f"request {outcome.arrival.number} needs {most} tokens; the pool of {profile.name} holds "
             f"{profile.total_blocks * profile.block_size}"
         )

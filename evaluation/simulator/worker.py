@@ -36,7 +36,7 @@ class SimulatedSequence:
         since: the tick at which it began to decode; ``None`` while its prompt is computed.
     """
 
-    fate: SimulatedRequest
+    outcome: SimulatedRequest
     key: tuple[int, int]
     target: int
     computed: int = 0
@@ -99,16 +99,18 @@ class SimulatedWorker:
             max_running=profile.max_num_seqs,
         )
 
-    def produced(self, fate: SimulatedRequest) -> int:
+    def produced(self, outcome: SimulatedRequest) -> int:
         """Return the tokens of a request's answer so far."""
-        one = self._answering.get(fate.arrival.number)
-        return fate.produced + (self._tick - one.since if one is not None and one.since is not None else 0)
+        one = self._answering.get(outcome.arrival.number)
+        return outcome.produced + (self._tick - one.since if one is not None and one.since is not None else 0)
 
-    def submit(self, fate: SimulatedRequest) -> None:
+    def submit(self, outcome: SimulatedRequest) -> None:
         """Hand a request on to the worker."""
         self._orders += 1
-        rank = -fate.arrival.priority if self.profile.by_priority else 0
-        insort(self._waiting, SimulatedSequence(fate, (rank, self._orders), fate.arrival.prompt), key=_key)
+        rank = -outcome.arrival.priority if self.profile.by_priority else 0
+        insort(
+            self._waiting, SimulatedSequence(outcome, (rank, self._orders), outcome.arrival.prompt), key=_key
+        )
         if self._seen is not None:
             self._since_seen += 1
 
@@ -186,35 +188,35 @@ class SimulatedWorker:
             self._computed(one, tokens, end)
 
     def _computed(self, one: SimulatedSequence, tokens: int, end: StepEnd) -> None:
-        fate = one.fate
+        outcome = one.outcome
         one.computed += tokens
-        fate.computed += tokens
+        outcome.computed += tokens
         ready = min(len(one.units), one.computed // self.profile.unit_tokens)
         if ready > one.ready:
             self.memory.ready(one.units[one.ready : ready])
             one.ready = ready
         if one.computed < one.target:
             return
-        fate.produced += 1
-        if fate.first_token_at is None:
-            fate.first_token_at = end.at
-            end.first.append(fate)
+        outcome.produced += 1
+        if outcome.first_token_at is None:
+            outcome.first_token_at = end.at
+            end.first.append(outcome)
         self._filling.remove(one)
         one.since = self._tick
-        if fate.produced >= fate.output:
-            fate.finished_at = end.at
-            end.finished.append(fate)
+        if outcome.produced >= outcome.output:
+            outcome.finished_at = end.at
+            end.finished.append(outcome)
             self.memory.give_back(one.units, one.blocks)
             return
-        self._answering[fate.arrival.number] = one
+        self._answering[outcome.arrival.number] = one
         self._context += one.computed
         self._hungry[self._phase(one)] += 1
-        self._ends[self._tick + fate.output - fate.produced].append(one)
+        self._ends[self._tick + outcome.output - outcome.produced].append(one)
 
     def _finish(self, one: SimulatedSequence, end: StepEnd) -> None:
         self._leave(one)
-        one.fate.finished_at = end.at
-        end.finished.append(one.fate)
+        one.outcome.finished_at = end.at
+        end.finished.append(one.outcome)
 
     def _leave(self, one: SimulatedSequence) -> None:
         """Remove a sequence from the decoding ones, update its counts and release its blocks."""
@@ -222,23 +224,23 @@ class SimulatedWorker:
         blocks = self._blocks_of(one)
         self._context -= one.computed + ticks
         self._hungry[self._phase(one)] -= 1
-        del self._answering[one.fate.arrival.number]
+        del self._answering[one.outcome.arrival.number]
         one.computed += ticks
-        one.fate.computed += ticks
-        one.fate.produced += ticks
+        one.outcome.computed += ticks
+        one.outcome.produced += ticks
         self.memory.give_back(one.units, blocks)
 
     def _preempt(self, one: SimulatedSequence) -> None:
         self.preemptions += 1
-        fate = one.fate
-        fate.preemptions += 1
+        outcome = one.outcome
+        outcome.preemptions += 1
         if one.since is None:
             self._filling.remove(one)
             self.memory.give_back(one.units, one.blocks)
         else:
-            self._ends[(one.since or 0) + fate.output - fate.produced].remove(one)
+            self._ends[(one.since or 0) + outcome.output - outcome.produced].remove(one)
             self._leave(one)
-        again = SimulatedSequence(fate, one.key, fate.arrival.prompt + fate.produced)
+        again = SimulatedSequence(outcome, one.key, outcome.arrival.prompt + outcome.produced)
         insort(self._waiting, again, key=_key)
 
     def _last(self) -> SimulatedSequence:
@@ -281,8 +283,8 @@ class SimulatedWorker:
 
     def _begin(self, one: SimulatedSequence, budget: int) -> bool:
         """Start a waiting sequence: find its prefix, and take blocks for its first chunk."""
-        profile, fate = self.profile, one.fate
-        units = fate.arrival.units[: fate.arrival.prompt // profile.unit_tokens]
+        profile, outcome = self.profile, one.outcome
+        units = outcome.arrival.units[: outcome.arrival.prompt // profile.unit_tokens]
         found, shared = self.memory.find(units)
         units = units[:shared]
         if found * profile.unit_tokens >= one.target:
@@ -293,6 +295,6 @@ class SimulatedWorker:
         if not self.memory.start(units, found, own):
             return False
         one.units, one.computed, one.blocks, one.ready = units, computed, own, found
-        if fate.preemptions == 0:
-            fate.cached = computed
+        if outcome.preemptions == 0:
+            outcome.cached = computed
         return True

@@ -35,7 +35,7 @@ from accounting.ledger import Ledger
 from accounting.options import Durability, LedgerOptions
 from accounting.values import UsageRow
 from tests import fork_server
-from tests.accounting.test_ledger import Told, locked, row, running, stored_ids, until, url_of
+from tests.accounting.test_ledger import Events, locked, row, running, stored_ids, until, url_of
 
 FULL = row(
     "gen_1", kind="shadow", org="o", user_id="u", intent="x", revision=3, ttft_ms=1.5, session_id="søster 漫",
@@ -60,7 +60,7 @@ def names() -> Callable[[], str]:
 
 def journaled(
     folder: Path,
-    told: Told,
+    events: Events,
     *,
     durability: Durability = Durability.GROUP,
     outbox_rows: int = 10_000,
@@ -68,11 +68,11 @@ def journaled(
     clock: Callable[[], float] = time.monotonic,
     name: str = "a",
 ) -> Ledger:
-    made = names()
+    new_name = names()
     return Ledger(
         url_of(folder / "l.db"),
         LedgerOptions(
-            emit=told.append,
+            emit=events.append,
             clock=clock,
             unix_time=time.time,
             outbox_rows=outbox_rows,
@@ -81,7 +81,7 @@ def journaled(
             journal_folder=folder / "journal",
             journal_bytes=journal_bytes,
             sync_wait_s=30.0,  # so long that a busy disk does not count as failed
-            new_name=lambda: f"{made()}-{name}",
+            new_name=lambda: f"{new_name()}-{name}",
             adopt_s=0.05,
         ),
     )
@@ -91,12 +91,12 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "journal").glob(f"*{SUFFIX}"))
 
 
-def kept(folder: Path) -> list[str]:
+def journaled_ids(folder: Path) -> list[str]:
     """The generation ids of the rows in all journal files."""
     return [one.generation_id for path in files(folder) for one in read(path.read_bytes()).rows]
 
 
-def left_behind(folder: Path, *rows: UsageRow, name: str = "0", tail: bytes = b"") -> None:
+def leave_journal(folder: Path, *rows: UsageRow, name: str = "0", tail: bytes = b"") -> None:
     """Write the journal file that a killed process leaves."""
     (folder / "journal").mkdir(exist_ok=True)
     segment = create(folder / "journal", lambda: name)
@@ -160,32 +160,32 @@ def test_a_row_that_cannot_be_encoded_raises_not_encodable(bad: dict[str, object
 
 
 async def test_a_row_is_on_the_disk_when_its_answer_may_go_out(tmp_path: Path) -> None:
-    async with running(journaled(tmp_path, Told())) as ledger:
+    async with running(journaled(tmp_path, Events())) as ledger:
         for number in range(5):
             ledger.append(row(f"gen_{number}"))
             assert await ledger.durable()
-            assert kept(tmp_path) == [f"gen_{one}" for one in range(number + 1)]
+            assert journaled_ids(tmp_path) == [f"gen_{one}" for one in range(number + 1)]
 
 
 async def test_rows_that_come_together_share_a_sync(tmp_path: Path) -> None:
-    told = Told()
-    async with running(journaled(tmp_path, told)) as ledger:
+    events = Events()
+    async with running(journaled(tmp_path, events)) as ledger:
 
         async def answer(number: int) -> None:
             ledger.append(row(f"gen_{number}"))
             assert await ledger.durable()
-            assert f"gen_{number}" in kept(tmp_path)
+            assert f"gen_{number}" in journaled_ids(tmp_path)
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(100):
                 tasks.create_task(answer(number))
-    synced = [event.rows for event in told if isinstance(event, JournalSynced)]
+    synced = [event.rows for event in events if isinstance(event, JournalSynced)]
     assert sum(synced) == 100 and len(synced) <= 10
 
 
 async def test_rows_that_come_soon_after_a_sync_share_the_next(tmp_path: Path) -> None:
-    told = Told()
-    options = LedgerOptions(emit=told.append, clock=time.monotonic, unix_time=time.time, sync_gap_s=2.0)
+    events = Events()
+    options = LedgerOptions(emit=events.append, clock=time.monotonic, unix_time=time.time, sync_gap_s=2.0)
     journal = Journal(tmp_path / "journal", options, on_lost=lambda _: None)
     journal.open()
     journal.append(PendingRow(row("gen_1"), 0.0))
@@ -194,14 +194,14 @@ async def test_rows_that_come_soon_after_a_sync_share_the_next(tmp_path: Path) -
         journal.append(PendingRow(row(f"gen_{number}"), 0.0))
         for _ in range(5):
             await asyncio.sleep(0)
-    assert kept(tmp_path) == ["gen_1"]
-    assert await journal.durable() and kept(tmp_path) == ["gen_1", "gen_2", "gen_3"]
+    assert journaled_ids(tmp_path) == ["gen_1"]
+    assert await journal.durable() and journaled_ids(tmp_path) == ["gen_1", "gen_2", "gen_3"]
     await journal.close()
-    assert [event.rows for event in told if isinstance(event, JournalSynced)] == [1, 2]
+    assert [event.rows for event in events if isinstance(event, JournalSynced)] == [1, 2]
 
 
 async def test_cancelling_one_wait_for_a_sync_does_not_cancel_the_others(tmp_path: Path) -> None:
-    async with running(journaled(tmp_path, Told())) as ledger, asyncio.TaskGroup() as tasks:
+    async with running(journaled(tmp_path, Events())) as ledger, asyncio.TaskGroup() as tasks:
         ledger.append(row("gen_1"))
         left = tasks.create_task(ledger.durable())
         stays = tasks.create_task(ledger.durable())
@@ -212,15 +212,15 @@ async def test_cancelling_one_wait_for_a_sync_does_not_cancel_the_others(tmp_pat
 
 
 async def test_relaxed_waits_for_nothing_but_journals_all_the_same(tmp_path: Path) -> None:
-    told = Told()
-    async with running(journaled(tmp_path, told, durability=Durability.RELAXED)) as ledger:
+    events = Events()
+    async with running(journaled(tmp_path, events, durability=Durability.RELAXED)) as ledger:
         ledger.append(row("gen_1"))
-        assert await ledger.durable() and kept(tmp_path) == []
-        await until(lambda: any(isinstance(event, JournalSynced) for event in told))
+        assert await ledger.durable() and journaled_ids(tmp_path) == []
+        await until(lambda: any(isinstance(event, JournalSynced) for event in events))
 
 
 async def test_memory_makes_no_journal(tmp_path: Path) -> None:
-    async with running(journaled(tmp_path, Told(), durability=Durability.MEMORY)) as ledger:
+    async with running(journaled(tmp_path, Events(), durability=Durability.MEMORY)) as ledger:
         ledger.append(row("gen_1"))
         assert await ledger.durable() and ledger.accepts
     assert not (tmp_path / "journal").exists()
@@ -230,11 +230,11 @@ async def test_memory_makes_no_journal(tmp_path: Path) -> None:
 async def test_a_folder_that_cannot_be_made_stops_the_start_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("a file")
     with pytest.raises(LedgerUnavailable, match=r"ledger.journal_folder: .*journal cannot be made"):
-        await journaled(tmp_path, Told()).open()
+        await journaled(tmp_path, Events()).open()
 
 
 async def test_a_journal_whose_rows_are_written_leaves_no_file(tmp_path: Path) -> None:
-    async with running(journaled(tmp_path, Told())) as ledger:
+    async with running(journaled(tmp_path, Events())) as ledger:
         ledger.append(row("gen_1"))
         await ledger.durable()
     assert stored_ids(tmp_path / "l.db") == ["gen_1"]
@@ -249,9 +249,9 @@ async def test_what_a_killed_process_left_is_written_by_the_next(tmp_path: Path)
         "import asyncio, os, sys, time\n"
         "from pathlib import Path\n"
         "from tests.accounting.test_journal import journaled\n"
-        "from tests.accounting.test_ledger import Told, row\n"
+        "from tests.accounting.test_ledger import Events, row\n"
         "async def main():\n"
-        f"    ledger = journaled(Path({str(tmp_path)!r}), Told(), name='killed')\n"
+        f"    ledger = journaled(Path({str(tmp_path)!r}), Events(), name='killed')\n"
         "    await ledger.open()\n"
         "    for number in range(50):\n"
         "        ledger.append(row(f'gen_{number}'))\n"
@@ -262,20 +262,20 @@ async def test_what_a_killed_process_left_is_written_by_the_next(tmp_path: Path)
     root = Path(__file__).parents[2]
     done = await asyncio.to_thread(fork_server.run, [sys.executable, "-c", program], cwd=root, timeout=60)
     assert done.returncode == -9
-    assert stored_ids(tmp_path / "l.db") == [] and len(kept(tmp_path)) == 50
-    told = Told()
-    async with running(journaled(tmp_path, told)):
-        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
+    assert stored_ids(tmp_path / "l.db") == [] and len(journaled_ids(tmp_path)) == 50
+    events = Events()
+    async with running(journaled(tmp_path, events)):
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in events))
     assert sorted(stored_ids(tmp_path / "l.db")) == sorted(f"gen_{number}" for number in range(50))
     assert list((tmp_path / "journal").iterdir()) == []
 
 
 async def test_a_running_process_adopts_the_file_of_one_that_died(tmp_path: Path) -> None:
-    told = Told()
-    async with running(journaled(tmp_path, told)):
+    events = Events()
+    async with running(journaled(tmp_path, events)):
         await asyncio.sleep(0)
-        left_behind(tmp_path, row("gen_1"), name="000009-other")
-        await until(lambda: any(isinstance(event, RowsReplayed) and event.adopted for event in told))
+        leave_journal(tmp_path, row("gen_1"), name="000009-other")
+        await until(lambda: any(isinstance(event, RowsReplayed) and event.adopted for event in events))
         assert stored_ids(tmp_path / "l.db") == ["gen_1"]
 
 
@@ -292,21 +292,21 @@ async def test_a_file_whose_process_lives_is_left_alone(tmp_path: Path) -> None:
 
 
 async def test_rows_that_were_written_before_the_death_are_not_billed_again(tmp_path: Path) -> None:
-    async with running(journaled(tmp_path, Told())) as ledger:
+    async with running(journaled(tmp_path, Events())) as ledger:
         ledger.append(row("gen_1", output_tokens=5))
-    left_behind(tmp_path, row("gen_1", output_tokens=5), row("gen_2"))
-    told = Told()
-    async with running(journaled(tmp_path, told)) as ledger:
-        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
+    leave_journal(tmp_path, row("gen_1", output_tokens=5), row("gen_2"))
+    events = Events()
+    async with running(journaled(tmp_path, events)) as ledger:
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in events))
         assert sorted(one.generation_id for one in await ledger.rows()) == ["gen_1", "gen_2"]
 
 
 async def test_half_a_row_at_the_end_costs_only_itself(tmp_path: Path) -> None:
-    left_behind(tmp_path, row("gen_1"), tail=frame(row("gen_2"))[:-1])
-    told = Told()
-    async with running(journaled(tmp_path, told)):
-        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
-    [replayed] = [event for event in told if isinstance(event, RowsReplayed)]
+    leave_journal(tmp_path, row("gen_1"), tail=frame(row("gen_2"))[:-1])
+    events = Events()
+    async with running(journaled(tmp_path, events)):
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in events))
+    [replayed] = [event for event in events if isinstance(event, RowsReplayed)]
     assert (replayed.count, replayed.damaged_bytes) == (1, 0)
     assert stored_ids(tmp_path / "l.db") == ["gen_1"] and not files(tmp_path)
 
@@ -314,11 +314,11 @@ async def test_half_a_row_at_the_end_costs_only_itself(tmp_path: Path) -> None:
 async def test_a_damaged_file_gives_what_can_be_read_and_is_set_aside(tmp_path: Path) -> None:
     bad = bytearray(frame(row("gen_2")))
     bad[20] ^= 1
-    left_behind(tmp_path, row("gen_1"), tail=bytes(bad) + frame(row("gen_3")))
-    told = Told()
-    async with running(journaled(tmp_path, told)):
-        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
-    [replayed] = [event for event in told if isinstance(event, RowsReplayed)]
+    leave_journal(tmp_path, row("gen_1"), tail=bytes(bad) + frame(row("gen_3")))
+    events = Events()
+    async with running(journaled(tmp_path, events)):
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in events))
+    [replayed] = [event for event in events if isinstance(event, RowsReplayed)]
     assert (replayed.count, replayed.damaged_bytes) == (1, len(bad) + len(frame(row("gen_3"))))
     assert [path.name for path in (tmp_path / "journal").iterdir()] == [f"0{SUFFIX}{DAMAGED}"]
 
@@ -357,8 +357,8 @@ def test_files_are_created_while_another_process_looks_for_orphans(tmp_path: Pat
 
 
 async def test_rows_beyond_memory_wait_in_the_journal_and_none_is_lost(tmp_path: Path) -> None:
-    told = Told()
-    async with running(journaled(tmp_path, told, outbox_rows=3)) as ledger:
+    events = Events()
+    async with running(journaled(tmp_path, events, outbox_rows=3)) as ledger:
         await until(lambda: (tmp_path / "l.db").exists())
         with locked(tmp_path / "l.db"):
             for number in range(60):
@@ -367,21 +367,21 @@ async def test_rows_beyond_memory_wait_in_the_journal_and_none_is_lost(tmp_path:
             assert ledger.depth == 3 and ledger.lag_s > 0
         await until(lambda: len(stored_ids(tmp_path / "l.db")) == 60, at_most_s=15)
         await until(lambda: ledger.lag_s == 0, at_most_s=15)
-    assert told.lost() == 0
+    assert events.lost() == 0
     assert list((tmp_path / "journal").iterdir()) == []
 
 
 async def test_what_closing_cannot_write_stays_for_the_next_start(tmp_path: Path) -> None:
-    told = Told()
-    ledger = journaled(tmp_path, told)
+    events = Events()
+    ledger = journaled(tmp_path, events)
     await ledger.open()
     with locked(tmp_path / "l.db"):
         for number in range(30):
             ledger.append(row(f"gen_{number}"))
         await ledger.durable()
         await ledger.close(0.1)
-    assert told.lost() == 0 and len(kept(tmp_path)) == 30
-    async with running(journaled(tmp_path, Told(), name="b")):
+    assert events.lost() == 0 and len(journaled_ids(tmp_path)) == 30
+    async with running(journaled(tmp_path, Events(), name="b")):
         await until(lambda: len(stored_ids(tmp_path / "l.db")) == 30)
 
 
@@ -389,13 +389,13 @@ async def test_what_closing_cannot_write_stays_for_the_next_start(tmp_path: Path
 
 
 async def test_a_full_journal_is_told_and_the_row_reaches_the_database_all_the_same(tmp_path: Path) -> None:
-    told = Told()
+    events = Events()
     async with running(
-        journaled(tmp_path, told, journal_bytes=len(HEADER) + len(frame(row("gen_1"))))
+        journaled(tmp_path, events, journal_bytes=len(HEADER) + len(frame(row("gen_1"))))
     ) as ledger:
         assert ledger.append(row("gen_1")) and await ledger.durable()
         assert ledger.append(row("gen_2")) and await ledger.durable()
-    assert [event.reason for event in told if isinstance(event, JournalRefused)] == [JournalRefusal.FULL]
+    assert [event.reason for event in events if isinstance(event, JournalRefused)] == [JournalRefusal.FULL]
     assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2"]
 
 
@@ -403,14 +403,14 @@ async def test_a_full_journal_is_told_and_the_row_reaches_the_database_all_the_s
 async def test_a_failing_disk_stops_answers_only_with_strict_durability(
     tmp_path: Path, durability: Durability
 ) -> None:
-    told, clock = Told(), Clock()
-    async with running(journaled(tmp_path, told, durability=durability, clock=clock)) as ledger:
+    events, clock = Events(), Clock()
+    async with running(journaled(tmp_path, events, durability=durability, clock=clock)) as ledger:
         goes_on = durability is Durability.GROUP
         shutil.rmtree(tmp_path / "journal")
         (tmp_path / "journal").write_text("in the way")
         ledger.append(row("gen_1"))
         assert await ledger.durable() is goes_on
-        assert any(isinstance(event, JournalFailed) for event in told)
+        assert any(isinstance(event, JournalFailed) for event in events)
         assert ledger.accepts is goes_on and not ledger.journal_working
         # Until the journal's next attempt no answer waits for it.
         ledger.append(row("gen_2"))
@@ -424,25 +424,25 @@ async def test_a_failing_disk_stops_answers_only_with_strict_durability(
         assert ledger.accepts
         ledger.append(row("gen_4"))
         assert await ledger.durable() and ledger.journal_working
-        assert kept(tmp_path) == ["gen_4"]
+        assert journaled_ids(tmp_path) == ["gen_4"]
     assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2", "gen_4"]
-    assert told.lost() == 0
+    assert events.lost() == 0
 
 
 async def test_a_disk_that_fills_up_ends_its_file_and_the_next_row_begins_another(tmp_path: Path) -> None:
-    told, clock = Told(), Clock()
-    async with running(journaled(tmp_path, told, clock=clock)) as ledger:
+    events, clock = Events(), Clock()
+    async with running(journaled(tmp_path, events, clock=clock)) as ledger:
         assert ledger.append(row("gen_1")) and await ledger.durable()
         fill_the_disk(tmp_path)
         assert ledger.append(row("gen_2")) and await ledger.durable()
         assert not ledger.journal_working
-        [failed] = [event for event in told if isinstance(event, JournalFailed)]
+        [failed] = [event for event in events if isinstance(event, JournalFailed)]
         assert (failed.error_type, failed.rows) == ("OSError ENOSPC", 1)
         clock.ahead_s = REST_S
         assert ledger.append(row("gen_3")) and await ledger.durable() and ledger.journal_working
-        assert "gen_3" in kept(tmp_path) and "gen_2" not in kept(tmp_path)
+        assert "gen_3" in journaled_ids(tmp_path) and "gen_2" not in journaled_ids(tmp_path)
     assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2", "gen_3"]
-    assert told.lost() == 0 and files(tmp_path) == []
+    assert events.lost() == 0 and files(tmp_path) == []
 
 
 def fill_the_disk(folder: Path) -> None:
@@ -455,8 +455,8 @@ def fill_the_disk(folder: Path) -> None:
 
 
 async def test_with_neither_memory_nor_disk_a_row_is_lost_and_told(tmp_path: Path) -> None:
-    told = Told()
-    async with running(journaled(tmp_path, told, outbox_rows=1), close_s=30.0) as ledger:
+    events = Events()
+    async with running(journaled(tmp_path, events, outbox_rows=1), close_s=30.0) as ledger:
         shutil.rmtree(tmp_path / "journal")
         (tmp_path / "journal").write_text("in the way")
         await until(lambda: (tmp_path / "l.db").exists())
@@ -465,7 +465,7 @@ async def test_with_neither_memory_nor_disk_a_row_is_lost_and_told(tmp_path: Pat
             assert ledger.append(row("gen_2"))  # the journal accepts it, then fails
             await ledger.durable()
             assert not ledger.append(row("gen_3"))
-    lost = [event for event in told if isinstance(event, RowsLost)]
+    lost = [event for event in events if isinstance(event, RowsLost)]
     assert [(event.reason, event.generation_ids) for event in lost] == [
         (LossReason.OUTBOX_FULL, ("gen_2",)),
         (LossReason.OUTBOX_FULL, ("gen_3",)),
@@ -477,13 +477,13 @@ async def test_with_neither_memory_nor_disk_a_row_is_lost_and_told(tmp_path: Pat
 def test_whatever_happens_every_row_that_was_waited_for_is_in_the_database_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
-    folder, told = tmp_path_factory.mktemp("ledger"), Told()
+    folder, events = tmp_path_factory.mktemp("ledger"), Events()
 
     async def live() -> set[str]:
         appended, waited, lives = itertools.count(), set[str](), itertools.count()
 
         def begin() -> Ledger:
-            return journaled(folder, told, outbox_rows=2, name=f"life{next(lives)}")
+            return journaled(folder, events, outbox_rows=2, name=f"life{next(lives)}")
 
         ledger, lock = begin(), None
         await ledger.open()

@@ -62,19 +62,19 @@ def test_only_exactly_the_admin_key_is_accepted(key: str, other: str) -> None:
 
 def test_the_ring_keeps_a_salted_digest_and_not_the_key() -> None:
     first, second = KeyRing("sk-right", enabled=True), KeyRing("sk-right", enabled=True)
-    kept = list(vars(first).values())
-    assert not any("sk-right" in repr(value) for value in kept)
+    fields = list(vars(first).values())
+    assert not any("sk-right" in repr(value) for value in fields)
     assert first._first != second._first
 
 
-def made(secret: NewSecret, **changes: Any) -> StoredKey:
+def stored_key(secret: NewSecret, **changes: Any) -> StoredKey:
     record = KeyRecord(f"key_{secret.prefix}", "acme", CallerRole.CALLER, 0)
     return StoredKey(replace(record, **changes), secret.prefix, secret.salt, secret.digest)
 
 
 def test_a_made_key_belongs_to_its_tenant_until_it_is_removed() -> None:
     ring, secret = KeyRing("sk-right", enabled=True), draw_key()
-    ring.add(made(secret))
+    ring.add(stored_key(secret))
     found = ring.lookup(secret.key)
     assert found is not None and (found.tenant, found.role) == ("acme", CallerRole.CALLER)
     assert ring.lookup("sk-right") is BOOTSTRAP_ADMIN, "the first admin key stays"
@@ -84,7 +84,7 @@ def test_a_made_key_belongs_to_its_tenant_until_it_is_removed() -> None:
 
 def test_only_the_whole_created_key_is_accepted() -> None:
     ring, secret = KeyRing("sk-right", enabled=True), draw_key()
-    ring.add(made(secret))
+    ring.add(stored_key(secret))
     other = draw_key().key.rpartition("_")[2]
     for wrong in (
         secret.key[:-1],
@@ -101,8 +101,8 @@ def test_only_the_whole_created_key_is_accepted() -> None:
 def test_a_second_key_of_one_prefix_does_not_replace_the_first() -> None:
     ring, secret = KeyRing(None, enabled=True), draw_key()
     thief = replace(draw_key(), prefix=secret.prefix)
-    ring.add(made(secret))
-    ring.add(made(thief, tenant="umbra"))
+    ring.add(stored_key(secret))
+    ring.add(stored_key(thief, tenant="umbra"))
     found = ring.lookup(secret.key)
     assert found is not None and found.tenant == "acme" and len(ring) == 1
 
@@ -110,7 +110,7 @@ def test_a_second_key_of_one_prefix_does_not_replace_the_first() -> None:
 def test_a_key_that_has_expired_belongs_to_nobody() -> None:
     now = 1_000.0
     ring, secret = KeyRing(None, enabled=True, unix_time=lambda: now), draw_key()
-    ring.add(made(secret, expires_at=1_001.0))
+    ring.add(stored_key(secret, expires_at=1_001.0))
     assert ring.lookup(secret.key) is not None
     now = 1_001.0
     assert ring.lookup(secret.key) is None
@@ -128,7 +128,7 @@ def test_every_key_costs_the_same_work_whatever_is_right_of_it() -> None:
     work = []
     for admin_key in ("sk-right", None):
         ring = KeyRing(admin_key, enabled=True, digest=digest)
-        ring.add(made(secret))
+        ring.add(stored_key(secret))
         unknown_prefix, wrong_secret = draw_key().key, secret.key[:-1] + "x"
         for bearer in (secret.key, wrong_secret, unknown_prefix, "x" * len(secret.key)):
             hashed.clear()
@@ -139,7 +139,7 @@ def test_every_key_costs_the_same_work_whatever_is_right_of_it() -> None:
 
 def test_nothing_that_is_stored_or_shown_reveals_the_key() -> None:
     secret = draw_key()
-    key = made(secret)
+    key = stored_key(secret)
     last = secret.key.rpartition("_")[2]
     assert len(bytes.fromhex(last)) == 32
     for shown in (repr(key), repr(secret), str(key)):

@@ -43,18 +43,18 @@ def url_of(path: Path) -> str:
     return f"sqlite+aiosqlite:///{path}"
 
 
-class Told(list[LedgerEvent]):
+class Events(list[LedgerEvent]):
     """The events that the ledger emitted, in order."""
 
     def lost(self) -> int:
         return sum(event.count for event in self if isinstance(event, RowsLost))
 
 
-def ledger_for(url: str, told: Told, *, outbox_rows: int = 10_000, batch_rows: int = 500) -> Ledger:
+def ledger_for(url: str, events: Events, *, outbox_rows: int = 10_000, batch_rows: int = 500) -> Ledger:
     return Ledger(
         url,
         LedgerOptions(
-            emit=told.append,
+            emit=events.append,
             clock=time.monotonic,
             unix_time=time.time,
             outbox_rows=outbox_rows,
@@ -106,7 +106,7 @@ async def test_a_row_comes_back_as_it_was_appended(tmp_path: Path) -> None:
     full = row(
         "gen_1", intent="x", adapter_id="a", revision=3, ttft_ms=1.5, output_tokens=7, session_id="søster 漫"
     )
-    async with running(ledger_for(url_of(tmp_path / "l.db"), Told())) as ledger:
+    async with running(ledger_for(url_of(tmp_path / "l.db"), Events())) as ledger:
         assert ledger.append(full)
         await until(lambda: ledger.depth == 0)
         assert await ledger.rows() == [full]
@@ -115,7 +115,7 @@ async def test_a_row_comes_back_as_it_was_appended(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_rows_come_newest_first_and_no_more_than_asked_for() -> None:
-    async with running(ledger_for("sqlite+aiosqlite://", Told())) as ledger:
+    async with running(ledger_for("sqlite+aiosqlite://", Events())) as ledger:
         for number in range(5):
             ledger.append(row(f"gen_{number}", started_at=float(number)))
         await until(lambda: ledger.depth == 0)
@@ -126,33 +126,33 @@ async def test_rows_come_newest_first_and_no_more_than_asked_for() -> None:
 @pytest.mark.parametrize("limit", [0, -1, 10_001])
 async def test_a_limit_outside_its_bounds_is_refused_with_the_bounds(limit: int) -> None:
     with pytest.raises(ValueError, match=f"limit is {limit}; allowed: 1 to 10,000"):
-        await ledger_for("sqlite+aiosqlite://", Told()).rows(limit=limit)
+        await ledger_for("sqlite+aiosqlite://", Events()).rows(limit=limit)
 
 
 @pytest.mark.asyncio
 async def test_sqlite_files_are_in_wal_mode_so_that_reports_can_read_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
-    async with running(ledger_for(url_of(path), Told())):
+    async with running(ledger_for(url_of(path), Events())):
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.asyncio
 async def test_rows_are_written_in_batches_of_bounded_size(tmp_path: Path) -> None:
-    told = Told()
-    ledger = ledger_for(url_of(tmp_path / "l.db"), told, batch_rows=10)
+    events = Events()
+    ledger = ledger_for(url_of(tmp_path / "l.db"), events, batch_rows=10)
     await ledger.open()
     for number in range(25):
         ledger.append(row(f"gen_{number}"))
     await ledger.close()
-    assert [event.count for event in told if isinstance(event, RowsWritten)] == [10, 10, 5]
+    assert [event.count for event in events if isinstance(event, RowsWritten)] == [10, 10, 5]
 
 
 @pytest.mark.asyncio
 async def test_a_generation_is_stored_once_however_often_it_is_appended(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     for _ in range(2):
-        async with running(ledger_for(url_of(path), Told())) as ledger:
+        async with running(ledger_for(url_of(path), Events())) as ledger:
             for _ in range(3):
                 ledger.append(row("gen_1", output_tokens=5))
     assert stored_ids(path) == ["gen_1"]
@@ -163,7 +163,7 @@ async def test_a_writer_cancelled_in_a_batch_neither_loses_nor_doubles_rows(tmp_
     path = tmp_path / "l.db"
     # a database call takes a few turns of the event loop; cancel after 0, 1, ... 39 of them
     for rounds in range(40):
-        ledger = ledger_for(url_of(path), Told(), batch_rows=3)
+        ledger = ledger_for(url_of(path), Events(), batch_rows=3)
         await ledger.open()
         for number in range(6):
             ledger.append(row(f"gen_{rounds}_{number}"))
@@ -179,8 +179,8 @@ async def test_a_writer_cancelled_in_a_batch_neither_loses_nor_doubles_rows(tmp_
 
 @pytest.mark.asyncio
 async def test_a_locked_database_makes_rows_wait_and_loses_none(tmp_path: Path) -> None:
-    path, told = tmp_path / "l.db", Told()
-    async with running(ledger_for(url_of(path), told)) as ledger:
+    path, events = tmp_path / "l.db", Events()
+    async with running(ledger_for(url_of(path), events)) as ledger:
         with locked(path):
             began = time.perf_counter()
             assert all(ledger.append(row(f"gen_{number}")) for number in range(100))
@@ -190,8 +190,8 @@ async def test_a_locked_database_makes_rows_wait_and_loses_none(tmp_path: Path) 
         await until(lambda: ledger.depth == 0)
         assert ledger.healthy
     assert len(stored_ids(path)) == 100
-    assert told.lost() == ledger.lost == 0
-    failed = [event.error_type for event in told if isinstance(event, WriteFailed)]
+    assert events.lost() == ledger.lost == 0
+    failed = [event.error_type for event in events if isinstance(event, WriteFailed)]
     assert set(failed) == {"OperationalError SQLITE_BUSY"}, "the log says what is wrong with the database"
 
 
@@ -199,7 +199,7 @@ async def test_a_locked_database_makes_rows_wait_and_loses_none(tmp_path: Path) 
 async def test_a_start_on_a_locked_database_succeeds_and_gets_well_later(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     with locked(path):
-        ledger = ledger_for(url_of(path), Told())
+        ledger = ledger_for(url_of(path), Events())
         await ledger.open()
         assert not ledger.healthy
         ledger.append(row("gen_1"))
@@ -213,7 +213,7 @@ async def test_a_start_on_a_locked_database_succeeds_and_gets_well_later(tmp_pat
 @pytest.mark.asyncio
 async def test_a_ledger_that_started_badly_gets_well_without_a_row(tmp_path: Path) -> None:
     folder = tmp_path / "later"
-    async with running(ledger_for(url_of(folder / "l.db"), Told())) as ledger:
+    async with running(ledger_for(url_of(folder / "l.db"), Events())) as ledger:
         assert not ledger.healthy
         folder.mkdir()
         await until(lambda: ledger.healthy)
@@ -221,8 +221,8 @@ async def test_a_ledger_that_started_badly_gets_well_without_a_row(tmp_path: Pat
 
 @pytest.mark.asyncio
 async def test_closing_on_a_locked_database_is_bounded_and_counts_what_is_lost(tmp_path: Path) -> None:
-    path, told = tmp_path / "l.db", Told()
-    ledger = ledger_for(url_of(path), told)
+    path, events = tmp_path / "l.db", Events()
+    ledger = ledger_for(url_of(path), events)
     await ledger.open()
     with locked(path):
         for number in range(30):
@@ -231,7 +231,7 @@ async def test_closing_on_a_locked_database_is_bounded_and_counts_what_is_lost(t
         await ledger.close(0.3)
         assert time.perf_counter() - began < 5.0
     assert (ledger.lost, ledger.depth, ledger.written) == (30, 0, 0)
-    (loss,) = (event for event in told if isinstance(event, RowsLost))
+    (loss,) = (event for event in events if isinstance(event, RowsLost))
     assert (loss.count, loss.reason) == (30, LossReason.CLOSED)
     assert loss.generation_ids == tuple(f"gen_{number}" for number in range(20))
     assert stored_ids(path) == []
@@ -239,14 +239,14 @@ async def test_closing_on_a_locked_database_is_bounded_and_counts_what_is_lost(t
 
 @pytest.mark.asyncio
 async def test_a_read_only_file_makes_rows_wait_until_it_is_writable_again(tmp_path: Path) -> None:
-    path, told = tmp_path / "l.db", Told()
+    path, events = tmp_path / "l.db", Events()
     await _made(path)
     path.chmod(0o444)
     if os.access(path, os.W_OK):
         pytest.skip("the superuser writes to read-only files")
-    async with running(ledger_for(url_of(path), told)) as ledger:
+    async with running(ledger_for(url_of(path), events)) as ledger:
         ledger.append(row("gen_1"))
-        await until(lambda: any(isinstance(event, WriteFailed) for event in told))
+        await until(lambda: any(isinstance(event, WriteFailed) for event in events))
         assert (ledger.depth, ledger.healthy, ledger.lost) == (1, False, 0)
         assert await ledger.rows() == []  # reads still work
         path.chmod(0o644)
@@ -256,33 +256,33 @@ async def test_a_read_only_file_makes_rows_wait_until_it_is_writable_again(tmp_p
 
 @pytest.mark.asyncio
 async def test_a_database_opened_read_only_is_read_but_loses_its_rows_with_a_count(tmp_path: Path) -> None:
-    path, told = tmp_path / "l.db", Told()
+    path, events = tmp_path / "l.db", Events()
     await _made(path)
     async with running(
-        ledger_for(f"sqlite+aiosqlite:///file:{path}?mode=ro&uri=true", told), close_s=0.3
+        ledger_for(f"sqlite+aiosqlite:///file:{path}?mode=ro&uri=true", events), close_s=0.3
     ) as ledger:
         assert ledger.append(row("gen_1"))
-        await until(lambda: any(isinstance(event, WriteFailed) for event in told))
+        await until(lambda: any(isinstance(event, WriteFailed) for event in events))
         assert (ledger.depth, ledger.lost) == (1, 0)
         assert await ledger.rows() == []
-    assert told.lost() == ledger.lost == 1
+    assert events.lost() == ledger.lost == 1
     assert stored_ids(path) == []
 
 
 async def _made(path: Path) -> None:
-    ledger = ledger_for(url_of(path), Told())
+    ledger = ledger_for(url_of(path), Events())
     await ledger.open()
     await ledger.close()
 
 
 @pytest.mark.asyncio
 async def test_a_full_outbox_refuses_the_row_and_counts_it(tmp_path: Path) -> None:
-    told = Told()
-    ledger = ledger_for(url_of(tmp_path / "l.db"), told, outbox_rows=3)
+    events = Events()
+    ledger = ledger_for(url_of(tmp_path / "l.db"), events, outbox_rows=3)
     await ledger.open()
     assert [ledger.append(row(f"gen_{number}")) for number in range(5)] == [True, True, True, False, False]
     assert (ledger.depth, ledger.lost) == (3, 2)
-    assert [(e.reason, e.generation_ids) for e in told if isinstance(e, RowsLost)] == [
+    assert [(e.reason, e.generation_ids) for e in events if isinstance(e, RowsLost)] == [
         (LossReason.OUTBOX_FULL, ("gen_3",)),
         (LossReason.OUTBOX_FULL, ("gen_4",)),
     ]
@@ -292,12 +292,12 @@ async def test_a_full_outbox_refuses_the_row_and_counts_it(tmp_path: Path) -> No
 
 @pytest.mark.asyncio
 async def test_a_row_appended_after_closing_is_a_counted_loss(tmp_path: Path) -> None:
-    told = Told()
-    ledger = ledger_for(url_of(tmp_path / "l.db"), told)
+    events = Events()
+    ledger = ledger_for(url_of(tmp_path / "l.db"), events)
     await ledger.open()
     await ledger.close()
     assert not ledger.append(row("gen_1"))
-    assert (ledger.lost, told.lost()) == (1, 1)
+    assert (ledger.lost, events.lost()) == (1, 1)
 
 
 @pytest.mark.asyncio
@@ -305,8 +305,8 @@ async def test_a_row_appended_after_closing_is_a_counted_loss(tmp_path: Path) ->
 async def test_a_row_that_no_database_accepts_does_not_delay_the_others(
     tmp_path: Path, bad: dict[str, object]
 ) -> None:
-    path, told = tmp_path / "l.db", Told()
-    ledger = ledger_for(url_of(path), told)
+    path, events = tmp_path / "l.db", Events()
+    ledger = ledger_for(url_of(path), events)
     await ledger.open()
     ledger.append(row("gen_1"))
     ledger.append(row("gen_bad", **bad))
@@ -314,7 +314,7 @@ async def test_a_row_that_no_database_accepts_does_not_delay_the_others(
     await ledger.close()
     assert stored_ids(path) == ["gen_1", "gen_2"]
     assert (ledger.written, ledger.lost) == (2, 1)
-    assert [(e.reason, e.generation_ids) for e in told if isinstance(e, RowsLost)] == [
+    assert [(e.reason, e.generation_ids) for e in events if isinstance(e, RowsLost)] == [
         (LossReason.UNWRITABLE, ("gen_bad",))
     ]
 
@@ -332,14 +332,14 @@ async def test_a_row_that_no_database_accepts_does_not_delay_the_others(
 )
 async def test_a_url_that_can_never_work_stops_the_start_and_is_not_repeated(url: str, said: str) -> None:
     with pytest.raises(LedgerUnavailable, match=said) as caught:
-        await ledger_for(url, Told()).open()
+        await ledger_for(url, Events()).open()
     assert "sqlite+aiosqlite" in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.asyncio
 async def test_reading_a_ledger_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
-    ledger = ledger_for(url_of(tmp_path / "nowhere" / "l.db"), Told())
+    ledger = ledger_for(url_of(tmp_path / "nowhere" / "l.db"), Events())
     await ledger.open()
     with pytest.raises(LedgerUnavailable, match="cannot be read now"):
         await ledger.rows()
@@ -348,7 +348,7 @@ async def test_reading_a_ledger_that_cannot_be_opened_says_so(tmp_path: Path) ->
 
 @pytest.mark.asyncio
 async def test_the_writer_ends_by_itself_when_the_ledger_closes_while_it_rests(tmp_path: Path) -> None:
-    ledger = ledger_for(url_of(tmp_path / "nowhere" / "l.db"), Told())
+    ledger = ledger_for(url_of(tmp_path / "nowhere" / "l.db"), Events())
     await ledger.open()
     ledger.append(row("gen_1"))
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
@@ -384,11 +384,11 @@ def test_every_generation_is_stored_exactly_once_whatever_fails_and_is_repeated(
     script: list[str], numbers: list[int], batch_rows: int
 ) -> None:
     async def scenario() -> None:
-        told = Told()
+        events = Events()
         ledger = Ledger(
             "sqlite+aiosqlite://",
             LedgerOptions(
-                emit=told.append,
+                emit=events.append,
                 clock=time.monotonic,
                 unix_time=time.time,
                 batch_rows=batch_rows,
@@ -423,23 +423,23 @@ def test_a_database_error_of_the_value_classes_is_the_rows_fault() -> None:
 
 
 async def test_rows_that_come_together_share_a_transaction(tmp_path: Path) -> None:
-    told = Told()
-    async with running(ledger_for(url_of(tmp_path / "l.db"), told)) as ledger:
+    events = Events()
+    async with running(ledger_for(url_of(tmp_path / "l.db"), events)) as ledger:
         for number in range(20):
             ledger.append(row(f"gen_{number}"))
             await asyncio.sleep(0)
         await until(lambda: ledger.written == 20)
-    written = [event.count for event in told if isinstance(event, RowsWritten)]
+    written = [event.count for event in events if isinstance(event, RowsWritten)]
     assert sum(written) == 20
     assert len(written) <= 2  # the rows that came while the table was created, and the rest
 
 
 async def test_a_full_batch_does_not_wait_for_more(tmp_path: Path) -> None:
-    told = Told()
+    events = Events()
     patient = Ledger(
         url_of(tmp_path / "l.db"),
         LedgerOptions(
-            emit=told.append, clock=time.monotonic, unix_time=time.time, batch_rows=5, gather_s=60.0
+            emit=events.append, clock=time.monotonic, unix_time=time.time, batch_rows=5, gather_s=60.0
         ),
     )
     async with running(patient) as ledger:
@@ -449,25 +449,25 @@ async def test_a_full_batch_does_not_wait_for_more(tmp_path: Path) -> None:
 
 
 async def test_a_small_outbox_is_written_before_it_is_full(tmp_path: Path) -> None:
-    told = Told()
+    events = Events()
     patient = Ledger(
         url_of(tmp_path / "l.db"),
         LedgerOptions(
-            emit=told.append, clock=time.monotonic, unix_time=time.time, outbox_rows=10, gather_s=60.0
+            emit=events.append, clock=time.monotonic, unix_time=time.time, outbox_rows=10, gather_s=60.0
         ),
     )
     async with running(patient) as ledger:
         for number in range(6):
             ledger.append(row(f"gen_{number}"))
         await until(lambda: ledger.written == 6)
-    assert told.lost() == 0
+    assert events.lost() == 0
 
 
 async def test_closing_does_not_wait_for_more_rows(tmp_path: Path) -> None:
-    told = Told()
+    events = Events()
     patient = Ledger(
         url_of(tmp_path / "l.db"),
-        LedgerOptions(emit=told.append, clock=time.monotonic, unix_time=time.time, gather_s=60.0),
+        LedgerOptions(emit=events.append, clock=time.monotonic, unix_time=time.time, gather_s=60.0),
     )
     async with asyncio.timeout(30), running(patient) as ledger:
         ledger.append(row("gen_1"))
@@ -493,7 +493,7 @@ class HeldStore(GenerationStore):
 async def test_rows_that_come_during_a_write_wait_for_a_full_batch_too(tmp_path: Path) -> None:
     store = HeldStore(url_of(tmp_path / "l.db"))
     options = LedgerOptions(
-        emit=Told().append, clock=time.monotonic, unix_time=time.time, batch_rows=4, gather_s=60.0
+        emit=Events().append, clock=time.monotonic, unix_time=time.time, batch_rows=4, gather_s=60.0
     )
     async with running(Ledger(url_of(tmp_path / "l.db"), options, store=lambda url: store)) as ledger:
         for number in range(4):

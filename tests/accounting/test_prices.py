@@ -195,9 +195,9 @@ def test_a_price_file_speaks_of_one_token_in_whole_nano_dollars(tmp_path: Path) 
 )
 def test_a_wrong_price_file_stops_the_start_with_the_place(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "prices.yaml").write_text(text)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         make_prices(Settings.model_validate({"ledger": {"prices": str(tmp_path / "prices.yaml")}}))
-    assert words in str(told.value)
+    assert words in str(caught.value)
 
 
 def test_a_fallback_target_is_priced_by_the_same_book_as_rows(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Clock:
         return self.now
 
 
-class Book:
+class QuotaRig:
     """The usage counts of one process, called as the gateway calls them."""
 
     def __init__(self, **bounds: int) -> None:
@@ -73,8 +73,8 @@ class Book:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def rig() -> QuotaRig:
+    return QuotaRig()
 
 
 @given(
@@ -84,16 +84,16 @@ def book() -> Book:
 def test_no_minute_ever_holds_more_requests_than_the_limit_and_what_may_pass_passes(
     limit: int, pauses: list[float]
 ) -> None:
-    book, limits = Book(), KeyLimits(requests_per_minute=limit)
+    rig, limits = QuotaRig(), KeyLimits(requests_per_minute=limit)
     passed: list[float] = []
     for pause in pauses:
-        book.clock.now += pause
-        recent = [at for at in passed if book.clock.now - at < 60.0]
-        lately = [at for at in passed if book.clock.now - at < 61.0]
-        excess = book.enter("a", limits)
+        rig.clock.now += pause
+        recent = [at for at in passed if rig.clock.now - at < 60.0]
+        lately = [at for at in passed if rig.clock.now - at < 61.0]
+        excess = rig.enter("a", limits)
         if excess is None:
             assert len(recent) < limit
-            passed.append(book.clock.now)
+            passed.append(rig.clock.now)
         else:
             assert len(lately) >= limit, "one step late at most"
             assert excess.wait_s is not None and 0 < excess.wait_s <= 61.0
@@ -127,9 +127,9 @@ def test_usage_that_was_stored_and_loaded_decides_as_before(steps: list[tuple[st
         now += pause
         loaded = KeyUsage(TOKENS, stored)
         if what == "settle" and holds:
-            told = Settlement("a", TOKENS, holds.pop(0), None, min(amount, 100))
-            living.settle(told, now)
-            loaded.settle(told, now)
+            settlement = Settlement("a", TOKENS, holds.pop(0), None, min(amount, 100))
+            living.settle(settlement, now)
+            loaded.settle(settlement, now)
         else:
             hold = HoldId("me", number)
             ask = QuotaRequest(tokens=amount, hold=hold) if what == "hold" else QuotaRequest()
@@ -140,66 +140,66 @@ def test_usage_that_was_stored_and_loaded_decides_as_before(steps: list[tuple[st
         stored = loaded.encode()
 
 
-def test_keys_do_not_share_their_limits(book: Book) -> None:
-    assert [book.enter("a", PER_MINUTE) is None for _ in range(4)] == [True, True, True, False]
-    assert book.enter("b", PER_MINUTE) is None
+def test_keys_do_not_share_their_limits(rig: QuotaRig) -> None:
+    assert [rig.enter("a", PER_MINUTE) is None for _ in range(4)] == [True, True, True, False]
+    assert rig.enter("b", PER_MINUTE) is None
 
 
-def test_a_refused_request_counts_for_nothing(book: Book) -> None:
+def test_a_refused_request_counts_for_nothing(rig: QuotaRig) -> None:
     for _ in range(50):
-        book.enter("a", PER_MINUTE)
-    book.clock.now += 61.0
-    assert book.enter("a", PER_MINUTE) is None
-    book.held(90)
-    assert book.refused(11).name == "tokens_per_minute"
-    book.held(10)
+        rig.enter("a", PER_MINUTE)
+    rig.clock.now += 61.0
+    assert rig.enter("a", PER_MINUTE) is None
+    rig.held(90)
+    assert rig.refused(11).name == "tokens_per_minute"
+    rig.held(10)
 
 
-def test_held_tokens_are_reserved_and_unused_ones_are_returned(book: Book) -> None:
-    first = book.held(90)
-    assert book.refused(20).asked == 20
-    book.settle(first, 30)
-    book.settle(first, 0)
-    assert book.remaining() == 70
-    book.held(70)
+def test_held_tokens_are_reserved_and_unused_ones_are_returned(rig: QuotaRig) -> None:
+    first = rig.held(90)
+    assert rig.refused(20).asked == 20
+    rig.settle(first, 30)
+    rig.settle(first, 0)
+    assert rig.remaining() == 70
+    rig.held(70)
 
 
-def test_nothing_is_to_be_waited_for_when_nothing_was_used(book: Book) -> None:
-    book.settle(book.held(90), 0)
-    assert [one.reset_s for one in book.figures() if one is not None] == [0, 0]
+def test_nothing_is_to_be_waited_for_when_nothing_was_used(rig: QuotaRig) -> None:
+    rig.settle(rig.held(90), 0)
+    assert [one.reset_s for one in rig.figures() if one is not None] == [0, 0]
 
 
-def test_the_day_is_counted_beside_the_minute(book: Book) -> None:
+def test_the_day_is_counted_beside_the_minute(rig: QuotaRig) -> None:
     for _ in range(2):
-        book.settle(book.held(100), 100)
-        book.clock.now += 61.0
-    assert book.remaining() == 50
-    excess = book.refused(60)
+        rig.settle(rig.held(100), 100)
+        rig.clock.now += 61.0
+    assert rig.remaining() == 50
+    excess = rig.refused(60)
     assert excess.name == "tokens_per_day" and excess.wait_s is not None and excess.wait_s > 80_000
-    book.held(50)
-    book.clock.now += DAY_S + 600.0
-    book.held(100)
+    rig.held(50)
+    rig.clock.now += DAY_S + 600.0
+    rig.held(100)
 
 
-def test_a_request_refused_because_of_holds_is_told_to_retry_soon(book: Book) -> None:
-    book.held(100)
-    assert book.refused(10).wait_s == RETRY_HELD_S
-    book.clock.now += 61.0
-    book.settle(book.held(100), 95)
-    assert book.refused(10).wait_s == 61.0
+def test_a_request_refused_because_of_holds_is_told_to_retry_soon(rig: QuotaRig) -> None:
+    rig.held(100)
+    assert rig.refused(10).wait_s == RETRY_HELD_S
+    rig.clock.now += 61.0
+    rig.settle(rig.held(100), 95)
+    assert rig.refused(10).wait_s == 61.0
 
 
-def test_what_is_over_the_limit_by_itself_never_passes(book: Book) -> None:
-    assert book.refused(101) == Excess("tokens_per_minute", 100, 101, None)
+def test_what_is_over_the_limit_by_itself_never_passes(rig: QuotaRig) -> None:
+    assert rig.refused(101) == Excess("tokens_per_minute", 100, 101, None)
 
 
-def test_use_counts_when_it_was_held_so_a_long_answer_does_not_block_the_next_minute(book: Book) -> None:
+def test_use_counts_when_it_was_held_so_a_long_answer_does_not_block_the_next_minute(rig: QuotaRig) -> None:
     limits = KeyLimits(tokens_per_minute=100)
-    late = book.held(100, limits)
-    book.clock.now += 120.0
-    book.held(40, limits)
-    book.settle(late, 5, limits)
-    assert book.remaining(limits) == 60
+    late = rig.held(100, limits)
+    rig.clock.now += 120.0
+    rig.held(40, limits)
+    rig.settle(late, 5, limits)
+    assert rig.remaining(limits) == 60
 
 
 def test_the_holds_of_a_dead_process_no_longer_count() -> None:
@@ -215,32 +215,32 @@ def test_the_holds_of_a_dead_process_no_longer_count() -> None:
     )
 
 
-def test_what_is_never_settled_is_held_for_a_day_at_most(book: Book) -> None:
+def test_what_is_never_settled_is_held_for_a_day_at_most(rig: QuotaRig) -> None:
     limits = KeyLimits(tokens_per_day=100)
-    book.held(100, limits)
-    book.clock.now += MAX_HOLD_S + 600.0
-    assert book.remaining(limits) == 100
+    rig.held(100, limits)
+    rig.clock.now += MAX_HOLD_S + 600.0
+    assert rig.remaining(limits) == 100
 
 
-def test_requests_admitted_elsewhere_are_counted_even_beyond_the_limits(book: Book) -> None:
+def test_requests_admitted_elsewhere_are_counted_even_beyond_the_limits(rig: QuotaRig) -> None:
     for _ in range(9):
-        book.quotas.count("a", PER_MINUTE, QuotaRequest(requests=1))
-    assert book.enter("a", PER_MINUTE) is not None
+        rig.quotas.count("a", PER_MINUTE, QuotaRequest(requests=1))
+    assert rig.enter("a", PER_MINUTE) is not None
 
 
-def test_the_figures_say_when_all_is_free_again(book: Book) -> None:
-    book.clock.now = 1_000.5
-    book.enter("a", PER_MINUTE)
-    requests, *others = book.figures(PER_MINUTE)
+def test_the_figures_say_when_all_is_free_again(rig: QuotaRig) -> None:
+    rig.clock.now = 1_000.5
+    rig.enter("a", PER_MINUTE)
+    requests, *others = rig.figures(PER_MINUTE)
     assert requests is not None and others == [None, None]
     assert (requests.limit, requests.remaining) == (3, 2)
     assert math.isclose(requests.reset_s, 60.5)
 
 
 def test_the_number_of_keys_that_are_counted_is_bounded() -> None:
-    book, limits = Book(max_keys=2), KeyLimits(requests_per_minute=1)
-    assert all(book.enter(key, limits) is None for key in ("a", "b", "c"))
-    assert book.enter("c", limits) is not None and book.enter("a", limits) is None
+    rig, limits = QuotaRig(max_keys=2), KeyLimits(requests_per_minute=1)
+    assert all(rig.enter(key, limits) is None for key in ("a", "b", "c"))
+    assert rig.enter("c", limits) is not None and rig.enter("a", limits) is None
 
 
 def test_what_each_limit_counts_is_in_one_order_everywhere() -> None:

@@ -11,7 +11,7 @@ from accounting.reconcile import Reconciliation
 from accounting.reports import Span
 from accounting.values import HOUR_S, EngineCount
 from gateway.admin.usage import SpanQuery, UsageAdmin
-from tests.accounting.test_ledger import Told, ledger_for, row, running, until, url_of
+from tests.accounting.test_ledger import Events, ledger_for, row, running, until, url_of
 
 NOON = 472_236 * HOUR_S
 POOL = ("worker", "http://w1")
@@ -25,8 +25,8 @@ def count(
 
 def test_counters_become_differences_by_hour() -> None:
     counts = HourlyCounts("a")
-    for minute, told in ((0, (100, 10)), (30, (150, 15)), (59, (160, 20)), (61, (200, 30))):
-        counts.record({POOL: told}, NOON + 60 * minute)
+    for minute, totals in ((0, (100, 10)), (30, (150, 15)), (59, (160, 20)), (61, (200, 30))):
+        counts.record({POOL: totals}, NOON + 60 * minute)
     assert counts.lines() == [
         count(472_236, 60, 10, covered_s=59 * 60),
         count(472_237, 40, 10, covered_s=120),
@@ -35,8 +35,8 @@ def test_counters_become_differences_by_hour() -> None:
 
 def test_a_counter_that_went_back_is_a_new_engines_and_counts_from_nothing() -> None:
     counts = HourlyCounts("a")
-    for second, told in enumerate(((100, 10), (130, 13), (5, 1), (9, 2))):
-        counts.record({POOL: told}, NOON + second)
+    for second, totals in enumerate(((100, 10), (130, 13), (5, 1), (9, 2))):
+        counts.record({POOL: totals}, NOON + second)
     assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(39, 5)]
 
 
@@ -56,7 +56,7 @@ def test_hours_that_are_over_are_kept_until_they_are_written() -> None:
 
 
 async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Path) -> None:
-    async with running(ledger_for(url_of(tmp_path / "l.db"), Told())) as ledger:
+    async with running(ledger_for(url_of(tmp_path / "l.db"), Events())) as ledger:
         answered = row("g1", started_at=NOON, backend_name="worker", input_tokens=60, output_tokens=10)
         ledger.append(answered.delivered())
         cancelled = row(
@@ -104,7 +104,7 @@ def test_an_hour_that_was_not_watched_whole_is_not_compared(watched_s: float, ve
     assert str(line["verdict"]).startswith(verdict)
 
 
-def _told(*counts: EngineCount) -> tuple[object, object]:
+def _summed(*counts: EngineCount) -> tuple[object, object]:
     names = ("hour", "backend", "engine", "observer", "prompt_tokens", "generation_tokens", "covered_s")
     [line] = Reconciliation(Span()).lines(
         [], [{name: getattr(one, name) for name in names} for one in counts]
@@ -113,21 +113,21 @@ def _told(*counts: EngineCount) -> tuple[object, object]:
 
 
 def test_an_engine_of_two_gateways_is_counted_once_and_its_gateways_in_turn_add_up() -> None:
-    both = _told(count(1, 100, 9), count(1, 90, 8, observer="b", covered_s=3000))
+    both = _summed(count(1, 100, 9), count(1, 90, 8, observer="b", covered_s=3000))
     assert both == ({"prompt_tokens": 100, "generation_tokens": 9}, 1.0)
-    after = _told(count(1, 100, 9, covered_s=1800), count(1, 90, 8, observer="b", covered_s=1700))
+    after = _summed(count(1, 100, 9, covered_s=1800), count(1, 90, 8, observer="b", covered_s=1700))
     assert after == ({"prompt_tokens": 190, "generation_tokens": 17}, round(3500 / 3600, 4))
 
 
 async def test_counts_wait_for_a_database_that_is_away(tmp_path: Path) -> None:
-    ledger = ledger_for(url_of(tmp_path / "l.db"), Told())
+    ledger = ledger_for(url_of(tmp_path / "l.db"), Events())
     counts = HourlyCounts("a", [POOL])
-    watch = EngineCounts(
+    counts_writer = EngineCounts(
         counts, read=lambda: {POOL: (7, 3)}, write=ledger.write_counts, unix_time=lambda: NOON
     )
-    await watch.write()
+    await counts_writer.write()
     assert counts.lines()
     async with running(ledger):
-        await watch.write()
+        await counts_writer.write()
         found = await ledger.select(Reconciliation(Span()).engines_query())
     assert [(one["prompt_tokens"], one["generation_tokens"]) for one in found] == [(7, 3)]

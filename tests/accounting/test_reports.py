@@ -30,7 +30,7 @@ from accounting.stored_responses import ResponseStore, StoredResponse
 from accounting.tables import generations, metadata
 from accounting.values import UsageRow
 from benchmarks.ledger_postgres import NoPostgres, postgres
-from tests.accounting.test_ledger import Told, ledger_for, row, running, until, url_of
+from tests.accounting.test_ledger import Events, ledger_for, row, running, until, url_of
 
 DAY = 86_400.0
 MIDNIGHT = 1_700_006_400.0  # 2023-11-15
@@ -52,7 +52,7 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return url_of(tmp_path / "l.db")
     place: str = request.getfixturevalue("server")
-    async with running(ledger_for(place, Told())):
+    async with running(ledger_for(place, Events())):
         await run_sql(place, "TRUNCATE generations")
     return place
 
@@ -78,7 +78,7 @@ async def run_sql(url: str, *statements: str) -> list[tuple[object, ...]]:
 
 @asynccontextmanager
 async def holding(url: str, *rows: UsageRow) -> AsyncIterator[Ledger]:
-    async with running(ledger_for(url, Told())) as ledger:
+    async with running(ledger_for(url, Events())) as ledger:
         for one in rows:
             ledger.append(one)
         await until(lambda: ledger.depth == 0)
@@ -259,17 +259,17 @@ async def test_reports_are_the_sums_of_the_rows_whatever_was_summed_up_before(
             unpriced = one["input_tokens"] if one["price_version"] is None else 0
             wanted.update({(*key, "requests"): 1, (*key, "unpriced_tokens"): unpriced})
             wanted.update({(*key, name): one[name] for name in ("input_tokens", "cost_nanousd")})
-        told = [line for line in await store.select(UsageReport(by, span).query()) if line["requests"]]
+        reported = [line for line in await store.select(UsageReport(by, span).query()) if line["requests"]]
         sums = ("requests", "unpriced_tokens", "input_tokens", "cost_nanousd")
         assert wanted == {
-            (*(line[f"by_{name}"] for name in by), name): line[name] for line in told for name in sums
+            (*(line[f"by_{name}"] for name in by), name): line[name] for line in reported for name in sums
         }
     await store.close(None)
 
 
 async def test_a_ledger_sums_up_the_days_that_are_over_and_a_late_row_is_in_the_next_report(url: str) -> None:
     options = LedgerOptions(
-        emit=Told().append, clock=time.monotonic, unix_time=lambda: MIDNIGHT + 1, sum_s=0.01
+        emit=Events().append, clock=time.monotonic, unix_time=lambda: MIDNIGHT + 1, sum_s=0.01
     )
     store = GenerationStore(url)
     store.connect()
@@ -328,8 +328,10 @@ async def test_a_gateway_of_the_version_before_tool_calls_can_still_write(bare: 
         columns = ", ".join(
             name for name in UsageRow.__struct_fields__ if name not in ("reasoning_tokens", "tool_calls")
         )
-        kept = columns.replace("generation_id", "'old'", 1)
-        await run_sql(bare, f"INSERT INTO generations ({columns}, hour) SELECT {kept}, hour FROM generations")
+        chosen = columns.replace("generation_id", "'old'", 1)
+        await run_sql(
+            bare, f"INSERT INTO generations ({columns}, hour) SELECT {chosen}, hour FROM generations"
+        )
         found = {one.generation_id: (one.tool_calls, one.reasoning_tokens) for one in await ledger.rows()}
     assert found == {"old": (0, 0), "new": (2, 3)}
 

@@ -73,15 +73,15 @@ ALL: Mapping[str, object] = {
 
 @dataclass
 class FakeAdapters:
-    """Records each call in ``told``, or raises ``error`` if it is set."""
+    """Records each call in ``calls``, or raises ``error`` if it is set."""
 
-    told: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
     error: Exception | None = None
 
-    def _done(self, *told: Any) -> Mapping[str, object]:
+    def _done(self, *arguments: Any) -> Mapping[str, object]:
         if self.error is not None:
             raise self.error
-        self.told.append(told)
+        self.calls.append(arguments)
         return ONE
 
     def show_all(self) -> Mapping[str, object]:
@@ -135,11 +135,11 @@ async def call(
 async def test_a_callers_key_may_do_none_of_it(method: str, path: str) -> None:
     adapters = FakeAdapters()
     assert (await call(adapters, method, path, {}, key=CALLER_KEY)).status_code == 403
-    assert adapters.told == []
+    assert adapters.calls == []
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "recorded"),
     [
         ("/v1/verify", {}, ("verify", "v1")),
         ("/v1/preload", None, ("preload", "v1")),
@@ -166,19 +166,19 @@ async def test_a_callers_key_may_do_none_of_it(method: str, path: str) -> None:
     ],
 )
 async def test_each_path_passes_on_what_it_was_given(
-    path: str, body: object, told: tuple[object, ...]
+    path: str, body: object, recorded: tuple[object, ...]
 ) -> None:
     adapters = FakeAdapters()
     response = await call(adapters, "POST", path, body)
     assert (response.status_code, response.json()) == (200, VERIFIED if "verify" in path else ONE)
-    assert adapters.told[0][: len(told)] == told
+    assert adapters.calls[0][: len(recorded)] == recorded
 
 
 async def test_a_new_version_is_created_with_what_is_known_of_it() -> None:
     adapters = FakeAdapters()
     body = {"id": "v1", "location": "s3://b/v1", "sha256": "a" * 64, "labels": {"x": "y"}}
     assert (await call(adapters, "POST", "", body)).status_code == 201
-    assert adapters.told == [("add", AddBody.model_validate(body), "key_4")]
+    assert adapters.calls == [("add", AddBody.model_validate(body), "key_4")]
 
 
 async def test_promoting_by_force_is_for_admins() -> None:
@@ -243,7 +243,7 @@ def test_the_command_prints_json_when_asked() -> None:
 def test_the_command_adds_under_the_locations_last_word() -> None:
     adapters = FakeAdapters()
     assert sluice(adapters, "add", "s3://b/manga_v4/", "--label", "a=b").exit_code == 0
-    given = adapters.told[0][1]
+    given = adapters.calls[0][1]
     assert (given.id, given.location) == ("manga_v4", "s3://b/manga_v4/")
     assert sluice(adapters, "add", "x", "--label", "nonsense").exit_code == 1
 
@@ -252,10 +252,10 @@ def test_a_command_that_cannot_be_undone_asks_first_and_without_a_terminal_needs
     adapters = FakeAdapters()
     for words in (["retire", "v1"], ["rollback", "style"], ["promote", "v1", "--force"]):
         assert sluice(adapters, *words).exit_code == 2
-        assert adapters.told == []
+        assert adapters.calls == []
         assert sluice(adapters, *words, "--yes").exit_code == 0
-        assert adapters.told.pop()
-        adapters.told.clear()
+        assert adapters.calls.pop()
+        adapters.calls.clear()
 
 
 def test_a_refusal_is_one_line_and_exit_code_one() -> None:

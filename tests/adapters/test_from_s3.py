@@ -17,7 +17,7 @@ from gateway.state.memory import MemoryStreams
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Fetcher
 from tests.adapters import crafted
-from tests.adapters.house import gate
+from tests.adapters.registry_gateway import gateway
 
 BUCKET = "adapters"
 
@@ -56,29 +56,29 @@ async def test_a_version_comes_from_a_bucket_and_a_second_gateway_brings_it_by_i
     def fetcher() -> Fetcher:
         return S3Fetcher(section)
 
-    async with gate(streams, tmp_path / "1", fetcher=fetcher) as one:
-        added = await one.desk.add(AddBody(id="a", location=f"s3://{BUCKET}/team/a"), who="key_1")
+    async with gateway(streams, tmp_path / "1", fetcher=fetcher) as one:
+        added = await one.admin.add(AddBody(id="a", location=f"s3://{BUCKET}/team/a"), who="key_1")
         assert added["state"] == "staged"
         with pytest.raises(AdapterRejected) as caught:
-            await one.desk.add(AddBody(id="b", location=f"s3://{BUCKET}/team/b"), who="key_1")
+            await one.admin.add(AddBody(id="b", location=f"s3://{BUCKET}/team/b"), who="key_1")
         assert caught.value.code is Rejection.TRUNCATED
         with pytest.raises(AdapterRejected) as caught:
-            await one.desk.add(AddBody(id="c", location=f"s3://{BUCKET}/team/c"), who="key_1")
+            await one.admin.add(AddBody(id="c", location=f"s3://{BUCKET}/team/c"), who="key_1")
         assert caught.value.code is Rejection.NOT_FOUND
-    async with gate(streams, tmp_path / "2", fetcher=fetcher) as other:
-        await other.source.bring(other.book.adapter("a"))
+    async with gateway(streams, tmp_path / "2", fetcher=fetcher) as other:
+        await other.source.bring(other.projection.adapter("a"))
         assert other.store.has(str(added["sha256"]))
 
 
 async def test_a_bucket_or_prefix_that_the_configuration_does_not_name_is_not_asked(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path, s3_prefixes=["s3://adapters/team"]) as one:
+    async with gateway(MemoryStreams(), tmp_path, s3_prefixes=["s3://adapters/team"]) as one:
         for location in (
             "s3://elsewhere/team/a", "s3://adapters", "s3://adapters/teams/a", "s3://adapters/team/../other/a",
         ):  # fmt: skip
             for dry_run in (False, True):
                 with pytest.raises(AdapterRejected, match=r"allowed: s3://adapters/team$") as caught:
-                    await one.desk.add(AddBody(id="a", location=location, dry_run=dry_run), who="key_1")
+                    await one.admin.add(AddBody(id="a", location=location, dry_run=dry_run), who="key_1")
                 assert caught.value.code is Rejection.NOT_ALLOWED
-    async with gate(MemoryStreams(), tmp_path / "2", s3_prefixes=()) as one:
+    async with gateway(MemoryStreams(), tmp_path / "2", s3_prefixes=()) as one:
         with pytest.raises(AdapterRejected, match=r"allowed: none$"):
-            await one.desk.add(AddBody(id="a", location="s3://adapters/team/a"), who="key_1")
+            await one.admin.add(AddBody(id="a", location="s3://adapters/team/a"), who="key_1")

@@ -36,8 +36,6 @@ def test_the_least_demanded_adapter_is_evicted_and_of_equal_ones_the_longest_idl
     used(residency, "a", 3, now=1.0)
     used(residency, "b", 1, now=2.0)
     assert residency.decide("c", "folder/c", {"a", "b"}, 3.0) == LoadDecision("b")
-    used(residency, "b", 2, now=1.0)  # equal now, but used before
-    used(residency, "a", 0, now=2.0)
     equal = Residency(2)
     loaded(equal, "x", "y")
     used(equal, "y", 1, now=1.0)

@@ -17,12 +17,12 @@ def test_an_adapter_is_kept_under_its_content_and_cannot_be_changed_by_its_sourc
     store, source = AdapterStore(tmp_path / "store"), crafted.write(tmp_path / "a")
     (source / "README.md").write_text("not loaded, so not kept")
     verified = store.take(source, crafted.base())
-    kept = store.path(verified.sha256)
+    path = store.path(verified.sha256)
     (source / "adapter_model.safetensors").write_bytes(b"other")
     assert store.has(verified.sha256)
-    assert sorted(one.name for one in kept.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    assert store.check(kept, crafted.base(), sha256=verified.sha256) == verified
-    assert not os.access(kept / "adapter_model.safetensors", os.W_OK) or os.geteuid() == 0
+    assert sorted(one.name for one in path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert store.check(path, crafted.base(), sha256=verified.sha256) == verified
+    assert not os.access(path / "adapter_model.safetensors", os.W_OK) or os.geteuid() == 0
 
 
 def test_the_same_content_from_a_folder_and_from_an_archive_is_kept_once(tmp_path: Path) -> None:

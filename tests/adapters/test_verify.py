@@ -59,7 +59,7 @@ def test_the_digest_depends_on_the_two_files_and_on_nothing_else(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "told"),
+    ("changes", "code", "message"),
     [
         ({"base_model_name_or_path": "llama-70b"}, Rejection.WRONG_BASE, "llama-70b"),
         ({"base_model_name_or_path": ...}, Rejection.BAD_CONFIG, "base_model_name_or_path"),
@@ -82,11 +82,11 @@ def test_the_digest_depends_on_the_two_files_and_on_nothing_else(tmp_path: Path)
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, Any], code: Rejection, told: str
+    tmp_path: Path, changes: dict[str, Any], code: Rejection, message: str
 ) -> None:
     error = rejection(write(tmp_path / "a", config=adapter_config(**changes)))
     assert error.code is code
-    assert told in str(error)
+    assert message in str(error)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "[" * 100_000])
@@ -159,7 +159,7 @@ def one_layer() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("config", "weights", "code", "told"),
+    ("config", "weights", "code", "message"),
     [
         ({"layers_to_transform": [0]}, one_layer(), Rejection.UNSUPPORTED, "layers_to_transform"),
         ({}, one_layer(), Rejection.MISSING_TENSOR, "no tensors for layer 1, "),
@@ -172,11 +172,11 @@ def one_layer() -> bytes:
     ],
 )
 def test_what_only_vllm_runs_is_refused_before_the_embedded_engine_is_asked(
-    tmp_path: Path, config: dict[str, Any], weights: bytes | None, code: Rejection, told: str
+    tmp_path: Path, config: dict[str, Any], weights: bytes | None, code: Rejection, message: str
 ) -> None:
     folder = write(tmp_path / "a", config=adapter_config(**config), weights=weights)
     assert verify(folder, base()).rank == RANK
-    with pytest.raises(AdapterRejected, match=re.escape(told)) as caught:
+    with pytest.raises(AdapterRejected, match=re.escape(message)) as caught:
         verify(folder, replace(base(), embedded=True))
     assert caught.value.code is code
 
@@ -268,12 +268,12 @@ def files_of(folder: Path) -> list[tuple[str, bytes]]:
     return [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())]
 
 
-@pytest.mark.parametrize("around", ["", "my-adapter/"])
+@pytest.mark.parametrize("prefix", ["", "my-adapter/"])
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_an_archive_is_unpacked_with_or_without_a_folder_around(
-    tmp_path: Path, kind: str, around: str
+    tmp_path: Path, kind: str, prefix: str
 ) -> None:
-    members = [(around + name, data) for name, data in files_of(write(tmp_path / "a"))]
+    members = [(prefix + name, data) for name, data in files_of(write(tmp_path / "a"))]
     if kind == "tar":
         archive = tar_of(tmp_path / "a.tar.gz", *members)
     else:

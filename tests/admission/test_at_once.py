@@ -17,7 +17,7 @@ LIMITS = AdmissionLimits(max_queue=4, max_in_flight=6)
 
 
 @dataclass
-class Driven:
+class LoggedGate:
     """A gate, called as ``AdmissionQueue`` calls it; the log holds its decisions."""
 
     at_once: bool
@@ -68,7 +68,7 @@ STEP = st.one_of(
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), STEP), max_size=40))
 def test_handing_on_at_once_decides_as_queueing_does(steps: list[tuple[float, tuple[object, ...]]]) -> None:
     now = 0.0
-    gates = Driven(at_once=True), Driven(at_once=False)
+    gates = LoggedGate(at_once=True), LoggedGate(at_once=False)
     for wait_s, step in steps:
         now += wait_s
         for driven in gates:

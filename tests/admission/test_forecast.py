@@ -109,7 +109,7 @@ def test_totals_and_peak_match_the_held_sequences_after_any_updates(
             forecast.sort()
         if ticket % 3 == 2:
             forecast.remove(ticket - 1)
-    kept = [forecast.get(t) for t in range(len(steps)) if not (t % 3 == 1 and t + 1 < len(steps))]
-    assert forecast.now_tokens == sum(one.now for one in kept)
+    current = [forecast.get(t) for t in range(len(steps)) if not (t % 3 == 1 and t + 1 < len(steps))]
+    assert forecast.now_tokens == sum(one.now for one in current)
     pool = KvPoolTokens(1000, 1)
-    assert forecast.usage(pool) == stepped(kept) / pool.tokens
+    assert forecast.usage(pool) == stepped(current) / pool.tokens

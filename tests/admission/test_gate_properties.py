@@ -14,7 +14,7 @@ from admission.forecast import KvPoolTokens
 from admission.gate import BackendGate, Hold, Refusal, TicketState
 from admission.ticket import AdmissionTicket, Beyond
 from admission.values import BackendLoad, Demand
-from tests.admission.gates import DEMAND, plain
+from tests.admission.gate_rig import DEMAND, plain
 
 LIMITS = plain(max_queue=12, max_queue_tokens=6_000, max_prefill_tokens=1_000, aging_s=0.7)
 POOL_BLOCKS, BLOCK_SIZE = 150, 16
@@ -165,8 +165,8 @@ class Traffic(RuleBasedStateMachine):
             match self.gate.hold:
                 case Hold.SLOTS:
                     ours = sum(ticket.demand.sequences for ticket in self.running.values())
-                    told = self.gate.work.signals.load.running if self.gate.work.signals.load else 0
-                    assert max(ours + self.foreign, told) >= MAX_RUNNING
+                    reported = self.gate.work.signals.load.running if self.gate.work.signals.load else 0
+                    assert max(ours + self.foreign, reported) >= MAX_RUNNING
                 case Hold.PREFILL:
                     # A prompt of low priority leaves room for others after it.
                     low = [one.uncached for one in self.waiting.values() if one.demand.priority < 0]

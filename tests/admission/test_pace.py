@@ -17,23 +17,23 @@ from admission.limit import LEAST_SHARE, AdaptiveLimit
 from admission.pace import ENOUGH_WINDOWS, LATE, STEPS, Pace
 from admission.ticket import AdmissionTicket, TicketState
 from admission.values import BackendLoad
-from tests.admission.gates import DEMAND, plain
+from tests.admission.gate_rig import DEMAND, plain
 
 TARGET_S = 0.05
 
 
 @dataclass
 class Answers:
-    """``beside`` concurrent answers, each with one token a step."""
+    """``concurrent`` answers, each with one token a step."""
 
-    beside: int
+    concurrent: int
     pace: Pace = field(default_factory=Pace)
     now: float = 0.0
     tokens: int = 1
 
     def begin(self, *, target_s: float | None = TARGET_S) -> None:
-        self.pace.set_running(self.beside, self.now)
-        for number in range(self.beside):
+        self.pace.set_running(self.concurrent, self.now)
+        for number in range(self.concurrent):
             self.pace.begin(number, lambda: self.tokens, self.now, texts=1, target_s=target_s)
 
     def step(self, seconds: float) -> bool:
@@ -172,7 +172,7 @@ def test_an_end_reported_twice_or_for_an_unknown_number_changes_nothing() -> Non
     answers.pace.end(0, 5, 1.0)
     answers.pace.end(0, 500, 2.0)
     answers.pace.end(77, 500, 2.0)
-    answers.beside = 1
+    answers.concurrent = 1
     answers.pace.set_running(1, answers.now)
     answers.windows(2 * ENOUGH_WINDOWS, TARGET_S)
     assert allowed(answers.pace) == pytest.approx(1.0, rel=0.2)

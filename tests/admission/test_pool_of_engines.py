@@ -13,7 +13,7 @@ from admission.limit import SETTLE_S, AdaptiveLimit
 from admission.prefill import PrefillBacklog
 from admission.ticket import AdmissionTicket
 from admission.values import BackendLoad, Demand, Reason
-from tests.admission.gates import plain
+from tests.admission.gate_rig import plain
 
 # Seconds of prefill for a prompt token, as learned of an engine.
 RATE = 0.001

@@ -102,7 +102,7 @@ class Engines:
         return self.callers
 
 
-class House:
+class BatchRig:
     """Makes gateways on one database and one folder; ``now`` is their Unix time."""
 
     store_type = BatchStore
@@ -134,7 +134,7 @@ class House:
             finally:
                 running.cancel()
 
-    async def begun(self, batches: Batches, count: int, **asked: Any) -> str:
+    async def create_batch(self, batches: Batches, count: int, **asked: Any) -> str:
         """Create a batch of ``count`` lines and return its id."""
         file = await self.upload(batches.files, count)
         self.names += 1
@@ -171,8 +171,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def rig(tmp_path: Path) -> BatchRig:
+    return BatchRig(tmp_path)
 
 
 async def until(batches: Batches, batch_id: str, *statuses: str, tenant: str = "acme") -> dict[str, Any]:
@@ -184,7 +184,7 @@ async def until(batches: Batches, batch_id: str, *statuses: str, tenant: str = "
     raise AssertionError(shown)
 
 
-async def so(condition: Callable[[], bool]) -> None:
+async def until_true(condition: Callable[[], bool]) -> None:
     for _ in range(6_000):
         if condition():
             return
@@ -201,10 +201,10 @@ def results(batches: Batches, file_id: str | None) -> dict[str, Any]:
     return {one["custom_id"]: one for one in parsed}
 
 
-async def test_every_line_is_answered_and_billed_once(house: House) -> None:
+async def test_every_line_is_answered_and_billed_once(rig: BatchRig) -> None:
     lines = Lines()
-    async with house.gateway(lines) as batches:
-        batch_id = await house.begun(batches, 40, metadata={"team": "search"})
+    async with rig.gateway(lines) as batches:
+        batch_id = await rig.create_batch(batches, 40, metadata={"team": "search"})
         done = await until(batches, batch_id, "completed")
         output = results(batches, done["output_file_id"])
     assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
@@ -212,13 +212,13 @@ async def test_every_line_is_answered_and_billed_once(house: House) -> None:
     assert done["usage"]["input_tokens"] == 400 and done["usage"]["total_tokens"] == 480
     assert output.keys() == {f"r{number}" for number in range(1, 41)}
     assert output["r7"]["response"] == {"status_code": 200, "request_id": "req_7", "body": {"attempt": 1}}
-    assert await house.rows() == {f"gen_{number}": 1 for number in range(1, 41)}
+    assert await rig.rows() == {f"gen_{number}": 1 for number in range(1, 41)}
 
 
-async def test_a_wrong_line_fails_the_whole_batch_before_anything_runs(house: House) -> None:
+async def test_a_wrong_line_fails_the_whole_batch_before_anything_runs(rig: BatchRig) -> None:
     lines = Lines()
-    async with house.gateway(lines) as batches:
-        file = await house.upload(batches.files, 3, note="wrong")
+    async with rig.gateway(lines) as batches:
+        file = await rig.upload(batches.files, 3, note="wrong")
         asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
         await batches.create(ACME, "batch_w", asked)
         failed = await until(batches, "batch_w", "failed")
@@ -230,7 +230,7 @@ async def test_a_wrong_line_fails_the_whole_batch_before_anything_runs(house: Ho
     assert failed["failed_at"] and not lines.tries
 
 
-async def test_failures_are_tried_again_and_then_told_in_the_error_file(house: House) -> None:
+async def test_failures_are_tried_again_and_then_told_in_the_error_file(rig: BatchRig) -> None:
     def outcome(line: BatchLine, attempt: int) -> LineOutcome:
         if line.number == 1:  # the caller's fault
             return LineOutcome(400, "req_1", b'{"error":{"code":"x"}}')
@@ -243,17 +243,17 @@ async def test_failures_are_tried_again_and_then_told_in_the_error_file(house: H
         return answered(line, attempt)
 
     lines = Lines(outcome)
-    async with house.gateway(lines) as batches:
-        done = await until(batches, await house.begun(batches, 6), "completed")
+    async with rig.gateway(lines) as batches:
+        done = await until(batches, await rig.create_batch(batches, 6), "completed")
         output, errors = (results(batches, done[f"{kind}_file_id"]) for kind in ("output", "error"))
     assert output.keys() == {"r2", "r3", "r5", "r6"}
     assert {name: one["response"]["status_code"] for name, one in errors.items()} == {"r1": 400, "r4": 503}
     assert [lines.tries[number] for number in range(1, 7)] == [1, 3, 2, 2, 1, 1]
     assert done["request_counts"] == {"total": 6, "completed": 4, "failed": 2}
-    assert await house.rows() == {f"gen_{number}": 1 for number in (2, 3, 5, 6)}
+    assert await rig.rows() == {f"gen_{number}": 1 for number in (2, 3, 5, 6)}
 
 
-async def test_a_line_that_an_engine_died_on_runs_alone(house: House) -> None:
+async def test_a_line_that_an_engine_died_on_runs_alone(rig: BatchRig) -> None:
     with_suspect: list[set[int]] = []
 
     class Watching(Lines):
@@ -267,22 +267,22 @@ async def test_a_line_that_an_engine_died_on_runs_alone(house: House) -> None:
             return LineOutcome(503, "req_1", b"{}", engine_died=True)
         return answered(line, attempt)
 
-    async with house.gateway(Watching(outcome)) as batches:
-        done = await until(batches, await house.begun(batches, 20), "completed")
+    async with rig.gateway(Watching(outcome)) as batches:
+        done = await until(batches, await rig.create_batch(batches, 20), "completed")
     assert done["request_counts"]["completed"] == 20
     assert with_suspect == [set()]
 
 
-async def test_lines_use_idle_capacity_and_the_newest_give_way_to_callers(house: House) -> None:
+async def test_lines_use_idle_capacity_and_the_newest_give_way_to_callers(rig: BatchRig) -> None:
     lines = Lines(holds=True)
     engines = Engines(3, lines)
-    async with house.gateway(lines, engines) as batches:
-        batch_id = await house.begun(batches, 8)
-        await so(lambda: len(lines.at_work) == 3)
+    async with rig.gateway(lines, engines) as batches:
+        batch_id = await rig.create_batch(batches, 8)
+        await until_true(lambda: len(lines.at_work) == 3)
         engines.places = 0
         first = sorted(lines.order[:3])  # in order of their start; their bodies are read concurrently
         engines.callers = 2
-        await so(lambda: len(lines.cancelled) >= 2)
+        await until_true(lambda: len(lines.cancelled) >= 2)
         engines.callers = 0
         assert set(lines.cancelled[:2]) == set(first[1:])
         assert first[0] in lines.at_work
@@ -290,7 +290,7 @@ async def test_lines_use_idle_capacity_and_the_newest_give_way_to_callers(house:
         done = await until(batches, batch_id, "completed")
     assert done["request_counts"]["completed"] == 8
     assert lines.tries[first[0]] == 1 and lines.tries[first[2]] == 2
-    assert set((await house.rows()).values()) == {1}
+    assert set((await rig.rows()).values()) == {1}
 
 
 class CannotRelease(BatchStore):
@@ -300,45 +300,45 @@ class CannotRelease(BatchStore):
         raise LedgerUnavailable("the database is away")
 
 
-async def test_a_batch_that_cannot_be_released_ends_nothing_else(house: House) -> None:
-    house.store_type = CannotRelease
-    async with house.gateway(Lines()) as batches:
-        done = await until(batches, await house.begun(batches, 2), "completed")
+async def test_a_batch_that_cannot_be_released_ends_nothing_else(rig: BatchRig) -> None:
+    rig.store_type = CannotRelease
+    async with rig.gateway(Lines()) as batches:
+        done = await until(batches, await rig.create_batch(batches, 2), "completed")
     assert done["request_counts"]["completed"] == 2
 
 
-async def test_another_gateway_takes_over_the_lines_of_one_that_is_gone(house: House) -> None:
+async def test_another_gateway_takes_over_the_lines_of_one_that_is_gone(rig: BatchRig) -> None:
     stuck, lines = Lines(holds=True), Lines()
-    async with house.gateway(stuck, Engines(4, stuck), "gone") as batches:
-        batch_id = await house.begun(batches, 10)
-        await so(lambda: len(stuck.at_work) >= 4)
+    async with rig.gateway(stuck, Engines(4, stuck), "gone") as batches:
+        batch_id = await rig.create_batch(batches, 10)
+        await until_true(lambda: len(stuck.at_work) >= 4)
         stuck.is_ready = False
         # A killed process leaves claims that no gateway renews or releases.
         claimed = list(stuck.at_work)
-        async with house.gateway(lines, owner="b") as others:
-            await so(lambda: len(lines.tries) == 10 - len(claimed))
+        async with rig.gateway(lines, owner="b") as others:
+            await until_true(lambda: len(lines.tries) == 10 - len(claimed))
             await asyncio.sleep(0.1)
             assert not set(lines.tries) & set(claimed)
-            house.now += LEASE_S + 1
+            rig.now += LEASE_S + 1
             done = await until(others, batch_id, "completed")
             stuck.holds = False  # the first gateway was only slow: its results come too late
-            await so(lambda: not stuck.at_work)
+            await until_true(lambda: not stuck.at_work)
     assert done["request_counts"]["completed"] == 10
-    assert set((await house.rows()).values()) == {1}
+    assert set((await rig.rows()).values()) == {1}
     assert all(lines.tries[number] == 1 for number in claimed)
 
 
-async def test_a_line_that_was_running_when_many_gateways_ended_fails(house: House) -> None:
-    files = house.files("x")
-    async with house.gateway(Lines(is_ready=False)) as batches:
-        batch_id = await house.begun(batches, 1)
+async def test_a_line_that_was_running_when_many_gateways_ended_fails(rig: BatchRig) -> None:
+    files = rig.files("x")
+    async with rig.gateway(Lines(is_ready=False)) as batches:
+        batch_id = await rig.create_batch(batches, 1)
         await until(batches, batch_id, "in_progress")
     for _ in range(MAX_TAKEOVERS + 1):
-        [line] = await files.store.claim_lines(batch_id, house.now, house.now + 1, 9)
-        house.now += 2
+        [line] = await files.store.claim_lines(batch_id, rig.now, rig.now + 1, 9)
+        rig.now += 2
     assert line.takeovers == MAX_TAKEOVERS
     lines = Lines()
-    async with house.gateway(lines) as batches:
+    async with rig.gateway(lines) as batches:
         done = await until(batches, batch_id, "completed")
         [error] = results(batches, done["error_file_id"]).values()
     await files.store.close()
@@ -346,7 +346,7 @@ async def test_a_line_that_was_running_when_many_gateways_ended_fails(house: Hou
     assert not lines.tries
 
 
-async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(house: House) -> None:
+async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(rig: BatchRig) -> None:
     lines = Lines()
     engines = Engines(2, lines)
 
@@ -355,33 +355,33 @@ async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(house: Hou
         return answered(line, attempt)
 
     lines.outcome = outcome
-    async with house.gateway(lines, engines) as batches:
-        batch_id = await house.begun(batches, 10)
-        await so(lambda: lines.holds and len(lines.at_work) >= 1)
+    async with rig.gateway(lines, engines) as batches:
+        batch_id = await rig.create_batch(batches, 10)
+        await until_true(lambda: lines.holds and len(lines.at_work) >= 1)
         assert (await batches.cancel("acme", batch_id))["status"] == "cancelling"
         ended = await until(batches, batch_id, "cancelled")
         output, errors = (results(batches, ended[f"{kind}_file_id"]) for kind in ("output", "error"))
         assert (await batches.cancel("acme", batch_id))["status"] == "cancelled"
     assert output and output.keys() | errors.keys() == {f"r{number}" for number in range(1, 11)}
     assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
-    assert len(await house.rows()) == len(output)
+    assert len(await rig.rows()) == len(output)
 
 
-async def test_lines_that_did_not_run_in_the_window_expire(house: House) -> None:
-    async with house.gateway(Lines(is_ready=False)) as batches:
-        batch_id = await house.begun(batches, 2, completion_window="30m")
+async def test_lines_that_did_not_run_in_the_window_expire(rig: BatchRig) -> None:
+    async with rig.gateway(Lines(is_ready=False)) as batches:
+        batch_id = await rig.create_batch(batches, 2, completion_window="30m")
         await until(batches, batch_id, "in_progress")
-        house.now += 1_801
+        rig.now += 1_801
         ended = await until(batches, batch_id, "expired")
         errors = results(batches, ended["error_file_id"])
     assert {one["error"]["code"] for one in errors.values()} == {"batch_expired"}
     assert ended["expired_at"] and ended["output_file_id"] is None
 
 
-async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(house: House) -> None:
-    files = house.files()
-    file = await house.upload(files, 50)
-    slow = Batches(files, lambda: house.now, lambda: 0.0001)
+async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(rig: BatchRig) -> None:
+    files = rig.files()
+    file = await rig.upload(files, 50)
+    slow = Batches(files, lambda: rig.now, lambda: 0.0001)
     asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="2h")
     with pytest.raises(WindowTooShort, match=r"completion_window of \d+h or more"):
         await slow.create(ACME, "batch_s", asked)
@@ -390,21 +390,21 @@ async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(ho
     await files.store.close()
 
 
-async def test_a_file_is_not_deleted_under_a_batch_and_expires_later(house: House) -> None:
-    async with house.gateway(Lines(is_ready=False)) as batches:
-        batch_id = await house.begun(batches, 1)
+async def test_a_file_is_not_deleted_under_a_batch_and_expires_later(rig: BatchRig) -> None:
+    async with rig.gateway(Lines(is_ready=False)) as batches:
+        batch_id = await rig.create_batch(batches, 1)
         [row] = await batches.files.page("acme", after=None, limit=9, purpose=None, newest=True)
         with pytest.raises(FileInUse):
             await batches.files.delete("acme", row.file_id)
         await batches.cancel("acme", batch_id)
         await until(batches, batch_id, "cancelled")
-        house.now += house.section.keep_seconds + 1
+        rig.now += rig.section.keep_seconds + 1
         await batches.files.sweep()
         assert await batches.files.page("acme", after=None, limit=9, purpose=None, newest=True) == []
-    assert not any(one.is_file() for one in house.folder.glob("files/*/*"))
+    assert not any(one.is_file() for one in rig.folder.glob("files/*/*"))
 
 
-async def test_tenants_take_turns(house: House) -> None:
+async def test_tenants_take_turns(rig: BatchRig) -> None:
     class Tenants(Lines):
         tenants: list[str] = []  # noqa: RUF012 - of this test alone
 
@@ -414,13 +414,13 @@ async def test_tenants_take_turns(house: House) -> None:
 
     lines = Tenants(holds=True)
     engines = Engines(0, lines)
-    async with house.gateway(lines, engines) as batches:
-        first = await house.begun(batches, 30)
+    async with rig.gateway(lines, engines) as batches:
+        first = await rig.create_batch(batches, 30)
         await until(batches, first, "in_progress")
         store = batches.files.store
         row = await store.get("acme", first)
         assert row is not None
-        file = await house.upload(batches.files, 4)
+        file = await rig.upload(batches.files, 4)
         other = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
         globex = Caller("globex", CallerRole.CALLER, "key_2")
         content = b"".join(batches.files.chunks(file.file_id))
@@ -429,20 +429,20 @@ async def test_tenants_take_turns(house: House) -> None:
         await until(batches, "batch_g", "in_progress", tenant="globex")
         await asyncio.sleep(0.1)
         engines.places = 6
-        await so(lambda: len(lines.tenants) >= 6)
+        await until_true(lambda: len(lines.tenants) >= 6)
     assert Counter(lines.tenants[:6]) == {"acme": 3, "globex": 3}
 
 
 async def test_contents_without_a_row_are_swept_after_a_day(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    files = house.files()
-    file = await house.upload(files, 1)
+    rig = BatchRig(tmp_path)
+    files = rig.files()
+    file = await rig.upload(files, 1)
     files.storage.put("file-ff", io.BytesIO(b"of an upload whose gateway was killed"))
     await files.sweep()
-    house.now += 86_000
+    rig.now += 86_000
     await files.sweep()
     assert b"".join(files.chunks("file-ff"))
-    house.now += 4_000
+    rig.now += 4_000
     await files.sweep()
     with pytest.raises(FileNotFoundError):
         list(files.chunks("file-ff"))

@@ -17,20 +17,20 @@ from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.port import Work
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 
 _numbers = itertools.count()
 SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
 
 
 def work(*messages: Message, **sampling: Any) -> Work:
-    told = messages or (Message(USER, "Something like Vinland Saga?"),)
-    return Work(f"gen_{next(_numbers)}", (1, 2, 3), tuple(told), Sampling(**{"max_tokens": 64, **sampling}))
+    turns = messages or (Message(USER, "Something like Vinland Saga?"),)
+    return Work(f"gen_{next(_numbers)}", (1, 2, 3), tuple(turns), Sampling(**{"max_tokens": 64, **sampling}))
 
 
 async def failure_of(backend: BedrockBackend, asked: Work | None = None) -> BackendFailure:
     with pytest.raises(BackendFailure) as caught:
-        await hear(backend, asked or work())
+        await collect(backend, asked or work())
     return caught.value
 
 
@@ -42,7 +42,7 @@ async def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def at_rest(backend: BedrockBackend, bedrock: StandIn | None = None, within_s: float = 30.0) -> None:
+async def wait_idle(backend: BedrockBackend, bedrock: StandIn | None = None, within_s: float = 30.0) -> None:
     """Wait until the backend has no call and the stand-in, when given, no open connection."""
     until = time.monotonic() + within_s
     while backend.load.running or backend.load.waiting or (bedrock and bedrock.open_connections):

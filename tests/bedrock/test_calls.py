@@ -22,8 +22,8 @@ from gateway.contracts.images import ImageData
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend
-from tests.bedrock.support import SYSTEM, USER, at_rest, failure_of, threads_of, until, work
-from tests.conformance.harness import hear
+from tests.bedrock.support import SYSTEM, USER, failure_of, threads_of, until, wait_idle, work
+from tests.conformance.harness import collect
 from tests.images.samples import sample
 
 
@@ -31,12 +31,12 @@ async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts
     bedrock: StandIn, make: MakeBackend
 ) -> None:
     bedrock.script(Behaviour(delay_s=0.1))
-    heard = await hear(make(), work())
-    assert heard.text == "".join(ANSWER)
-    assert len(heard.deltas) > 3
-    assert heard.completion.finish_reason is FinishReason.STOP
-    assert heard.completion.usage == Usage(4, len(ANSWER), 0)
-    assert heard.tokens == len(ANSWER)
+    answer = await collect(make(), work())
+    assert answer.text == "".join(ANSWER)
+    assert len(answer.deltas) > 3
+    assert answer.completion.finish_reason is FinishReason.STOP
+    assert answer.completion.usage == Usage(4, len(ANSWER), 0)
+    assert answer.tokens == len(ANSWER)
     assert bedrock.last["messages"] == [
         {"role": "user", "content": [{"text": "Something like Vinland Saga?"}]}
     ]
@@ -44,7 +44,7 @@ async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts
 
 async def test_the_first_piece_does_not_wait_for_the_rest(bedrock: StandIn, make: MakeBackend) -> None:
     backend, came = make(), []
-    await hear(backend, work())
+    await collect(backend, work())
     bedrock.script(Behaviour(delay_s=0.15))
 
     async def out(delta: Delta) -> None:
@@ -58,24 +58,24 @@ async def test_what_is_read_from_and_written_to_the_cache_is_part_of_the_input(
     bedrock: StandIn, make: MakeBackend
 ) -> None:
     bedrock.script(Behaviour(cache=(2, 1)))
-    heard = await hear(make(), work())
-    assert heard.completion.usage == Usage(4, len(ANSWER), 2)
-    assert heard.deltas[-1].cached_tokens == 2
+    answer = await collect(make(), work())
+    assert answer.completion.usage == Usage(4, len(ANSWER), 2)
+    assert answer.deltas[-1].cached_tokens == 2
 
 
 async def test_tokens_missing_from_pieces_are_added_at_the_end(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(Behaviour(pieces=("a word of some", " length"), tokens=5, delay_s=0.5))
-    heard = await hear(make(), work())
-    assert [(delta.text, delta.tokens) for delta in heard.deltas] == [
+    answer = await collect(make(), work())
+    assert [(delta.text, delta.tokens) for delta in answer.deltas] == [
         ("a word of some", 1),
         (" length", 1),
         ("", 3),
     ]
-    assert heard.completion.usage.output_tokens == 5
+    assert answer.completion.usage.output_tokens == 5
 
 
 @pytest.mark.parametrize(
-    ("told", "meant"),
+    ("reported", "meant"),
     [
         ("end_turn", FinishReason.STOP),
         ("stop_sequence", FinishReason.STOP),
@@ -86,10 +86,10 @@ async def test_tokens_missing_from_pieces_are_added_at_the_end(bedrock: StandIn,
     ],
 )
 async def test_bedrocks_stop_reasons_become_finish_reasons(
-    bedrock: StandIn, make: MakeBackend, told: str, meant: FinishReason
+    bedrock: StandIn, make: MakeBackend, reported: str, meant: FinishReason
 ) -> None:
-    bedrock.script(Behaviour(stop_reason=told))
-    assert (await hear(make(), work())).completion.finish_reason is meant
+    bedrock.script(Behaviour(stop_reason=reported))
+    assert (await collect(make(), work())).completion.finish_reason is meant
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -98,14 +98,14 @@ async def test_a_stop_string_of_white_space_ends_the_answer_though_bedrock_is_no
 ) -> None:
     backend = make(streaming=streaming)
     bedrock.always["us-east-1"] = Behaviour(pieces=("One", ". \n", "\n Two", "\n", " more"))
-    heard = await hear(backend, work(stop=("\n\n", "END")))
-    assert (heard.text, heard.completion.finish_reason) == ("One. ", FinishReason.STOP)
+    answer = await collect(backend, work(stop=("\n\n", "END")))
+    assert (answer.text, answer.completion.finish_reason) == ("One. ", FinishReason.STOP)
     assert bedrock.last["inferenceConfig"]["stopSequences"] == ["END"]
-    assert 0 < heard.tokens == heard.completion.usage.output_tokens
-    whole = await hear(backend, work(stop=("\n\n\n",)))
+    assert 0 < answer.tokens == answer.completion.usage.output_tokens
+    whole = await collect(backend, work(stop=("\n\n\n",)))
     assert whole.text == "One. \n\n Two\n more"
     assert "stopSequences" not in bedrock.last["inferenceConfig"]
-    await at_rest(backend)
+    await wait_idle(backend)
 
 
 @given(st.lists(st.sampled_from(["a", " ", "\n", "\n\n", " \n b"]), max_size=12), st.data())
@@ -123,9 +123,9 @@ def test_blank_stop_strings_cut_the_same_however_the_text_comes(
 
 async def test_max_tokens_and_stop_sequences_are_honoured(bedrock: StandIn, make: MakeBackend) -> None:
     backend = make()
-    short = await hear(backend, work(max_tokens=2))
+    short = await collect(backend, work(max_tokens=2))
     assert (short.text, short.completion.finish_reason) == ("Vinland Saga", FinishReason.LENGTH)
-    stopped = await hear(backend, work(stop=("Vagabond",)))
+    stopped = await collect(backend, work(stop=("Vagabond",)))
     assert (stopped.text, stopped.completion.finish_reason) == ("Vinland Saga and", FinishReason.STOP)
 
 
@@ -137,7 +137,7 @@ async def test_the_stop_string_that_ended_the_answer_is_named_where_it_is_known(
     nova = make(model_id="us.amazon.nova-pro-v1:0", streaming=streaming)
 
     async def named(backend: BedrockBackend, *stops: str) -> str | None:
-        return (await hear(backend, work(stop=stops))).completion.stop_sequence
+        return (await collect(backend, work(stop=stops))).completion.stop_sequence
 
     assert await named(claude, "Vagabond", "END") == "Vagabond"
     assert bedrock.last["additionalModelResponseFieldPaths"] == ["/stop_sequence"]
@@ -148,7 +148,7 @@ async def test_the_stop_string_that_ended_the_answer_is_named_where_it_is_known(
 
 
 async def test_a_guardrail_goes_with_every_request(bedrock: StandIn, make: MakeBackend) -> None:
-    await hear(make(guardrail={"id": "gr1", "version": "3"}), work())
+    await collect(make(guardrail={"id": "gr1", "version": "3"}), work())
     assert bedrock.last["guardrailConfig"] == {"guardrailIdentifier": "gr1", "guardrailVersion": "3"}
 
 
@@ -157,11 +157,11 @@ async def test_where_streaming_is_not_allowed_the_whole_answer_comes_at_once(
 ) -> None:
     backend = make(streaming=False)
     bedrock.script(Behaviour(cache=(1, 0)))
-    heard = await hear(backend, work())
+    answer = await collect(backend, work())
     assert bedrock.seen[-1][1] == "converse"
-    assert heard.text == "".join(ANSWER)
-    assert heard.completion.usage == Usage(4, len(ANSWER), 1)
-    assert heard.tokens == len(ANSWER)
+    assert answer.text == "".join(ANSWER)
+    assert answer.completion.usage == Usage(4, len(ANSWER), 1)
+    assert answer.tokens == len(ANSWER)
 
 
 async def test_a_long_stable_prefix_gets_a_cache_point_and_a_short_one_does_not(
@@ -169,9 +169,9 @@ async def test_a_long_stable_prefix_gets_a_cache_point_and_a_short_one_does_not(
 ) -> None:
     backend = make(model_id="us.anthropic.claude-3-7-sonnet-20250219-v1:0")
     long, short = Message(SYSTEM, "You know manga. " * 400), Message(SYSTEM, "You know manga.")
-    await hear(backend, work(long, Message(USER, "Hello")))
+    await collect(backend, work(long, Message(USER, "Hello")))
     assert bedrock.last["system"][-1] == {"cachePoint": {"type": "default"}}
-    await hear(backend, work(short, Message(USER, "Hello")))
+    await collect(backend, work(short, Message(USER, "Hello")))
     assert bedrock.last["system"] == [{"text": "You know manga."}]
 
 
@@ -188,7 +188,7 @@ async def test_estimates_learn_from_what_bedrock_tells(bedrock: StandIn, make: M
     backend = make(max_input_tokens=100)
     asked = work(Message(USER, "some " * 50))  # 50 tokens at the stand-in; guessed at 76, at most 99
     for _ in range(12):
-        await hear(backend, asked)
+        await collect(backend, asked)
     estimate = backend._counter.estimate(backend.model, asked.messages)
     assert 45 <= estimate.expected <= 55
 
@@ -203,7 +203,7 @@ async def test_images_go_as_bytes_count_in_the_estimate_and_teach_it_nothing(
     )
     backend = make(max_input_tokens=1_100)
     before = backend._counter.estimate(backend.model, asked.messages)
-    await hear(backend, asked)
+    await collect(backend, asked)
     [turn] = bedrock.last["messages"]
     source = turn["content"][1]["image"]["source"]
     assert base64.b64decode(source["bytes"]) == sample("png")
@@ -215,7 +215,7 @@ async def test_images_go_as_bytes_count_in_the_estimate_and_teach_it_nothing(
 async def test_connections_are_used_again(bedrock: StandIn, make: MakeBackend) -> None:
     backend = make()
     for _ in range(8):
-        await hear(backend, work())
+        await collect(backend, work())
     assert bedrock.connections == 1
 
 
@@ -226,15 +226,15 @@ async def test_calls_beyond_the_limit_wait_in_line_and_too_many_are_refused(
     bedrock.always["us-east-1"] = Behaviour(pieces=("yes",), delay_s=0.05)
     loads = []
 
-    async def watch() -> None:
+    async def sample_load() -> None:
         while backend.load.running:
             loads.append(backend.load)
             await asyncio.sleep(0.01)
 
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(hear(backend, work())) for _ in range(18)]
+        calls = [group.create_task(collect(backend, work())) for _ in range(18)]
         await asyncio.sleep(0)  # each call has started or waits
-        group.create_task(watch())
+        group.create_task(sample_load())
         loads.append(backend.load)
         refused = await failure_of(backend)
     assert all(call.result().text == "yes" for call in calls)
@@ -243,7 +243,7 @@ async def test_calls_beyond_the_limit_wait_in_line_and_too_many_are_refused(
     assert {load.max_running for load in loads} == {2}
     assert max(call.result().completion.queue_wait_s for call in calls) > 0.2
     assert threads_of(backend) <= 2
-    await at_rest(backend)
+    await wait_idle(backend)
 
 
 async def test_boto3_is_loaded_in_a_thread_and_not_before() -> None:
@@ -259,8 +259,8 @@ async def test_boto3_is_loaded_in_a_thread_and_not_before() -> None:
         "assert 'boto3' in sys.modules\n"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stderr=subprocess.PIPE)
-    _, told = await process.communicate()
-    assert process.returncode == 0, told.decode()
+    _, reported = await process.communicate()
+    assert process.returncode == 0, reported.decode()
 
 
 async def test_a_stopped_backend_ends_its_calls_and_takes_no_more(

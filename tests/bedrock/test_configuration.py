@@ -34,7 +34,7 @@ def test_the_model_and_the_region_are_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"region": None}, ["backends.bedrock", "region"]),
         ({"region": "US East"}, ["region", "US East"]),
@@ -47,11 +47,11 @@ def test_the_model_and_the_region_are_enough(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_key_is_told_with_what_was_given(
-    tmp_path: Path, changes: dict[str, Any], told: list[str]
+    tmp_path: Path, changes: dict[str, Any], expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, **changes)
-    for part in told:
+    for part in expected:
         assert part in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from gateway.backends.port import EmbedPart, Vectors, makes_vectors
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
-from tests.bedrock.support import at_rest
+from tests.bedrock.support import wait_idle
 
 TITAN, TITAN_1 = "amazon.titan-embed-text-v2:0", "amazon.titan-embed-text-v1"
 COHERE, COHERE_4 = "cohere.embed-multilingual-v3", "us.cohere.embed-v4:0"
@@ -46,7 +46,7 @@ async def test_the_vectors_are_in_order_with_the_models_own_count(
     made = await backend.embed(part(count))
     assert numbers(made) == expected(count) and made.input_tokens == count * TOKENS_EACH
     assert [operation for _, operation, _ in bedrock.seen] == ["invoke"] * calls
-    await at_rest(backend)
+    await wait_idle(backend)
 
 
 async def test_what_is_sent_is_the_models_own_contract(bedrock: StandIn, make: MakeBackend) -> None:
@@ -105,7 +105,7 @@ async def test_a_refusal_and_a_call_that_takes_too_long_leave_no_call(
         with pytest.raises(BackendFailure) as caught:
             await backend.embed(part())
         assert caught.value.kind is kind
-        await at_rest(backend)
+        await wait_idle(backend)
 
 
 def test_a_model_that_generates_makes_no_vectors(make: MakeBackend) -> None:

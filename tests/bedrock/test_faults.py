@@ -28,8 +28,8 @@ from gateway.backends.bedrock.transport import failure_of as classified
 from gateway.contracts.events import Delta
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend
-from tests.bedrock.support import at_rest, failure_of, threads_of, until, work
-from tests.conformance.harness import hear
+from tests.bedrock.support import failure_of, threads_of, until, wait_idle, work
+from tests.conformance.harness import collect
 
 
 def refusal(status: int, code: str, message: str = "no", **more: Any) -> Behaviour:
@@ -92,8 +92,8 @@ async def test_every_refusal_is_one_of_the_closed_set_and_repeats_nothing_of_its
         assert behaviour.message not in str(failure) or behaviour.message == "no"
         assert isinstance(failure.__cause__, aws.ClientError)
     assert len(bedrock.seen) == len(REFUSALS), "boto3 does not try again by itself"
-    assert (await hear(backend, work())).text
-    await at_rest(backend)
+    assert (await collect(backend, work())).text
+    await wait_idle(backend)
 
 
 async def test_a_retry_after_is_passed_on(bedrock: StandIn, make: MakeBackend) -> None:
@@ -108,18 +108,18 @@ async def test_every_broken_stream_is_one_of_the_closed_set(
     backend = make()
     for behaviour, kind in BREAKS:
         bedrock.script(replace(behaviour, after=after))
-        heard: list[Delta] = []
+        answer: list[Delta] = []
 
-        async def out(delta: Delta, heard: list[Delta] = heard) -> None:
-            heard.append(delta)
+        async def out(delta: Delta, answer: list[Delta] = answer) -> None:
+            answer.append(delta)
 
         with pytest.raises(Exception) as caught:
             await backend.generate(work(), out)
         if after or behaviour.fault != "cut":  # a cut before any text is a failed connection
             assert caught.value.kind is kind, behaviour  # type: ignore[attr-defined]
-        assert "".join(delta.text for delta in heard) == "Vinland Saga"[: 12 if after else 0]
-    assert (await hear(backend, work())).text
-    await at_rest(backend)
+        assert "".join(delta.text for delta in answer) == "Vinland Saga"[: 12 if after else 0]
+    assert (await collect(backend, work())).text
+    await wait_idle(backend)
 
 
 @pytest.mark.parametrize("behaviour", HANGS)
@@ -127,13 +127,13 @@ async def test_a_hang_ends_by_the_read_timeout_and_frees_its_thread(
     bedrock: StandIn, make: MakeBackend, behaviour: Behaviour
 ) -> None:
     backend = make(read_timeout_seconds=1.0)
-    await hear(backend, work())
+    await collect(backend, work())
     bedrock.script(behaviour)
     started_at = time.monotonic()
     failure = await failure_of(backend)
     assert failure.kind is FailureKind.TIMEOUT and "read_timeout_seconds" in str(failure)
     assert time.monotonic() - started_at < 20.0
-    await at_rest(backend)
+    await wait_idle(backend)
 
 
 async def test_a_trickle_ends_by_the_total_timeout(bedrock: StandIn, make: MakeBackend) -> None:
@@ -142,7 +142,7 @@ async def test_a_trickle_ends_by_the_total_timeout(bedrock: StandIn, make: MakeB
     bedrock.script(Behaviour(pieces=("drop",) * 200, delay_s=0.05))
     failure = await failure_of(backend)
     assert failure.kind is FailureKind.TIMEOUT and "total_timeout_seconds" in str(failure)
-    await at_rest(backend, bedrock)
+    await wait_idle(backend, bedrock)
 
 
 async def test_a_refused_connection_is_an_unavailable_backend_and_missing_credentials_are_denied_access(
@@ -177,9 +177,9 @@ def test_botocores_own_exceptions_are_classified(error: Exception, kind: Failure
 
 async def test_an_answer_without_usage_is_counted_by_estimate(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(Behaviour(fault="no_usage"))
-    heard = await hear(make(), work())
-    assert heard.completion.usage.output_tokens == heard.tokens == 9
-    assert heard.completion.usage.input_tokens > 4
+    answer = await collect(make(), work())
+    assert answer.completion.usage.output_tokens == answer.tokens == 9
+    assert answer.completion.usage.input_tokens > 4
 
 
 @pytest.mark.parametrize("tokens", [2, 9, 30])
@@ -187,20 +187,20 @@ async def test_bedrocks_own_count_is_billed_never_an_estimate_above_it(
     bedrock: StandIn, make: MakeBackend, tokens: int
 ) -> None:
     bedrock.script(Behaviour(tokens=tokens))
-    heard = await hear(make(), work())
-    assert heard.completion.usage.output_tokens == tokens
+    answer = await collect(make(), work())
+    assert answer.completion.usage.output_tokens == tokens
 
 
 async def test_a_stream_that_never_closes_does_not_keep_a_finished_answer(
     bedrock: StandIn, make: MakeBackend
 ) -> None:
     backend = make()
-    await hear(backend, work())
+    await collect(backend, work())
     bedrock.script(Behaviour(fault="linger"))
     started_at = time.monotonic()
-    assert (await hear(backend, work())).completion.usage.output_tokens == 9
+    assert (await collect(backend, work())).completion.usage.output_tokens == 9
     assert time.monotonic() - started_at < 20.0
-    await at_rest(backend, bedrock)
+    await wait_idle(backend, bedrock)
 
 
 @pytest.mark.parametrize("behaviour", [*HANGS, Behaviour(delay_s=0.05)])
@@ -211,13 +211,13 @@ async def test_cancelling_closes_the_connection_and_frees_the_thread_at_once(
     backend._transport.warm()
     bedrock.always["us-east-1"] = behaviour
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(hear(backend, work())) for _ in range(8)]
+        calls = [group.create_task(collect(backend, work())) for _ in range(8)]
         await until(lambda: len(bedrock.seen) == 8)
         await asyncio.sleep(0.1)
         started_at = time.monotonic()
         for call in calls:
             call.cancel()
-    await at_rest(backend, bedrock)
+    await wait_idle(backend, bedrock)
     assert time.monotonic() - started_at < 20.0
 
 
@@ -242,7 +242,7 @@ async def test_a_slow_reader_holds_bedrock_back_and_memory_stays_bounded(
 
 async def test_the_loop_is_never_held_while_many_streams_hang(bedrock: StandIn, make: MakeBackend) -> None:
     backend = make(max_concurrency=16)
-    await hear(backend, work())
+    await collect(backend, work())
     bedrock.always["us-east-1"] = Behaviour(fault="hang")
 
     async def lags() -> list[float]:
@@ -256,7 +256,7 @@ async def test_the_loop_is_never_held_while_many_streams_hang(bedrock: StandIn, 
     quiet = await lags()
     async with asyncio.TaskGroup() as group:
         began = time.monotonic()
-        calls = [group.create_task(hear(backend, work())) for _ in range(16)]
+        calls = [group.create_task(collect(backend, work())) for _ in range(16)]
         await until(lambda: len(bedrock.seen) == 17)
         hanging = await lags()
         took_s = time.monotonic() - began
@@ -267,7 +267,7 @@ async def test_the_loop_is_never_held_while_many_streams_hang(bedrock: StandIn, 
             f"{name}: median {found[50] * 1e3:.2f} ms, p95 {found[95] * 1e3:.2f}, max {found[-1] * 1e3:.2f}"
         )
     assert took_s < 30.0, "a single read that blocked would have held it for a minute"
-    await at_rest(backend, bedrock)
+    await wait_idle(backend, bedrock)
 
 
 async def test_throttled_and_failing_regions_are_replaced_before_the_first_token(
@@ -276,9 +276,9 @@ async def test_throttled_and_failing_regions_are_replaced_before_the_first_token
     backend = make(regions=["us-west-2", "eu-west-1"], region_cooldown_seconds=30)
     bedrock.script(refusal(429, "ThrottlingException"))
     bedrock.script(Behaviour(fault="cut", after=0), region="us-west-2")
-    heard = await hear(backend, work())
-    assert heard.text and bedrock.regions == ["us-east-1", "us-west-2", "eu-west-1"]
-    await hear(backend, work())
+    answer = await collect(backend, work())
+    assert answer.text and bedrock.regions == ["us-east-1", "us-west-2", "eu-west-1"]
+    await collect(backend, work())
     assert bedrock.regions[3:] == ["eu-west-1"], "the others cool down"
 
 
@@ -307,7 +307,7 @@ async def faulty_calls(backend: BedrockBackend, bedrock: StandIn, count: int) ->
     async def one_call() -> None:
         try:
             async with asyncio.timeout(0.5):
-                await hear(backend, work())
+                await collect(backend, work())
         except Exception:
             return
 
@@ -319,7 +319,7 @@ async def faulty_calls(backend: BedrockBackend, bedrock: StandIn, count: int) ->
     async with asyncio.TaskGroup() as group:
         for _ in range(8):
             group.create_task(caller(count // 8))
-    await at_rest(backend)
+    await wait_idle(backend)
 
 
 async def test_hundreds_of_faulty_calls_leave_no_thread_no_file_and_no_memory(
@@ -343,7 +343,7 @@ async def test_hundreds_of_faulty_calls_leave_no_thread_no_file_and_no_memory(
     assert process.memory_info().rss - memory < 30e6
     assert backend._calls == set() and backend.load.running == 0
     assert len(asyncio.all_tasks()) == 1
-    assert (await hear(backend, work())).text
+    assert (await collect(backend, work())).text
 
 
 @pytest.fixture(scope="module")
@@ -388,12 +388,12 @@ async def test_a_call_over_tls_is_cut_as_well(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     with stand_in(tls=context) as secure:
         backend = make(endpoint_url=secure.url)
-        assert (await hear(backend, work())).text
+        assert (await collect(backend, work())).text
         secure.script(behaviour)
         async with asyncio.TaskGroup() as group:
-            call = group.create_task(hear(backend, work()))
+            call = group.create_task(collect(backend, work()))
             await until(lambda: len(secure.seen) == 2)
             await asyncio.sleep(0.1)
             call.cancel()
-        await at_rest(backend, secure)
-        assert (await hear(backend, work())).text
+        await wait_idle(backend, secure)
+        assert (await collect(backend, work())).text

@@ -19,8 +19,8 @@ from gateway.backends.port import Continue, PartialAnswer
 from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
-from tests.bedrock.support import ASSISTANT, USER, at_rest, failure_of, texts, work
-from tests.conformance.harness import hear
+from tests.bedrock.support import ASSISTANT, USER, failure_of, texts, wait_idle, work
+from tests.conformance.harness import collect
 
 WHOLE = "".join(ANSWER)
 CHECKER = RequestChecker()
@@ -82,10 +82,10 @@ async def test_an_answer_resumed_at_any_character_ends_as_the_whole_answer(
     backend = make(streaming=streaming)
     assert backend.continues == {Continue.TEXT}
     for split in range(len(WHOLE)):
-        heard = await hear(backend, replace(work(), partial=PartialAnswer(WHOLE[:split])))
-        assert WHOLE[:split] + heard.text == WHOLE
-        assert heard.tokens == heard.completion.usage.output_tokens
-    await at_rest(backend)
+        answer = await collect(backend, replace(work(), partial=PartialAnswer(WHOLE[:split])))
+        assert WHOLE[:split] + answer.text == WHOLE
+        assert answer.tokens == answer.completion.usage.output_tokens
+    await wait_idle(backend)
 
 
 async def test_the_prompt_is_counted_without_the_beginning(bedrock: StandIn, make: MakeBackend) -> None:
@@ -93,8 +93,8 @@ async def test_the_prompt_is_counted_without_the_beginning(bedrock: StandIn, mak
     bedrock.always["us-east-1"] = Behaviour(cache=(500, 0))
     bedrock.count_tokens = lambda request: 1000
     asked = work(Message(USER, "word " * 300))
-    fresh = (await hear(backend, asked)).completion.usage
-    partial = (await hear(backend, replace(asked, partial=PartialAnswer("word " * 300)))).completion.usage
+    fresh = (await collect(backend, asked)).completion.usage
+    partial = (await collect(backend, replace(asked, partial=PartialAnswer("word " * 300)))).completion.usage
     assert fresh.input_tokens == 1000
     assert partial.input_tokens == pytest.approx(500, rel=0.05)
     assert partial.cached_tokens <= partial.input_tokens
@@ -105,11 +105,11 @@ async def test_a_stop_string_that_began_before_the_break_ends_the_rest(
 ) -> None:
     backend = make()
     bedrock.always["us-east-1"] = Behaviour(delay_s=0.005)
-    heard = await hear(backend, replace(work(stop=("a and V",)), partial=PartialAnswer("Vinland Saga")))
-    assert heard.text == ""
-    assert heard.completion.finish_reason is FinishReason.STOP
-    assert heard.tokens == heard.completion.usage.output_tokens == 2
-    await at_rest(backend)
+    answer = await collect(backend, replace(work(stop=("a and V",)), partial=PartialAnswer("Vinland Saga")))
+    assert answer.text == ""
+    assert answer.completion.finish_reason is FinishReason.STOP
+    assert answer.tokens == answer.completion.usage.output_tokens == 2
+    await wait_idle(backend)
 
 
 async def test_a_beginning_too_long_for_the_model_is_refused_before_it_is_sent(
@@ -127,7 +127,7 @@ async def test_a_model_without_prefill_is_not_asked(bedrock: StandIn, make: Make
     backend = make(model_id=model_id)
     assert backend.continues == frozenset()
     with pytest.raises(BackendFailure, match="cannot resume") as caught:
-        await hear(backend, replace(work(), partial=PartialAnswer("Vinland")))
+        await collect(backend, replace(work(), partial=PartialAnswer("Vinland")))
     assert caught.value.kind is FailureKind.INVALID_INPUT
     assert bedrock.seen == []
 

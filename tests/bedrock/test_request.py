@@ -48,8 +48,8 @@ def written(*messages: Message, cached: bool = False, **sampling: Any) -> dict[s
 def test_any_conversation_becomes_a_request_that_the_service_takes_and_loses_no_text(
     messages: list[Message], cached: bool, sampling: dict[str, Any]
 ) -> None:
-    told = [message for message in messages if message.content.strip()]
-    turns = [message for message in told if message.role is not SYSTEM]
+    not_blank = [message for message in messages if message.content.strip()]
+    turns = [message for message in not_blank if message.role is not SYSTEM]
     try:
         asked = work(*(messages or [Message(USER, "")]), **sampling)
         writer = ConverseWriter(HAIKU, lambda system: cached, BedrockGuardrail(id="abc", version="DRAFT"))
@@ -63,7 +63,7 @@ def test_any_conversation_becomes_a_request_that_the_service_takes_and_loses_no_
         *(block for turn in request["messages"] for block in turn["content"]),
     ]
     sent = "\n".join(block["text"] for block in blocks if "text" in block)
-    assert all(message.content.rstrip() in sent for message in told)
+    assert all(message.content.rstrip() in sent for message in not_blank)
 
 
 def test_a_plain_conversation_is_sent_as_it_is() -> None:

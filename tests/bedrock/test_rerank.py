@@ -12,7 +12,7 @@ from gateway.backends.port import ScorePart, scores_texts
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import MakeBackend
-from tests.bedrock.support import at_rest
+from tests.bedrock.support import wait_idle
 
 COHERE, AMAZON = "cohere.rerank-v3-5:0", "amazon.rerank-v1:0"
 
@@ -33,7 +33,7 @@ async def test_scores_are_in_the_order_of_the_texts(bedrock: StandIn, make: Make
     asked = {"modelId": model, "query": "q", "documents": ["xxxx", "x", "xx"], "top_n": 3}
     assert bedrock.last == asked | ({"api_version": 2} if model == COHERE else {})
     assert (await backend.score(part("xx", endpoint="score"))).scores == (0.5,)
-    await at_rest(backend)
+    await wait_idle(backend)
 
 
 async def test_what_the_model_cannot_be_asked_for_is_refused_by_field(

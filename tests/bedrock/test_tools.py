@@ -24,7 +24,7 @@ from gateway.contracts.values import FinishReason, FormatType, ResponseFormat
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
 from tests.bedrock.support import ASSISTANT, SYSTEM, USER, failure_of, work
-from tests.conformance.harness import Heard, hear
+from tests.conformance.harness import CollectedAnswer, collect
 
 CHECKER = RequestChecker()
 SONNET = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
@@ -64,12 +64,12 @@ def refused(one: Work) -> BackendFailure:
     return caught.value
 
 
-def folded(heard: Heard) -> AnswerFold:
+def folded(collected: CollectedAnswer) -> AnswerFold:
     """Fold the answer's events; an event that is not allowed raises."""
     fold = AnswerFold()
-    for event in heard.deltas:
+    for event in collected.deltas:
         fold.take(event)
-    fold.end([heard.completion.finish_reason])
+    fold.end([collected.completion.finish_reason])
     return fold
 
 
@@ -294,30 +294,30 @@ async def test_reasoning_text_and_calls_come_in_order_streamed_and_whole(
     bedrock: StandIn, make: MakeBackend, streaming: bool
 ) -> None:
     bedrock.script(Behaviour(pieces=("Let me", " look."), reasoning=("It", " asks"), calls=CALLS))
-    heard = await hear(make(streaming=streaming), asked(tools=(STOCK,)))
-    answer = folded(heard)
+    collected = await collect(make(streaming=streaming), asked(tools=(STOCK,)))
+    answer = folded(collected)
     assert (answer.text(), answer.reasoning()) == ("Let me look.", "It asks")
     assert answer.tool_calls() == (
         ToolCall("tooluse_0", "stock", '{"sku":"A1"}'),
         ToolCall("tooluse_1", "stock", '{"sku":"B2"}'),
     )
-    assert heard.completion.finish_reason is FinishReason.TOOL_CALLS
-    assert 0 < heard.completion.usage.reasoning_tokens <= 2
-    assert heard.tokens == heard.completion.usage.output_tokens
-    assert heard.deltas[0].queue_wait_s is not None
+    assert collected.completion.finish_reason is FinishReason.TOOL_CALLS
+    assert 0 < collected.completion.usage.reasoning_tokens <= 2
+    assert collected.tokens == collected.completion.usage.output_tokens
+    assert collected.deltas[0].queue_wait_s is not None
 
 
 async def test_a_replaced_name_comes_back_as_the_callers(bedrock: StandIn, make: MakeBackend) -> None:
     sent = written(asked(tools=(ORDER,)))["toolConfig"]["tools"][0]["toolSpec"]["name"]
     bedrock.script(Behaviour(pieces=(), calls=((sent, ('{"id":1}',)),)))
-    heard = await hear(make(), asked(tools=(ORDER,)))
-    assert [call.name for call in folded(heard).tool_calls()] == ["order status"]
+    collected = await collect(make(), asked(tools=(ORDER,)))
+    assert [call.name for call in folded(collected).tool_calls()] == ["order status"]
     assert bedrock.last["toolConfig"]["tools"][0]["toolSpec"]["name"] == sent
 
 
 async def test_a_call_without_arguments_has_an_empty_object(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(Behaviour(pieces=(), calls=(("stock", ()),)))
-    assert folded(await hear(make(), asked(tools=(STOCK,)))).tool_calls()[0].arguments == "{}"
+    assert folded(await collect(make(), asked(tools=(STOCK,)))).tool_calls()[0].arguments == "{}"
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -326,13 +326,13 @@ async def test_without_parallel_calls_the_first_is_kept_and_the_warning_says_so(
 ) -> None:
     backend, one = make(streaming=streaming), asked(tools=(STOCK,), parallel_tool_calls=False)
     bedrock.script(Behaviour(calls=CALLS), Behaviour(calls=CALLS[:1]))
-    heard = await hear(backend, one)
-    assert [call.id for call in folded(heard).tool_calls()] == ["tooluse_0"]
-    assert heard.completion.warnings == (
+    collected = await collect(backend, one)
+    assert [call.id for call in folded(collected).tool_calls()] == ["tooluse_0"]
+    assert collected.completion.warnings == (
         "parallel_tool_calls is false: the first call of the model is given, and 1 more were left out",
     )
-    assert heard.completion.finish_reason is FinishReason.TOOL_CALLS
-    assert (await hear(backend, one)).completion.warnings == ()
+    assert collected.completion.finish_reason is FinishReason.TOOL_CALLS
+    assert (await collect(backend, one)).completion.warnings == ()
 
 
 @pytest.mark.parametrize("choice", [None, ToolChoice(ToolChoiceMode.NONE)])
@@ -340,17 +340,19 @@ async def test_calls_that_the_request_rules_out_are_left_out_of_the_answer(
     bedrock: StandIn, make: MakeBackend, choice: ToolChoice | None
 ) -> None:
     bedrock.script(Behaviour(pieces=("Yes.",), calls=CALLS))
-    heard = await hear(make(), asked(*HISTORY, tools=() if choice is None else (STOCK,), tool_choice=choice))
-    answer = folded(heard)
+    collected = await collect(
+        make(), asked(*HISTORY, tools=() if choice is None else (STOCK,), tool_choice=choice)
+    )
+    answer = folded(collected)
     assert (answer.text(), answer.tool_calls()) == ("Yes.", ())
-    assert heard.completion.finish_reason is FinishReason.STOP and heard.completion.warnings == ()
+    assert collected.completion.finish_reason is FinishReason.STOP and collected.completion.warnings == ()
 
 
 async def test_a_call_that_the_limit_cuts_is_not_ended(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(Behaviour(pieces=(), calls=(("stock", ('{"sku"', ':"A1"}')),)))
-    heard = await hear(make(), replace(work(max_tokens=1), tools=(STOCK,)))
-    answer = folded(heard)
-    assert heard.completion.finish_reason is FinishReason.LENGTH
+    collected = await collect(make(), replace(work(max_tokens=1), tools=(STOCK,)))
+    answer = folded(collected)
+    assert collected.completion.finish_reason is FinishReason.LENGTH
     assert answer.in_call() and answer.tool_calls()[0].arguments == '{"sku"'
 
 
@@ -406,7 +408,7 @@ def test_an_answer_is_the_same_however_its_events_come(data: st.DataObject, sing
         read(events, [], asking),
         read(events, cuts, asking),
     )
-    answers = [folded(Heard(*each)) for each in (whole, one_by_one)]
+    answers = [folded(CollectedAnswer(*each)) for each in (whole, one_by_one)]
     assert len({(a.text(), a.reasoning(), a.tool_calls()) for a in answers}) == 1
     assert (
         whole[1] == one_by_one[1] and whole[1].usage.input_tokens == 8 and whole[1].usage.cached_tokens == 2

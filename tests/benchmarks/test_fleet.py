@@ -58,9 +58,9 @@ def run(source: Source, seed: int = 1) -> Result:
 
 def test_every_request_is_answered_or_refused_and_none_stays_in_flight(azure: Source) -> None:
     result = run(azure)
-    assert result.fates
-    for fate in result.fates:
-        assert (fate.finished_at is None) != (fate.refused_at is None)
+    assert result.outcomes
+    for outcome in result.outcomes:
+        assert (outcome.finished_at is None) != (outcome.refused_at is None)
     for front in result.fronts:
         assert front.gate.in_flight == front.gate.queued == 0
         assert sum(seen.load.in_flight for seen in front.seen) == 0
@@ -68,7 +68,7 @@ def test_every_request_is_answered_or_refused_and_none_stays_in_flight(azure: So
 
 def test_the_same_seed_gives_the_same_fates(azure: Source) -> None:
     first, again, other = run(azure), run(azure), run(azure, seed=2)
-    assert first.fates == again.fates != other.fates
+    assert first.outcomes == again.outcomes != other.outcomes
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_the_report_has_a_figure_for_each_size_and_trace(
     app, report = Typer(), tmp_path / "fleet.json"
     app.command()(main)
     arguments = ["--sizes", "1,2", "--span", "4", "--load", "0.2", "--no-variants", "--output", str(report)]
-    told = CliRunner().invoke(app, arguments)
-    assert told.exit_code == 0, told.output
+    invoked = CliRunner().invoke(app, arguments)
+    assert invoked.exit_code == 0, invoked.output
     fleets = json.loads(report.read_text())["fleets"]
     assert {name: list(sizes) for name, sizes in fleets.items()} == {
         "azure": ["1", "2"],
@@ -115,5 +115,5 @@ def test_the_report_has_a_figure_for_each_size_and_trace(
 def test_sizes_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     app = Typer()
     app.command()(main)
-    told = CliRunner().invoke(app, ["--sizes", "1,many"])
-    assert told.exit_code == 2 and "--sizes" in told.output
+    invoked = CliRunner().invoke(app, ["--sizes", "1,many"])
+    assert invoked.exit_code == 2 and "--sizes" in invoked.output

@@ -42,10 +42,10 @@ def job(port: int, shape: Shape = Shape.CLOSED, amount: int = 4, **options: obje
     return Job(port, shape, amount, seconds=0.8, key="key", seed="1", warm_up_s=0.05, **options)  # type: ignore[arg-type]
 
 
-class Lying(asyncio.Protocol):
+class LyingServer(asyncio.Protocol):
     """A server that gives every caller its first answer."""
 
-    kept: bytes | None = None
+    first_request: bytes | None = None
 
     def __init__(self, engine: Engine) -> None:
         self._honest = ServedConnection(engine)
@@ -58,11 +58,11 @@ class Lying(asyncio.Protocol):
         self._honest.data_received(data)
 
     def write(self, data: bytes) -> None:
-        Lying.kept = Lying.kept or data
-        self._transport.write(Lying.kept)  # type: ignore[attr-defined]
+        LyingServer.first_request = LyingServer.first_request or data
+        self._transport.write(LyingServer.first_request)  # type: ignore[attr-defined]
 
 
-class Closing(asyncio.Protocol):
+class ClosingServer(asyncio.Protocol):
     """A server that closes a connection as soon as it gets data."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -72,7 +72,7 @@ class Closing(asyncio.Protocol):
         self._transport.close()
 
 
-class Silent(asyncio.Protocol):
+class SilentServer(asyncio.Protocol):
     """A server that never answers."""
 
 
@@ -101,21 +101,21 @@ async def test_a_stream_counts_its_tokens_in_the_measured_time_and_the_time_to_i
 
 async def test_an_answer_meant_for_another_is_a_failure() -> None:
     engine = Engine(asyncio.get_running_loop())
-    async with served(lambda: Lying(engine)) as port:
+    async with served(lambda: LyingServer(engine)) as port:
         result = await run(job(port))
     assert result.whole == 1, "only the first one was meant for who got it"
     assert result.failed > 0 and result.faults[0].startswith("wrong text")
 
 
 async def test_a_connection_closed_before_the_answer_is_a_failure() -> None:
-    async with served(Closing) as port:
+    async with served(ClosingServer) as port:
         result = await run(job(port))
     assert result.answers == 0 and result.failed > 0
     assert result.faults[0] == "connection closed before the answer's end"
 
 
 async def test_an_answer_that_never_comes_is_a_failure_once_patience_ends() -> None:
-    async with served(Silent) as port:
+    async with served(SilentServer) as port:
         result = await run(job(port, amount=3), patience_s=0.05)
     assert (result.failed, result.faults) == (3, ["no answer in time"] * 3)
 

@@ -85,12 +85,12 @@ def test_each_bar_says_whether_it_was_met() -> None:
     ]
     rows = summarize(turns)
     sluice, unseen = rows[-2:]
-    assert all(bar.told(sluice, rows).endswith(": met") for bar in BARS)
-    assert all(bar.told(unseen, rows).endswith(": missed") for bar in BARS)
-    assert "not measured" in BARS[0].told(sluice, [sluice]), "there is no bare proxy in this run"
+    assert all(bar.verdict(sluice, rows).endswith(": met") for bar in BARS)
+    assert all(bar.verdict(unseen, rows).endswith(": missed") for bar in BARS)
+    assert "not measured" in BARS[0].verdict(sluice, [sluice]), "there is no bare proxy in this run"
     relaxed = replace(sluice, name=Name.SLUICE_RELAXED, added_fast_ms=(1.5, 4.0))
-    told = [bar.told(relaxed, rows) for bar in BARS if bar.relaxed is not None]
-    assert told and all(line.endswith(": missed") for line in told), "its bars are lower"
+    verdicts = [bar.verdict(relaxed, rows) for bar in BARS if bar.relaxed is not None]
+    assert verdicts and all(line.endswith(": missed") for line in verdicts), "its bars are lower"
     shown = io.StringIO()
     print_report(Console(file=shown, width=200), rows, "here")
     assert "2 answers failed, e.g. bad" in shown.getvalue()

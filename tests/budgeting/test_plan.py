@@ -166,10 +166,10 @@ def test_older_turns_are_dropped_before_evidence(tokenizer: ChatTokenizer) -> No
 def test_the_lowest_scores_are_dropped_and_the_rest_keeps_the_callers_order(tokenizer: ChatTokenizer) -> None:
     evidence = (chunk("none", None), chunk("low", 0.1), chunk("high", 0.9), chunk("middle", 0.5))
     prompt = CanonicalPrompt(turns=talk(0), evidence=evidence)
-    kept = CanonicalPrompt(turns=talk(0), evidence=(chunk("high", 0.9), chunk("middle", 0.5)))
-    found = plan(tokenizer, prompt, size(tokenizer, kept) + 5)
+    rest = CanonicalPrompt(turns=talk(0), evidence=(chunk("high", 0.9), chunk("middle", 0.5)))
+    found = plan(tokenizer, prompt, size(tokenizer, rest) + 5)
     assert found.dropped_chunks == ("none", "low")
-    assert found.messages == prompt_messages(kept)
+    assert found.messages == prompt_messages(rest)
 
 
 def test_a_chunk_that_can_never_fit_does_not_shut_out_the_others(tokenizer: ChatTokenizer) -> None:

@@ -44,9 +44,9 @@ def test_an_entry_that_would_push_out_many_others_is_not_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3_000)), max_size=200))
-def test_the_bound_always_holds(kept: list[tuple[int, int]]) -> None:
+def test_the_bound_always_holds(entries: list[tuple[int, int]]) -> None:
     cache: TokenCache[int] = TokenCache(20_000)
-    for key, size in kept:
+    for key, size in entries:
         cache.put(key, key, size)
         assert cache.bytes <= 20_000
         assert cache.get(key) in (key, None)

@@ -36,17 +36,17 @@ async def test_faulty_calls_end_in_time_in_the_closed_set_and_leave_nothing(
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     figures = await measure(CALLS, tmp_path, parts=3, grace_s=GRACE_S)
-    told = shown(figures)
-    assert sum(figures.ends.values()) == CALLS, told
-    assert figures.late == 0, told
-    assert figures.early == 0, told
-    assert not any(figures.left.values()), told
-    assert figures.threads[1] <= figures.threads[0] + 1 and figures.lane_threads <= AT_ONCE, told
+    table = shown(figures)
+    assert sum(figures.ends.values()) == CALLS, table
+    assert figures.late == 0, table
+    assert figures.early == 0, table
+    assert not any(figures.left.values()), table
+    assert figures.threads[1] <= figures.threads[0] + 1 and figures.lane_threads <= AT_ONCE, table
     ends = {fault: {end for one, end in figures.ends if one == fault} for fault in FAULTS}
     # Possible if the stand-in itself was that slow: it shares the machine.
     slow = {"timeout", "timeout after text", "the caller's deadline"}
-    assert ends["answers"] - slow == {"whole"}, told
-    assert ends["throttled"] - slow == {"throttled"}, told
-    assert all("whole" not in found for fault, found in ends.items() if fault != "answers"), told
-    assert "timeout" in ends["hangs before its answer"], told
-    assert told.startswith("| the stand-in |")
+    assert ends["answers"] - slow == {"whole"}, table
+    assert ends["throttled"] - slow == {"throttled"}, table
+    assert all("whole" not in found for fault, found in ends.items() if fault != "answers"), table
+    assert "timeout" in ends["hangs before its answer"], table
+    assert table.startswith("| the stand-in |")

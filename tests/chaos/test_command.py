@@ -24,7 +24,7 @@ def run(folder: Path, scenario: dict[str, Any], *words: str) -> tuple[int, dict[
 
 @pytest.mark.timeout(600)
 def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -> None:
-    code, report, told = run(
+    code, report, output = run(
         tmp_path,
         {
             "start": {"bedrock": True},
@@ -34,7 +34,7 @@ def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -
         },
         "--start",
     )
-    assert code == 0, told
+    assert code == 0, output
     assert report["ok"] and [fault["label"] for fault in report["faults"]] == ["kill engine"]
     assert len(report["requests"]) == 5
     assert any("engine" in seen["failing"] for seen in report["readiness"]), "Bedrock keeps the gateway ready"
@@ -56,20 +56,20 @@ def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
     }
     with gateway(tmp_path, SLUICE_CHAOS__ENABLED="true") as live:
         words = ("--url", live.url, "--key", ADMIN_KEY, "--ledger", str(tmp_path / "ledger.db"))
-        code, report, told = run(tmp_path, scenario, *words)
-        assert code == 0, told
+        code, report, output = run(tmp_path, scenario, *words)
+        assert code == 0, output
         assert sum(report["verdicts"].values()) == 8
         assert report["verdicts"].keys() <= {"whole", "fallback"}, "a retry may meet the fault again"
         assert report["metrics"]["sluice_chaos_faults{backend=local,kind=nan_output}"] >= 4
         assert "FAULTS ARE MADE ON PURPOSE" in live.log.read_text()
 
         killing = {"faults": [{"at_s": 0, "do": {"kill": "engine"}}], "load": {"streams": 1}}
-        code, _, told = run(tmp_path, killing, *words)
-        assert code == 2 and "--pid" in told
+        code, _, output = run(tmp_path, killing, *words)
+        assert code == 2 and "--pid" in output
 
 
 def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_2(tmp_path: Path) -> None:
-    code, _, told = run(tmp_path, {"load": {"streams": 1}}, "--url", "http://127.0.0.1:9")
-    assert code == 2 and "no whole answer even without faults" in told and "Traceback" not in told
-    code, _, told = run(tmp_path, {"lod": {}})
-    assert code == 2 and "lod" in told
+    code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--url", "http://127.0.0.1:9")
+    assert code == 2 and "no whole answer even without faults" in output and "Traceback" not in output
+    code, _, output = run(tmp_path, {"lod": {}})
+    assert code == 2 and "lod" in output

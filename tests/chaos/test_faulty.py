@@ -41,17 +41,17 @@ def plan_of(*rules: FaultRule) -> FaultPlan:
     return FaultPlan(rules, random.Random(0))
 
 
-async def heard_of(backend: Backend) -> tuple[list[str], BackendFailure | None]:
-    heard: list[str] = []
+async def texts_of(backend: Backend) -> tuple[list[str], BackendFailure | None]:
+    texts: list[str] = []
 
     async def out(delta: Delta) -> None:
-        heard.append(delta.text)
+        texts.append(delta.text)
 
     try:
         await backend.generate(Work("gen", (1,), (Message(Role.USER, "x"),), Sampling(max_tokens=9)), out)
     except BackendFailure as failure:
-        return heard, failure
-    return heard, None
+        return texts, failure
+    return texts, None
 
 
 def test_a_rule_for_a_pool_holds_for_each_of_its_models() -> None:
@@ -67,25 +67,25 @@ async def test_a_failure_comes_after_the_given_tokens_and_ends_the_backends_work
     kind: FailureKind, after: int
 ) -> None:
     inner = ScriptedBackend(scripts=[Script(PIECES)])
-    heard, failure = await heard_of(faulty(inner, plan_of(rule(kind.value, after_tokens=after))))
-    assert heard == list(PIECES[:after])
+    texts, failure = await texts_of(faulty(inner, plan_of(rule(kind.value, after_tokens=after))))
+    assert texts == list(PIECES[:after])
     assert failure is not None and failure.kind is kind
     assert inner.active == 0
 
 
 async def test_an_answer_that_is_too_short_for_the_fault_stays_whole() -> None:
     plan = plan_of(rule(after_tokens=len(PIECES)))
-    heard, failure = await heard_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
-    assert (heard, failure) == (list(PIECES), None) and not plan.injected
+    texts, failure = await texts_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
+    assert (texts, failure) == (list(PIECES), None) and not plan.injected
 
 
 @pytest.mark.parametrize("after", [0, 2])
 async def test_a_hang_ends_with_its_caller_and_leaves_nothing(after: int) -> None:
     inner = ScriptedBackend(scripts=[Script(PIECES)])
-    heard: list[str] = []
+    texts: list[str] = []
 
     async def out(delta: Delta) -> None:
-        heard.append(delta.text)
+        texts.append(delta.text)
 
     before = asyncio.all_tasks()
     with contextlib.suppress(TimeoutError):
@@ -93,15 +93,15 @@ async def test_a_hang_ends_with_its_caller_and_leaves_nothing(after: int) -> Non
             await faulty(inner, plan_of(rule("hang", after_tokens=after))).generate(
                 Work("gen", (1,), (), Sampling(max_tokens=9)), out
             )
-    assert heard == list(PIECES[:after])
+    assert texts == list(PIECES[:after])
     assert inner.active == 0 and asyncio.all_tasks() == before
 
 
 async def test_slow_tokens_are_late_and_all_there() -> None:
     plan = plan_of(rule("slow", after_tokens=2, delay_ms=20))
     began = asyncio.get_running_loop().time()
-    heard, failure = await heard_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
-    assert (heard, failure) == (list(PIECES), None)
+    texts, failure = await texts_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
+    assert (texts, failure) == (list(PIECES), None)
     assert asyncio.get_running_loop().time() - began >= 0.04
     assert plan.injected == {("local", "slow"): 1}
 
@@ -109,14 +109,14 @@ async def test_slow_tokens_are_late_and_all_there() -> None:
 async def test_a_real_failure_within_is_passed_on_as_it_is() -> None:
     real = BackendFailure(FailureKind.THROTTLED, "real")
     inner = ScriptedBackend(scripts=[Script(("a",), failure=real)])
-    _, failure = await heard_of(faulty(inner, plan_of(rule(after_tokens=3))))
+    _, failure = await texts_of(faulty(inner, plan_of(rule(after_tokens=3))))
     assert failure is real
 
 
 async def test_every_third_call_of_this_backend_breaks_and_at_most_twice() -> None:
     plan = plan_of(rule(every=3, times=2), rule(backend="other"))
     backend = faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan)
-    broken = [(await heard_of(backend))[1] is not None for _ in range(12)]
+    broken = [(await texts_of(backend))[1] is not None for _ in range(12)]
     assert [number for number, one in enumerate(broken, start=1) if one] == [3, 6]
 
 
@@ -179,9 +179,9 @@ def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when
     audit = Audit(MemoryStateStore(streams, unix_time=lambda: 1.0), unix_time=lambda: 1.0)
     services = fake_services(chaos=ChaosAdmin(chaos, audit))
     with serving(services) as url, httpx.Client(base_url=url, timeout=60) as client:
-        told = client.post("/admin/chaos", json=body, headers=ADMIN)
-        assert (told.status_code, told.json()["faults"][0]["kind"]) == (200, "nan_output")
-        assert client.get("/admin/chaos", headers=ADMIN).json()["faults"] == told.json()["faults"]
+        response = client.post("/admin/chaos", json=body, headers=ADMIN)
+        assert (response.status_code, response.json()["faults"][0]["kind"]) == (200, "nan_output")
+        assert client.get("/admin/chaos", headers=ADMIN).json()["faults"] == response.json()["faults"]
         wrong = client.post(
             "/admin/chaos", json={"faults": [{"backend": "gone", "kind": "hang"}]}, headers=ADMIN
         )

@@ -37,7 +37,7 @@ def observed(text: str, **changes: Any) -> ObservedAnswer:
     return one
 
 
-def told(kind: str, finish: str = "stop") -> dict[str, Any]:
+def answer_from(kind: str, finish: str = "stop") -> dict[str, Any]:
     usage = {"output_tokens": 5}
     return {
         "backend": kind,
@@ -67,14 +67,14 @@ def test_an_answer_without_a_seam_is_whole_whatever_happened_meanwhile() -> None
 
 
 def test_another_legs_own_answer_is_a_fallback() -> None:
-    assert verdict(observed(OTHER, answer=told("bedrock"))) is Verdict.FALLBACK
-    assert verdict(observed(WANTED, answer=told("response_cache"))) is Verdict.FALLBACK
-    assert verdict(observed("Sorry.", answer=told("degraded_response"))) is Verdict.DEGRADED
+    assert verdict(observed(OTHER, answer=answer_from("bedrock"))) is Verdict.FALLBACK
+    assert verdict(observed(WANTED, answer=answer_from("response_cache"))) is Verdict.FALLBACK
+    assert verdict(observed("Sorry.", answer=answer_from("degraded_response"))) is Verdict.DEGRADED
 
 
 @given(cut=st.integers(1, len(WANTED)), rest=st.integers(0, len(OTHER) - 1))
 def test_an_answer_that_another_model_resumes_is_resumed_or_a_fallback(cut: int, rest: int) -> None:
-    one = observed(WANTED[:cut] + OTHER[rest:], answer=told("bedrock"))
+    one = observed(WANTED[:cut] + OTHER[rest:], answer=answer_from("bedrock"))
     assert verdict(one) in (Verdict.RESUMED, Verdict.FALLBACK)
 
 
@@ -92,7 +92,7 @@ def test_a_clean_end_is_distinguished_from_a_lost_answer() -> None:
     assert verdict(observed("", answer=None, code="draining")) is Verdict.ERROR
     assert verdict(observed(beginning, answer=None, code="client_cut_off", ended=False)) is Verdict.LOST
     assert verdict(observed("Another", answer=None, code="x", partial=True)) is Verdict.WRONG
-    deadline = {**told("x", "deadline"), "fallback": None}
+    deadline = {**answer_from("x", "deadline"), "fallback": None}
     assert verdict(observed(beginning, answer=deadline)) is Verdict.PARTIAL
 
 

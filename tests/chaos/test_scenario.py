@@ -46,7 +46,7 @@ def test_there_is_a_scenario_for_everything_that_is_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"faults": [{"at_s": 1, "after_tokens": 2, "do": KILL}]}, "at_s or after_tokens"),
         ({"faults": [{"at_s": 1, "do": {"kill": "engine", "stop": "engine"}}]}, "only one"),
@@ -56,10 +56,10 @@ def test_there_is_a_scenario_for_everything_that_is_promised() -> None:
         ({"faults": [{"at_s": 1, "do": {"inject": [{"backend": "local", "kind": "boom"}]}}]}, "boom"),
     ],
 )
-def test_a_wrong_file_is_told_by_its_key(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+def test_a_wrong_file_is_told_by_its_key(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump({"about": "a test", **keys}))
-    with pytest.raises(ScenarioError, match=told):
+    with pytest.raises(ScenarioError, match=message):
         load_scenario(path)
 
 
@@ -113,7 +113,7 @@ def test_random_faults_are_the_same_for_a_seed_and_each_is_mended_before_the_nex
         done += timeline.end()
         return [action.label for action in done]
 
-    told = run()
-    assert told == run()
+    applied = run()
+    assert applied == run()
     pairs = {"stop worker:1": "cont worker:1", "bedrock 429": "bedrock well"}
-    assert [pairs[one] for one in told[::2]] == told[1::2]
+    assert [pairs[one] for one in applied[::2]] == applied[1::2]

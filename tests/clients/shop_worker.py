@@ -150,8 +150,8 @@ def score_of(query: str, text: str) -> float:
 
 async def _events(turn: Turn, head: Mapping[str, object], usage: object) -> AsyncIterator[bytes]:
     def chunk(choices: list[object], **more: object) -> bytes:
-        told = {**head, "object": "chat.completion.chunk", "choices": choices, **more}
-        return f"data: {json.dumps(told)}\n\n".encode()
+        payload = {**head, "object": "chat.completion.chunk", "choices": choices, **more}
+        return f"data: {json.dumps(payload)}\n\n".encode()
 
     for delta in deltas_of(turn):
         yield chunk([{"index": 0, "delta": delta, "finish_reason": None}])

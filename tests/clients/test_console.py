@@ -109,8 +109,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
         config["routes"]["second"] = config["routes"]["self_hosted_generation"]
         client.put("/admin/routing", json={"config": config, "comment": PAYLOADS[0]}).raise_for_status()
         for number, payload in enumerate(PAYLOADS):
-            told = {"x-request-id": payload}
-            client.post("/v1/chat/completions", json={**ASKED, "model": payload}, headers=told)
+            named = {"x-request-id": payload}
+            client.post("/v1/chat/completions", json={**ASKED, "model": payload}, headers=named)
             made = {"tenant": f"t{number}", "comment": payload}
             client.post("/admin/keys", json=made).raise_for_status()
         yield running
@@ -123,7 +123,7 @@ def browsing(live: LiveGateway) -> Iterator[Any]:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         made = browser.new_page()
         complaints: list[str] = []
-        made.on("console", lambda told: complaints.append(told.text))
+        made.on("console", lambda line: complaints.append(line.text))
         made.on("pageerror", lambda error: complaints.append(str(error)))
         made.goto(f"{live.url}/console")
         made.fill("input[type=password]", ADMIN_KEY)
@@ -309,9 +309,9 @@ def test_usage_is_summed_plotted_and_downloaded_without_formulas(page: Any, live
 
     until(page, summed)
     assert page.locator("svg rect").count() == page.locator("tbody tr").count() > 0
-    with page.expect_download() as told:
+    with page.expect_download() as download:
         page.click("text=Download as CSV")
-    lines = Path(told.value.path()).read_text().splitlines()
+    lines = Path(download.value.path()).read_text().splitlines()
     assert lines[0].startswith('"user","requests"')
     assert any(line.startswith(f'"\'{formula}"') for line in lines[1:])
     assert not any(line.startswith(('"=', "=")) for line in lines)

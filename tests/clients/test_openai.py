@@ -91,8 +91,8 @@ def test_stored_responses_are_read_followed_and_deleted(client: openai.OpenAI) -
     first = client.responses.create(model=MODEL, input="Hello")
     second = client.responses.create(model=MODEL, input="And now?", previous_response_id=first.id)
     assert client.responses.retrieve(second.id).output_text == second.output_text
-    told = client.responses.input_items.list(second.id, order="asc").data
-    assert told[0].type == told[-1].type == "message" and len(told) >= 3
+    items = client.responses.input_items.list(second.id, order="asc").data
+    assert items[0].type == items[-1].type == "message" and len(items) >= 3
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)

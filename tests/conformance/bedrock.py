@@ -90,7 +90,7 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
             load = backend.load
             return not (load.running or load.waiting or server.active)
 
-        def play(behaviour: Behaviour) -> None:
+        def script(behaviour: Behaviour) -> None:
             server.scripts.clear()  # left by requests that were refused before they were sent
             server.script(behaviour)
 
@@ -101,10 +101,10 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
                 tokenizer=model.tokenizer,
                 counts_cached=False,
                 exact_ids=False,
-                tells_blocks=False,
-                tells_ids=False,
+                reports_blocks=False,
+                returns_ids=False,
                 exact_prompt=False,
-                play=play,
+                script=script,
             )
         finally:
             backend.stop()

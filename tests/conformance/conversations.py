@@ -34,12 +34,12 @@ from gateway.errors import PublicError, public_error
 from gateway.generation.grammars import unchecked
 from resilience.events import Resumed
 from tests.conformance.harness import MAX_MODEL_LEN, REPOSITORY, Specimen
-from tests.journey.house import CALLER, House, RecordingSink, build_house
+from tests.journey.rig import CALLER, JourneyRig, RecordingSink, build_rig
 
 DOCUMENT = REPOSITORY / "docs" / "conversations.md"
 ANSWERS = Path(__file__).with_name("conversations.json")
 # A vLLM under test runs this many in one step, which takes about as long as a step of a single answer.
-TOGETHER = 16
+CONCURRENCY = 16
 # No request is refused for a long wait, however busy the machine is.
 PATIENT = AdmissionLimits(
     max_input_tokens=4096, max_wait_s=300.0, tpot_slo_s=None, ttft_slo_s=None, first_token_within_s=None
@@ -256,9 +256,9 @@ def stored_outcomes() -> dict[str, Outcome]:
 
 
 def expected_of(specimen: Specimen, stored: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Return the outcomes that the specimen must have; a played model also gives the scripted reasoning."""
+    """Return the outcomes that the specimen must have; a scripted model also gives the scripted reasoning."""
     expected = dict(stored)
-    for name, reasoning in REASONED.items() if specimen.play is not None else ():
+    for name, reasoning in REASONED.items() if specimen.script is not None else ():
         [choice] = stored[name].choices
         expected[name] = Outcome(("reasoning", *stored[name].kinds), ({**choice, "reasoning": reasoning},))
     return expected
@@ -272,9 +272,9 @@ async def _bound(request: GenerateRequest) -> GenerateRequest:
     return request if calls is None else structs.replace(request, call_format=calls)
 
 
-def house_of(specimen: Specimen, backend: Backend) -> House:
+def rig_of(specimen: Specimen, backend: Backend) -> JourneyRig:
     """Build a journey to the backend, which is the specimen's or delegates to it."""
-    return build_house(
+    return build_rig(
         specimen.tokenizer,
         backends=[backend],
         max_model_len=MAX_MODEL_LEN,
@@ -284,19 +284,19 @@ def house_of(specimen: Specimen, backend: Backend) -> House:
     )
 
 
-async def hold(specimen: Specimen, played: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Run the conversations, ``TOGETHER`` at a time; one after the other where the answers are played.
+async def run_conversations(specimen: Specimen, scripted: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """Run the conversations, ``CONCURRENCY`` at a time; one after the other where the answers are scripted.
 
     Raises AssertionError naming the conversation whose events, answer or counts do not fit together.
     """
-    house = house_of(specimen, specimen.backend)
-    turns = asyncio.Semaphore(1 if specimen.play else TOGETHER)
+    rig = rig_of(specimen, specimen.backend)
+    turns = asyncio.Semaphore(1 if specimen.script else CONCURRENCY)
     found: dict[str, Outcome] = {}
 
     async def one(name: str) -> None:
         async with turns:
             streamed, whole = [
-                await answer_of(house, specimen, name, played.get(name), stream=stream)
+                await answer_of(rig, specimen, name, scripted.get(name), stream=stream)
                 for stream in (True, False)
             ]
             same = (streamed.choices, streamed.refused) == (whole.choices, whole.refused)
@@ -306,8 +306,8 @@ async def hold(specimen: Specimen, played: Mapping[str, Outcome]) -> dict[str, O
     async with asyncio.TaskGroup() as group:
         for name in CONVERSATIONS:
             group.create_task(one(name))
-    assert not house.in_flight.in_flight
-    await specimen.at_rest()
+    assert not rig.in_flight.in_flight
+    await specimen.wait_idle()
     return {name: found[name] for name in CONVERSATIONS}
 
 
@@ -321,11 +321,11 @@ def parsed(body: Mapping[str, Any]) -> ParsedRequest:
 
 
 async def answer_of(
-    house: House, specimen: Specimen, name: str, played: Outcome | None = None, *, stream: bool = True
+    rig: JourneyRig, specimen: Specimen, name: str, scripted: Outcome | None = None, *, stream: bool = True
 ) -> Outcome:
     """Run one conversation, check its answer and return its outcome."""
-    if specimen.play is not None:
-        specimen.play(_behaviour(played or Outcome()))
+    if specimen.script is not None:
+        specimen.script(_behaviour(scripted or Outcome()))
     body = {
         "model": specimen.backend.model,
         "max_tokens": 20,
@@ -337,14 +337,14 @@ async def answer_of(
         asked = parsed(body)
     except Exception as error:
         return _refused(name, public_error(error))
-    sink = await house.run(asked.request)
+    sink = await rig.run(asked.request)
     if sink.error is not None:
         return _refused(name, sink.error)
     assert sink.answer is not None
     described = tuple([_described(choice) for choice in sink.answer.choices])
     _check_prompt(name, specimen, sink.plans[0], sink.answer.usage)
     if stream:
-        exact = specimen.play is None and not any(isinstance(event, Resumed) for event in house.events)
+        exact = specimen.script is None and not any(isinstance(event, Resumed) for event in rig.events)
         _check_events(name, sink.deltas, sink.answer, exact=exact)
         dialect = OpenAIDialect(chat=True)
         frames = dialect.frames(asked)
@@ -436,9 +436,9 @@ def _folded(chunks: bytes, count: int) -> list[list[Any]]:
     return made
 
 
-def _behaviour(played: Outcome) -> Behaviour:
+def _behaviour(scripted: Outcome) -> Behaviour:
     """Return the script with which a stand-in plays the outcome's answer."""
-    [choice] = played.choices[:1] or [{"text": "Yes.", "calls": [], "finish_reason": "stop"}]
+    [choice] = scripted.choices[:1] or [{"text": "Yes.", "calls": [], "finish_reason": "stop"}]
     text, calls = choice["text"], choice["calls"]
     cut = choice["finish_reason"] == "length"
     return Behaviour(
@@ -524,11 +524,11 @@ async def _main(*, write: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with every_specimen(Path(folder)) as specimens:
             first, *_ = specimens
-            stored = await hold(specimens[first], {})
+            stored = await run_conversations(specimens[first], {})
             columns = {}
             for head, specimen in specimens.items():
                 expected = expected_of(specimen, stored)
-                found = await hold(specimen, expected)
+                found = await run_conversations(specimen, expected)
                 columns[head] = cells_of(found, expected)
                 for name, cell in zip(CONVERSATIONS, columns[head], strict=True):
                     if cell.endswith("events"):
@@ -537,8 +537,8 @@ async def _main(*, write: bool) -> None:
     print(text)
     if write:
         DOCUMENT.write_text(text, encoding="utf-8")
-        kept = {name: asdict(outcome) for name, outcome in stored.items()}
-        ANSWERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        stored_fields = {name: asdict(outcome) for name, outcome in stored.items()}
+        ANSWERS.write_text(json.dumps(stored_fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -67,10 +67,10 @@ class Specimen:
         counts_cached: whether ``usage.cached_tokens`` is real.
         exact_ids: whether it sees ``Work.token_ids`` themselves, not a text that it tokenizes again.
         priority: whether it takes a priority other than 0.
-        tells_blocks: whether its load reports KV blocks; a hosted model's does not.
-        tells_ids: whether its deltas contain token ids.
+        reports_blocks: whether its load reports KV blocks; a hosted model's does not.
+        returns_ids: whether its deltas contain token ids.
         exact_prompt: whether it can tell the prompt's tokens from those of a partial answer.
-        play: decides the next answer, where no model computes it.
+        script: decides the next answer, where no model computes it.
     """
 
     backend: Backend
@@ -83,12 +83,12 @@ class Specimen:
     counts_cached: bool = True
     exact_ids: bool = True
     priority: bool = True
-    tells_blocks: bool = True
-    tells_ids: bool = True
+    reports_blocks: bool = True
+    returns_ids: bool = True
     exact_prompt: bool = True
-    play: Callable[[Behaviour], None] | None = None
+    script: Callable[[Behaviour], None] | None = None
 
-    async def at_rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nothing is left on the backend; fail when something stays."""
         for _ in range(round(IDLE_TIMEOUT_S / IDLE_POLL_S)):
             if await self.idle():
@@ -123,7 +123,7 @@ class Specimen:
 
 
 @dataclass
-class Heard:
+class CollectedAnswer:
     """An answer as the backend gave it: every delta, and the completion."""
 
     deltas: list[Delta]
@@ -146,7 +146,7 @@ class Heard:
         return tuple(entry for delta in self.deltas if delta.index == index for entry in delta.logprobs)
 
 
-async def hear(backend: Backend, work: Work) -> Heard:
+async def collect(backend: Backend, work: Work) -> CollectedAnswer:
     """Generate an answer to its end and record it."""
     deltas: list[Delta] = []
 
@@ -154,13 +154,13 @@ async def hear(backend: Backend, work: Work) -> Heard:
         deltas.append(delta)
 
     completion = await backend.generate(work, out)
-    return Heard(deltas, completion)
+    return CollectedAnswer(deltas, completion)
 
 
-async def hear_all(backend: Backend, works: Iterable[Work]) -> list[Heard]:
+async def collect_all(backend: Backend, works: Iterable[Work]) -> list[CollectedAnswer]:
     """Generate all concurrently: a step of many answers takes an engine about as long as a step of one."""
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(hear(backend, work)) for work in works]
+        calls = [group.create_task(collect(backend, work)) for work in works]
     return [call.result() for call in calls]
 
 

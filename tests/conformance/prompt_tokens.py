@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.conversations import TOGETHER, called, house_of, parsed, result, user
+from tests.conformance.conversations import CONCURRENCY, called, parsed, result, rig_of, user
 from tests.conformance.harness import Specimen
 
 # No control tokens: the gateway counts one in a caller's text as text, and a worker that gets messages does not.
@@ -128,12 +128,12 @@ async def miscounted(specimen: Specimen, bodies: Sequence[dict[str, Any]]) -> li
 
     Raises AssertionError for a request without an answer.
     """
-    house, turns = house_of(specimen, specimen.backend), asyncio.Semaphore(TOGETHER)
+    rig, turns = rig_of(specimen, specimen.backend), asyncio.Semaphore(CONCURRENCY)
 
     async def one(body: dict[str, Any]) -> tuple[int, int, str]:
         async with turns:
             asked = parsed({"model": specimen.backend.model, **body, "stream": True})
-            sink = await house.run(asked.request)
+            sink = await rig.run(asked.request)
         assert sink.answer is not None, (sink.error, body)
         return len(sink.plans[0].token_ids), sink.answer.usage.input_tokens, json.dumps(body)
 

@@ -63,7 +63,7 @@ async def scripted(folder: Path) -> AsyncIterator[Specimen]:
     async def idle() -> bool:
         return backend.active == 0
 
-    yield Specimen(backend, idle, computes=False, counts_cached=False, tells_ids=False)
+    yield Specimen(backend, idle, computes=False, counts_cached=False, returns_ids=False)
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
     with contextlib.ExitStack() as stack:
         live = await asyncio.to_thread(stack.enter_context, gateway(folder, **env))
         async with remote(live.url, "sluice", adapters, model="demo") as specimen:
-            yield replace(specimen, tells_ids=False)
+            yield replace(specimen, returns_ids=False)
 
 
 @asynccontextmanager

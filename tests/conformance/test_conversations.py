@@ -13,16 +13,16 @@ from gateway.contracts.features import Feature
 from resilience.events import Resumed
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.conversations import (
+    CONCURRENCY,
     CONVERSATIONS,
     OTHER_EVENTS,
-    TOGETHER,
     Outcome,
     answer_of,
     cells_of,
     documented,
     expected_of,
-    hold,
-    house_of,
+    rig_of,
+    run_conversations,
     stored_outcomes,
 )
 from tests.conformance.harness import Specimen
@@ -47,11 +47,13 @@ async def test_forty_conversations_end_on_each_backend_as_the_document_says(
         pytest.skip("it has no column")
     stored = stored_outcomes()
     expected = expected_of(specimen, stored)
-    found = await hold(specimen, expected)
+    found = await run_conversations(specimen, expected)
     cells = dict(zip(CONVERSATIONS, cells_of(found, expected), strict=True))
-    told = dict(zip(CONVERSATIONS, documented()[HEADS[name]], strict=True))
+    in_document = dict(zip(CONVERSATIONS, documented()[HEADS[name]], strict=True))
     differ: Mapping[str, tuple[str, str, Outcome]] = {
-        one: (cells[one], told[one], found[one]) for one in CONVERSATIONS if cells[one] != told[one]
+        one: (cells[one], in_document[one], found[one])
+        for one in CONVERSATIONS
+        if cells[one] != in_document[one]
     }
     # Engines add in different orders, so a tie of the two likeliest tokens may be decided differently.
     ties = [one for one, (cell, said, _) in differ.items() if said == "same" and cell.endswith("events")]
@@ -101,17 +103,17 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
     ways, features = backend.continues, backend.features
     if not specimen.computes or Continue.EVENTS not in ways or Feature.TOOLS not in features:
         pytest.skip("it has no tool calls, or does not resume them")
-    whole = await answer_of(house_of(specimen, backend), specimen, name)
-    turns = asyncio.Semaphore(TOGETHER)
+    whole = await answer_of(rig_of(specimen, backend), specimen, name)
+    turns = asyncio.Semaphore(CONCURRENCY)
     modes: list[str] = []
 
     async def broken(after: int) -> bool:
         """Break the answer after ``after`` pieces and check the result; whether it had that many."""
         async with turns:
             breaking = BreakingBackend(backend, after)
-            house = house_of(specimen, breaking)
-            assert await answer_of(house, specimen, name) == whole, after
-        modes.extend(event.mode for event in house.events if isinstance(event, Resumed))
+            rig = rig_of(specimen, breaking)
+            assert await answer_of(rig, specimen, name) == whole, after
+        modes.extend(event.mode for event in rig.events if isinstance(event, Resumed))
         return breaking.calls > 1
 
     async with asyncio.TaskGroup() as group:
@@ -120,7 +122,7 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
         sum(place.result() for place in places) == len(modes) > 3
     )  # a busy engine gives several tokens at once
     assert set(modes) == {"exact"}
-    await specimen.at_rest()
+    await specimen.wait_idle()
 
 
 @pytest.mark.asyncio(loop_scope="session")

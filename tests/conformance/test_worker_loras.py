@@ -13,7 +13,7 @@ from adapters.values import Adapter
 from gateway.backends.workers.loras import loaded_name
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.conftest import LONG_QUESTION, SLOW
-from tests.conformance.harness import hear, make_adapters
+from tests.conformance.harness import collect, make_adapters
 from tests.conformance.specimens import remote
 from tests.integration.live import ADMIN_KEY
 
@@ -37,8 +37,8 @@ async def test_loaded_adapters_answer_as_fixed_ones_and_new_weights_find_no_old_
 
         async def answer(adapter: Adapter | None) -> tuple[str, int]:
             work = specimen.work(LONG_QUESTION * 8, adapter=adapter, max_tokens=12)
-            heard = await hear(specimen.backend, work)
-            return heard.text, heard.completion.usage.cached_tokens
+            collected = await collect(specimen.backend, work)
+            return collected.text, collected.completion.usage.cached_tokens
 
         base, _ = await answer(None)
         for version, twin in zip(versions, fixed.values(), strict=True):
@@ -60,4 +60,4 @@ async def test_loaded_adapters_answer_as_fixed_ones_and_new_weights_find_no_old_
                 await answer(Adapter(path, 9, "demo", str(tmp_path / path)))
             assert (caught.value.kind, caught.value.param) == (FailureKind.MODEL_NOT_FOUND, "adapter_id")
         assert (await answer(None))[0] == base
-        await specimen.at_rest()
+        await specimen.wait_idle()

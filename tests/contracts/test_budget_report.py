@@ -11,6 +11,6 @@ def test_cut_merged_and_summarized_parts_are_reported_only_if_there_are_any() ->
         "system", "retrieval", "recent_turns", "older_summary", "generation_reserve", "dropped_chunks",
         "dropped_turns",
     }  # fmt: skip
-    told = BudgetReport(1, 2, 3, 4, 5, cut_chunks=("b",), merged_chunks=("c", "d"), summarized_turns=6)
-    body = budget_body(told)
+    report = BudgetReport(1, 2, 3, 4, 5, cut_chunks=("b",), merged_chunks=("c", "d"), summarized_turns=6)
+    body = budget_body(report)
     assert (body["cut_chunks"], body["merged_chunks"], body["summarized_turns"]) == (("b",), ("c", "d"), 6)

@@ -185,12 +185,12 @@ def test_thinking_becomes_a_reasoning_effort(fields: dict[str, Any], effort: str
 
 
 def test_a_budget_of_thinking_is_1024_tokens_or_more_and_less_than_the_whole_answer() -> None:
-    for budget, told in (
+    for budget, reason in (
         (1_023, "is 1023; allowed: 1024 or more"),
         (2_000, "is 2000; allowed: less than max_tokens, which is 2000"),
     ):
         param, message = refused(max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": budget})
-        assert (param, message) == ("thinking.budget_tokens", f"thinking.budget_tokens {told}")
+        assert (param, message) == ("thinking.budget_tokens", f"thinking.budget_tokens {reason}")
     assert read(max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": 1_024})
 
 

@@ -239,12 +239,14 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "param", "told"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED])
-def test_what_does_not_validate_is_refused_by_its_path(body: Any, param: str | None, told: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "param", "message"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED]
+)
+def test_what_does_not_validate_is_refused_by_its_path(body: Any, param: str | None, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read(body)
     assert refused.value.param == param
-    assert told in refused.value.message
+    assert message in refused.value.message
     assert SECRET not in refused.value.message
 
 

@@ -91,10 +91,10 @@ def faults(manifest: Manifest) -> list[str]:
     if key in CUSTOM_KINDS:
         found = validator(manifest["kind"]).iter_errors(manifest)
         return [f"{key}: {list(error.path)}: {error.message}" for error in found]
-    told = []
+    errors = []
     for version in KUBERNETES:
         try:
             kubernetes_validate.validate(manifest, version, strict=True)
         except kubernetes_validate.ValidationError as error:
-            told.append(f"{key}: {version}: {error}")
-    return told
+            errors.append(f"{key}: {version}: {error}")
+    return errors

@@ -14,7 +14,7 @@ from tests.deploy.commands import documented, run_documented
 from tests.integration.live import LiveGateway, gateway
 
 
-def told(live: LiveGateway, path: str) -> Any:
+def get_json(live: LiveGateway, path: str) -> Any:
     answer = httpx.get(f"{live.url}{path}", headers=live.headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -35,7 +35,7 @@ def usage(live: LiveGateway, requests: int) -> Any:
     """Usage of all tenants, as soon as it has at least ``requests`` requests."""
     deadline = time.monotonic() + 60
     while True:
-        rows = told(live, "/admin/usage?by=tenant")["rows"]
+        rows = get_json(live, "/admin/usage?by=tenant")["rows"]
         if sum(row["requests"] for row in rows) >= requests:
             return rows
         assert time.monotonic() < deadline, rows
@@ -55,7 +55,7 @@ def test_a_backup_of_a_running_gateway_serves_the_same_revision_keys_adapters_an
             headers=live.headers,
             timeout=60,
         ).json()
-        config = told(live, "/admin/routing")["config"]
+        config = get_json(live, "/admin/routing")["config"]
         config["routes"]["self_hosted_generation"]["slo"] = {"ttft_ms": 321, "total_ms": 4321}
         changed = httpx.put(
             f"{live.url}/admin/routing",
@@ -77,17 +77,17 @@ def test_a_backup_of_a_running_gateway_serves_the_same_revision_keys_adapters_an
                 assert taken.execute("SELECT count(*) FROM generations").fetchone() == (3,)
             holding.execute("ROLLBACK")
         before = {
-            "revision": told(live, "/admin/routing"),
-            "keys": told(live, "/admin/keys")["keys"],
-            "adapters": told(live, "/admin/adapters")["adapters"],
+            "revision": get_json(live, "/admin/routing"),
+            "keys": get_json(live, "/admin/keys")["keys"],
+            "adapters": get_json(live, "/admin/adapters")["adapters"],
             "usage": usage(live, 5),
         }
     run_documented("restore-sqlite", D=str(there), B=str(copy))
     with gateway(there) as live:
         after = {
-            "revision": told(live, "/admin/routing"),
-            "keys": told(live, "/admin/keys")["keys"],
-            "adapters": told(live, "/admin/adapters")["adapters"],
+            "revision": get_json(live, "/admin/routing"),
+            "keys": get_json(live, "/admin/keys")["keys"],
+            "adapters": get_json(live, "/admin/adapters")["adapters"],
             "usage": usage(live, 5),
         }
         ask(live, made["key"], "after")

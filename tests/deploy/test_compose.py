@@ -29,7 +29,7 @@ SCHEMA = published("compose")
 PASSWORD = "p4ssw0rdofthetest"
 SECRETS = ("SLUICE_ADMIN_KEY", "REDIS_PASSWORD", "POSTGRES_PASSWORD", "GF_SECURITY_ADMIN_PASSWORD")
 # The image of otel-collector has no shell or client for a health check; fetch-model runs once and ends.
-NOT_ASKED = {"otel-collector", "fetch-model"}
+WITHOUT_HEALTH_CHECK = {"otel-collector", "fetch-model"}
 START_TIMEOUT_S = 180.0
 
 
@@ -95,7 +95,7 @@ def test_every_image_has_a_whole_version(name: str) -> None:
     assert re.search(r":v?\d+\.\d+(\.\d+)?", SERVICES[name]["image"]), SERVICES[name]["image"]
 
 
-@pytest.mark.parametrize("name", sorted(set(SERVICES) - NOT_ASKED))
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - WITHOUT_HEALTH_CHECK))
 def test_every_server_has_a_health_check(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"]
 

@@ -306,10 +306,10 @@ def test_a_scrape_is_well_formed(scraped: Scraped) -> None:
 
 
 def test_every_metric_of_a_running_gateway_is_documented(scraped: Scraped) -> None:
-    told = {
+    exposed = {
         line.split()[2]
         for live in scraped.gateways
         for line in httpx.get(f"{live.url}/metrics", timeout=60).text.splitlines()
         if line.startswith("# TYPE ")
     }
-    assert told - set(documented()) == set()
+    assert exposed - set(documented()) == set()

@@ -107,11 +107,11 @@ class Front:
     control: Path
 
     def figure(self, server: str, name: str) -> str:
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as told:
-            told.settimeout(WAIT_S)
-            told.connect(str(self.control))
-            told.sendall(b"show stat\n")
-            lines = b"".join(iter(lambda: told.recv(65_536), b"")).decode().splitlines()
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as control:
+            control.settimeout(WAIT_S)
+            control.connect(str(self.control))
+            control.sendall(b"show stat\n")
+            lines = b"".join(iter(lambda: control.recv(65_536), b"")).decode().splitlines()
         names = lines[0].removeprefix("# ").split(",")
         rows = [dict(zip(names, line.split(","), strict=False)) for line in lines[1:]]
         return next(row[name] for row in rows if row.get("pxname") == "gateways" and row["svname"] == server)

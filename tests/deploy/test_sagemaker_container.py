@@ -182,9 +182,9 @@ def test_what_the_endpoint_scales_on_reaches_cloudwatch(served: Served) -> None:
     while not cloud.bodies and time.monotonic() < end:
         time.sleep(0.05)
     assert cloud.bodies
-    told = cloud.bodies[-1] + json.dumps(parse_qs(cloud.bodies[-1]))
+    sent = cloud.bodies[-1] + json.dumps(parse_qs(cloud.bodies[-1]))
     for word in ("ActiveSequences", "WaitingRequests", "sluice-test"):
-        assert word in told
+        assert word in sent
 
 
 def test_the_container_drains_and_ends_when_it_is_stopped(served: Served) -> None:

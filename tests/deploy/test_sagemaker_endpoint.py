@@ -119,7 +119,7 @@ def config_name(spec: EndpointSpec) -> str:
     return str(config_call(spec).arguments["EndpointConfigName"])
 
 
-def told_nothing(line: str) -> None:
+def discard(line: str) -> None:
     """Discards a progress line."""
 
 
@@ -148,7 +148,7 @@ def test_the_same_file_twice_changes_nothing_but_the_scaling(cloud: Cloud, spec:
     cloud.refuse("sagemaker", "create_model", "ValidationException", there)
     cloud.refuse("sagemaker", "create_endpoint_config", "ValidationException", there)
     cloud.scaled(spec)
-    deploy(spec, cloud.aws, told_nothing)
+    deploy(spec, cloud.aws, discard)
 
 
 def test_an_update_keeps_the_fleets_size_and_can_roll_back(cloud: Cloud, spec: EndpointSpec) -> None:
@@ -163,7 +163,7 @@ def test_an_update_keeps_the_fleets_size_and_can_roll_back(cloud: Cloud, spec: E
     cloud.endpoint("Updating", "sluice-000000000000")
     cloud.endpoint("InService", config_name(spec))
     cloud.scaled(spec)
-    deploy(spec, cloud.aws, told_nothing)
+    deploy(spec, cloud.aws, discard)
 
 
 def test_another_instance_type_leaves_autoscaling_for_the_update(cloud: Cloud, spec: EndpointSpec) -> None:
@@ -177,7 +177,7 @@ def test_another_instance_type_leaves_autoscaling_for_the_update(cloud: Cloud, s
     cloud.expect(update, {"EndpointArn": ARN})
     cloud.endpoint("InService", config_name(spec))
     cloud.scaled(spec)
-    deploy(spec, cloud.aws, told_nothing)
+    deploy(spec, cloud.aws, discard)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_failure_says_what_the_platform_said(
     cloud.expect(create, {"EndpointArn": ARN})
     cloud.endpoint(state, config, FailureReason="did not pass the ping")
     with pytest.raises(EndpointError, match=said) as raised:
-        deploy(spec, cloud.aws, told_nothing)
+        deploy(spec, cloud.aws, discard)
     assert "did not pass the ping" in str(raised.value)
 
 
@@ -209,7 +209,7 @@ def test_waiting_has_an_end(cloud: Cloud, spec: EndpointSpec) -> None:
     for _ in range(int(spec.update.at_most_seconds / POLL_S) + 1):
         cloud.endpoint("Creating", config_name(spec))
     with pytest.raises(EndpointError, match="at_most_seconds"):
-        deploy(spec, cloud.aws, told_nothing)
+        deploy(spec, cloud.aws, discard)
 
 
 def test_a_rolling_update_goes_by_batches(spec: EndpointSpec) -> None:
@@ -262,7 +262,7 @@ def test_a_deletion_takes_all_that_was_made_for_the_endpoint_and_nothing_else(cl
     models = [{"ModelName": "sluice-aaaaaaaaaaaa", "ModelArn": ARN, "CreationTime": 0}]
     cloud.add("list_models", {"Models": models}, listed)
     cloud.add("delete_model", {}, {"ModelName": "sluice-aaaaaaaaaaaa"})
-    delete("sluice", cloud.aws, told_nothing)
+    delete("sluice", cloud.aws, discard)
 
 
 def test_deleting_what_is_not_there_is_no_error(cloud: Cloud) -> None:
@@ -272,7 +272,7 @@ def test_deleting_what_is_not_there_is_no_error(cloud: Cloud) -> None:
         "list_endpoint_configs", {"EndpointConfigs": []}, {"NameContains": "sluice-", "MaxResults": 100}
     )
     cloud.add("list_models", {"Models": []}, {"NameContains": "sluice-", "MaxResults": 100})
-    delete("sluice", cloud.aws, told_nothing)
+    delete("sluice", cloud.aws, discard)
 
 
 def test_status_of_an_endpoint_that_is_not_there_says_so(cloud: Cloud) -> None:
@@ -293,17 +293,17 @@ def test_an_endpoint_is_deployed_and_deleted_in_moto(
     with mock_aws():
         services = ("sagemaker", "application-autoscaling")
         aws = Aws({s: boto3.client(s, region_name="us-east-1") for s in services}, time, time.sleep)
-        deploy(spec, aws, told_nothing)
+        deploy(spec, aws, discard)
         found = status("sluice", aws)
         assert (found["status"], found["config"], found["min"], found["max"]) == ("InService", wanted, 1, 4)
         policies = aws.clients["application-autoscaling"].describe_scaling_policies(
             ServiceNamespace="sagemaker"
         )
         assert len(policies["ScalingPolicies"]) == 2
-        delete("sluice", aws, told_nothing)
+        delete("sluice", aws, discard)
         assert aws.sagemaker.list_models()["Models"] == []
         assert aws.sagemaker.list_endpoint_configs()["EndpointConfigs"] == []
-        delete("sluice", aws, told_nothing)
+        delete("sluice", aws, discard)
         with pytest.raises(EndpointError):
             status("sluice", aws)
 

@@ -39,11 +39,11 @@ from observability.events import RequestRecord
 from observability.tracing import Tracing
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns
-from tests.journey.house import CALLER, Outbox
+from tests.journey.rig import CALLER, Outbox
 
 
 @dataclass
-class Maker:
+class FakeEmbedder:
     """A backend whose vectors are its inputs' texts; ``fails`` are raised, one a call."""
 
     name: str
@@ -66,13 +66,13 @@ class Maker:
         return Vectors(tuple(map(str, part.inputs)), len(part.inputs))
 
 
-class House:
+class EmbeddingRig:
     """A journey for vectors over these backends."""
 
-    def __init__(self, *makers: Maker) -> None:
-        backends = cast("dict[str, Any]", {one.name: one for one in makers})
+    def __init__(self, *embedders: FakeEmbedder) -> None:
+        backends = cast("dict[str, Any]", {one.name: one for one in embedders})
         fleet = Fleet(backends, {"text-embedding-3-small": "bge"})
-        route = {"backends": [{"name": makers[0].name, "weight": 100}], "fallback": []}
+        route = {"backends": [{"name": embedders[0].name, "weight": 100}], "fallback": []}
         revision = make_revision(1, {"routes": {"only": route}}, KnownNames(backends, (), ()))
         self.priorities: list[int] = []
         self.admission = AdmissionController(
@@ -118,7 +118,7 @@ class House:
             for row in self.outbox.rows
         ]
 
-    def left_behind(self) -> bool:
+    def in_use(self) -> bool:
         return bool(self.in_flight.in_flight or any(map(self.admission.in_flight, self.names)))
 
 
@@ -145,113 +145,113 @@ def test_an_input_longer_than_a_part_is_one_by_itself() -> None:
 
 
 async def test_what_a_request_costs_is_spent_of_the_keys_budget() -> None:
-    house = House(Maker("a"))
-    house.journey.accounts.price = lambda row: structs.replace(row, cost_nanousd=60 * row.input_tokens)
+    rig = EmbeddingRig(FakeEmbedder("a"))
+    rig.journey.accounts.price = lambda row: structs.replace(row, cost_nanousd=60 * row.input_tokens)
     caller = replace(CALLER, budget=Budget(1_000, None))
-    await house.run("one", "two", caller=caller)
-    assert await house.journey.limiter.spent(CALLER.key_id, caller.budget) == {"usd_per_day": 120}
-    house.journey.fleet.backends["a"].fails.append(gone())  # type: ignore[attr-defined]
+    await rig.run("one", "two", caller=caller)
+    assert await rig.journey.limiter.spent(CALLER.key_id, caller.budget) == {"usd_per_day": 120}
+    rig.journey.fleet.backends["a"].fails.append(gone())  # type: ignore[attr-defined]
     with pytest.raises(BackendFailure):
-        await house.run("three", caller=caller)
-    assert await house.journey.limiter.spent(CALLER.key_id, caller.budget) == {"usd_per_day": 120}
+        await rig.run("three", caller=caller)
+    assert await rig.journey.limiter.spent(CALLER.key_id, caller.budget) == {"usd_per_day": 120}
 
 
 async def test_vectors_come_in_order_of_the_inputs_whatever_part_ends_first() -> None:
-    maker = Maker("pool")
-    house = House(maker)
+    maker = FakeEmbedder("pool")
+    rig = EmbeddingRig(maker)
     inputs = [f"line {number}" for number in range(500)]
-    answer = await house.run(*inputs)
+    answer = await rig.run(*inputs)
     assert (list(answer.vectors), answer.input_tokens, answer.model) == (inputs, 500, "bge")
     assert len(maker.parts) == 8
-    assert house.rows() == [("pool", "stop", 500, 500)]
-    assert set(house.priorities) == {PRIORITY}
-    [record] = house.records
+    assert rig.rows() == [("pool", "stop", 500, 500)]
+    assert set(rig.priorities) == {PRIORITY}
+    [record] = rig.records
     assert (record.status, record.input_tokens, record.backend_name) == (200, 500, "pool")
-    assert not house.left_behind()
+    assert not rig.in_use()
 
 
 async def test_another_backend_with_the_model_answers_when_one_cannot() -> None:
-    first, second = Maker("first", fails=[gone()]), Maker("second")
-    house = House(first, second, Maker("third", model="other"))
-    assert [*(await house.run("a")).vectors] == ["a"]
-    assert house.rows() == [("second", "stop", 1, 1)]
+    first, second = FakeEmbedder("first", fails=[gone()]), FakeEmbedder("second")
+    rig = EmbeddingRig(first, second, FakeEmbedder("third", model="other"))
+    assert [*(await rig.run("a")).vectors] == ["a"]
+    assert rig.rows() == [("second", "stop", 1, 1)]
     first.state = BackendState.STARTING
-    await house.run("b")
+    await rig.run("b")
     assert len(first.parts) == 1 and len(second.parts) == 2
 
 
 async def test_a_faulty_request_is_sent_once_and_costs_nothing() -> None:
-    first, second = Maker("first", fails=[gone(FailureKind.INVALID_INPUT)]), Maker("second")
-    house = House(first, second)
+    first, second = FakeEmbedder("first", fails=[gone(FailureKind.INVALID_INPUT)]), FakeEmbedder("second")
+    rig = EmbeddingRig(first, second)
     with pytest.raises(BackendFailure):
-        await house.run("a")
+        await rig.run("a")
     assert not second.parts
-    assert house.rows() == [(None, "error", 0, 0)]
-    assert house.records[0].status == 400
-    assert not house.left_behind()
+    assert rig.rows() == [(None, "error", 0, 0)]
+    assert rig.records[0].status == 400
+    assert not rig.in_use()
 
 
 async def test_faults_of_requests_leave_the_backend_in_service_for_others() -> None:
     faults = 40
-    maker = Maker("pool", fails=[gone(FailureKind.INVALID_INPUT) for _ in range(faults)])
-    house = House(maker)
+    maker = FakeEmbedder("pool", fails=[gone(FailureKind.INVALID_INPUT) for _ in range(faults)])
+    rig = EmbeddingRig(maker)
     for _ in range(faults):
         with pytest.raises(BackendFailure):
-            await house.run("a")
-    assert [*(await house.run("a")).vectors] == ["a"]
+            await rig.run("a")
+    assert [*(await rig.run("a")).vectors] == ["a"]
 
 
 async def test_a_model_that_makes_no_vectors_is_an_unknown_one_here() -> None:
-    house = House(Maker("pool", fails=[gone(FailureKind.MODEL_NOT_FOUND)]))
+    rig = EmbeddingRig(FakeEmbedder("pool", fails=[gone(FailureKind.MODEL_NOT_FOUND)]))
     with pytest.raises(UnknownModel, match="no worker makes vectors"):
-        await house.run("a")
-    assert house.records[0].status == 404
+        await rig.run("a")
+    assert rig.records[0].status == 404
 
 
 async def test_a_part_that_fails_everywhere_ends_the_others_and_bills_nothing() -> None:
-    house = House(Maker("pool", fails=[gone()]))
+    rig = EmbeddingRig(FakeEmbedder("pool", fails=[gone()]))
     with pytest.raises(BackendFailure):
-        await house.run(*map(str, range(500)))
-    assert house.rows() == [(None, "error", 0, 0)]
-    assert not house.left_behind()
+        await rig.run(*map(str, range(500)))
+    assert rig.rows() == [(None, "error", 0, 0)]
+    assert not rig.in_use()
 
 
 async def test_a_caller_who_leaves_frees_everything() -> None:
-    maker = Maker("pool", holds=asyncio.Event())
-    house = House(maker)
+    maker = FakeEmbedder("pool", holds=asyncio.Event())
+    rig = EmbeddingRig(maker)
     async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(house.run(*map(str, range(200))))
+        running = tasks.create_task(rig.run(*map(str, range(200))))
         await maker.asked.wait()
-        asking.cancel()
-    assert house.rows() == [(None, "cancelled", 0, 0)]
-    assert house.records[0].status == 499
-    assert not house.left_behind()
+        running.cancel()
+    assert rig.rows() == [(None, "cancelled", 0, 0)]
+    assert rig.records[0].status == 499
+    assert not rig.in_use()
 
 
 async def test_a_keys_tokens_are_reserved_by_estimate_and_settled_by_use() -> None:
-    house = House(Maker("pool"))
+    rig = EmbeddingRig(FakeEmbedder("pool"))
     caller = replace(CALLER, limits=KeyLimits(tokens_per_minute=100))
     with pytest.raises(RateLimited):
-        await house.run("word " * 400, caller=caller)
+        await rig.run("word " * 400, caller=caller)
     for _ in range(5):  # 30 tokens by the estimate, one by the worker's count
-        await house.run("word " * 24, caller=caller)
-    assert len(house.outbox.rows) == 5
+        await rig.run("word " * 24, caller=caller)
+    assert len(rig.outbox.rows) == 5
 
 
 async def test_a_key_reaches_its_own_models_names_and_routes_alone() -> None:
-    house = House(Maker("first"), Maker("second", model="other"))
-    assert (await house.run("a", model="text-embedding-3-small")).model == "bge"
-    assert (await house.run("a", model="second")).model == "other"
+    rig = EmbeddingRig(FakeEmbedder("first"), FakeEmbedder("second", model="other"))
+    assert (await rig.run("a", model="text-embedding-3-small")).model == "bge"
+    assert (await rig.run("a", model="second")).model == "other"
     own = replace(CALLER, aliases=(("mine", "bge"),))
-    assert (await house.run("a", model="mine", caller=own)).model == "bge"
+    assert (await rig.run("a", model="mine", caller=own)).model == "bge"
     for caller, model in (
         (CALLER, "mine"),
         (replace(CALLER, models=("other",)), "bge"),
         (replace(CALLER, routes=("only",)), "other"),
     ):
         with pytest.raises(UnknownModel):
-            await house.run("a", model=model, caller=caller)
-    assert (await house.run("a", caller=replace(CALLER, routes=("only",)))).model == "bge"
+            await rig.run("a", model=model, caller=caller)
+    assert (await rig.run("a", caller=replace(CALLER, routes=("only",)))).model == "bge"
 
 
 @pytest.mark.parametrize(
@@ -264,36 +264,36 @@ async def test_a_key_reaches_its_own_models_names_and_routes_alone() -> None:
 )
 async def test_whether_a_key_may_ask_is_known_without_a_worker_being_asked(kind: Any, further: Any) -> None:
     common = {"request_id": "req_1", "generation_id": "gen_1", "arrived_at": 0.0, "model": "bge"}
-    asked, maker = kind(caller=CALLER, **common, **further), Maker("pool")
-    house = House(maker)
+    asked, maker = kind(caller=CALLER, **common, **further), FakeEmbedder("pool")
+    rig = EmbeddingRig(maker)
     able = {EmbeddingsRequest: "embed", ScoreRequest: "score", AudioRequest: "transcribe"}[kind]
-    assert house.journey.may_ask(asked) is (able == "embed")
-    setattr(maker, able, Maker.embed)
-    assert house.journey.may_ask(asked)
-    assert not house.journey.may_ask(structs.replace(asked, model="other"))
-    assert not house.journey.may_ask(structs.replace(asked, caller=replace(CALLER, models=("other",))))
-    assert maker.parts == [] and house.rows() == []
+    assert rig.journey.may_ask(asked) is (able == "embed")
+    setattr(maker, able, FakeEmbedder.embed)
+    assert rig.journey.may_ask(asked)
+    assert not rig.journey.may_ask(structs.replace(asked, model="other"))
+    assert not rig.journey.may_ask(structs.replace(asked, caller=replace(CALLER, models=("other",))))
+    assert maker.parts == [] and rig.rows() == []
 
 
 async def test_a_gateway_without_workers_says_what_is_missing() -> None:
-    house = House(Maker("pool"))
+    rig = EmbeddingRig(FakeEmbedder("pool"))
     with pytest.raises(UnknownModel, match="configure workers that do"):
-        await house.run("a", caller=replace(CALLER, models=("other",)))
+        await rig.run("a", caller=replace(CALLER, models=("other",)))
 
 
 async def test_a_gateway_that_drains_takes_no_more() -> None:
-    house = House(Maker("pool"))
-    house.in_flight.drain()
+    rig = EmbeddingRig(FakeEmbedder("pool"))
+    rig.in_flight.drain()
     with pytest.raises(Draining):
-        await house.run("a")
-    assert house.records[0].status == 503
+        await rig.run("a")
+    assert rig.records[0].status == 503
 
 
 async def test_fewer_vectors_than_inputs_are_no_answer() -> None:
-    class Short(Maker):
+    class Short(FakeEmbedder):
         async def embed(self, part: EmbedPart) -> Vectors:
             return Vectors((), 1)
 
-    house = House(Short("pool"))
+    rig = EmbeddingRig(Short("pool"))
     with pytest.raises(BackendFailure, match="0 results for 1 inputs"):
-        await house.run("a")
+        await rig.run("a")

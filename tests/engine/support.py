@@ -103,7 +103,7 @@ def reference_greedy(
 
 
 # Prompts in one batch of transformers; such a batch takes about as long as one prompt.
-TOGETHER = 16
+BATCH_SIZE = 16
 
 
 def generate_greedy(
@@ -117,7 +117,7 @@ def generate_greedy(
     ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else {*(ends or ())}
     order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))
-    step = 1 if options else TOGETHER
+    step = 1 if options else BATCH_SIZE
     results: list[list[int]] = [[]] * len(prompts)
     for batch in (order[at : at + step] for at in range(0, len(order), step)):
         longest = len(prompts[batch[-1]])

@@ -112,7 +112,7 @@ def test_the_parameter_count_is_that_of_the_checkpoint(checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"attention_bias": True}, "attention_bias"),
@@ -126,12 +126,12 @@ def test_the_parameter_count_is_that_of_the_checkpoint(checkpoint: Path) -> None
     ],
 )
 def test_a_variant_that_is_not_run_is_refused_by_name(
-    tmp_path: Path, make_engine: Callable[..., Engine], change: dict[str, object], told: str
+    tmp_path: Path, make_engine: Callable[..., Engine], change: dict[str, object], message: str
 ) -> None:
     folder = write(tmp_path, CHECKPOINTS["qwen3"])
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UnsupportedArchitecture, match=told):
+    with pytest.raises(UnsupportedArchitecture, match=message):
         make_engine(folder)
 
 

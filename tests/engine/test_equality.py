@@ -13,7 +13,7 @@ from tests.engine.support import greedy, random_prompts, reference_greedy, run_p
 MAX_TOKENS = 24
 PROMPTS = tuple(random_prompts(50, 512))
 # Every fifth prompt is used where a test takes hundreds of steps, most of them alike.
-FEW = 5
+EVERY_FIFTH = 5
 
 
 @cache
@@ -25,8 +25,8 @@ def test_each_prompt_alone_gives_the_tokens_of_transformers(
     model_folder: Path, make_engine: Callable[..., Engine]
 ) -> None:
     engine = make_engine(model_folder)
-    alone = [run_prompts(engine, [prompt], greedy(MAX_TOKENS))[0] for prompt in PROMPTS[::FEW]]
-    assert alone == reference(model_folder)[::FEW]
+    alone = [run_prompts(engine, [prompt], greedy(MAX_TOKENS))[0] for prompt in PROMPTS[::EVERY_FIFTH]]
+    assert alone == reference(model_folder)[::EVERY_FIFTH]
 
 
 def test_50_prompts_in_batches_of_32_give_the_tokens_of_transformers(
@@ -88,11 +88,11 @@ def test_a_seeded_request_gives_the_same_tokens_alone_in_a_batch_and_after_preem
 
     roomy, tight = make_engine(model_folder), make_engine(model_folder, num_blocks=33)
     alone = {one.request_id: run_to_end(roomy, [one])[one.request_id].token_ids for one in requests()[::5]}
-    together = {name: answer.token_ids for name, answer in run_to_end(roomy, requests()).items()}
+    batched = {name: answer.token_ids for name, answer in run_to_end(roomy, requests()).items()}
     preempted = {name: answer.token_ids for name, answer in run_to_end(tight, requests()[::-1]).items()}
     assert tight.signals.preemptions > 0
-    assert {name: together[name] for name in alone} == alone
-    assert preempted == together
+    assert {name: batched[name] for name in alone} == alone
+    assert preempted == batched
 
 
 def test_bfloat16_runs_and_mostly_agrees_with_float32(

@@ -88,7 +88,7 @@ def test_pickled_weights_are_not_read(engine: Engine, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
         ({"peft_type": None}, "peft_type is None"),
@@ -117,12 +117,12 @@ def test_pickled_weights_are_not_read(engine: Engine, folder: Path) -> None:
     ],
 )
 def test_a_setting_that_the_engine_does_not_support_is_refused_by_name(
-    engine: Engine, folder: Path, changes: dict[str, object], told: str
+    engine: Engine, folder: Path, changes: dict[str, object], message: str
 ) -> None:
     edit(folder, **changes)
     error = refusal(engine, folder)
     assert isinstance(error, AdapterUnsupported)
-    assert told in str(error)
+    assert message in str(error)
 
 
 def test_settings_without_a_meaning_for_inference_are_accepted(engine: Engine, folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_settings_without_a_meaning_for_inference_are_accepted(engine: Engine, f
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda weights: weights.pop(V_B), f"lacks the tensor {V_B}"),
         (lambda weights: weights.update({Q_A: torch.zeros(4, 65)}), "is (4, 65); rank and model say (4, 64)"),
@@ -142,14 +142,14 @@ def test_settings_without_a_meaning_for_inference_are_accepted(engine: Engine, f
     ],
 )
 def test_tensors_that_do_not_fit_the_model_are_named(
-    engine: Engine, folder: Path, change: Callable[[dict[str, torch.Tensor]], object], told: str
+    engine: Engine, folder: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
 ) -> None:
     weights = load_file(folder / WEIGHTS)
     change(weights)
     save_file(weights, folder / WEIGHTS)
     error = refusal(engine, folder)
     assert isinstance(error, AdapterMismatch)
-    assert told in str(error)
+    assert message in str(error)
 
 
 def test_an_adapter_of_another_model_is_refused(engine: Engine, tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ def test_rows_with_different_limits_do_not_disturb_each_other() -> None:
     logits = torch.randn(4, 64, generator=torch.Generator().manual_seed(3)) * 2
     probabilities = logits.softmax(-1)
     limits = [(1, 1.0), (0, 0.5), (10, 0.9), (0, 1.0)]
-    together = keep_likely(probabilities, [k for k, _ in limits], [p for _, p in limits])
+    batched = keep_likely(probabilities, [k for k, _ in limits], [p for _, p in limits])
     for row, (top_k, top_p) in enumerate(limits):
         alone = keep_likely(probabilities[row : row + 1], [top_k], [top_p])
-        assert torch.equal(together[row], alone[0])
-    assert int((together[0] > 0).sum()) == 1
-    assert int((together[3] > 0).sum()) == 64
+        assert torch.equal(batched[row], alone[0])
+    assert int((batched[0] > 0).sum()) == 1
+    assert int((batched[3] > 0).sum()) == 64
 
 
 def test_greedy_takes_the_most_likely_token_and_tiny_temperatures_are_greedy() -> None:
@@ -92,9 +92,9 @@ def test_a_row_is_sampled_the_same_whatever_the_other_rows_are() -> None:
         )
         for row in range(16)
     ]
-    together = sample(logits, draws)
+    batched = sample(logits, draws)
     alone = [sample(logits[row : row + 1], [draws[row]])[0] for row in range(16)]
-    assert together == alone
+    assert batched == alone
 
 
 def test_rounding_does_not_change_what_is_drawn() -> None:
@@ -109,10 +109,10 @@ def test_rounding_does_not_change_what_is_drawn() -> None:
 def test_the_random_numbers_depend_on_seed_position_and_token_only() -> None:
     cpu = torch.device("cpu")
     streams = [(seed, position) for seed in (-1, 0, 1, 2**63 - 1) for position in range(50)]
-    together = exponentials(streams, 300, cpu)
+    batched = exponentials(streams, 300, cpu)
     alone = torch.cat([exponentials([stream], 200, cpu) for stream in streams])
-    assert torch.allclose(together[:, :200], alone, rtol=1e-6)
-    assert len(set(together[:, 0].tolist())) == len(streams)
+    assert torch.allclose(batched[:, :200], alone, rtol=1e-6)
+    assert len(set(batched[:, 0].tolist())) == len(streams)
 
 
 def test_the_random_numbers_are_exponential_and_independent() -> None:

@@ -40,10 +40,10 @@ def mixed(max_tokens: int = 24) -> list[GenerationRequest]:
 def test_every_request_gives_the_same_alone_in_a_batch_and_after_preemption(make_engine: MakeEngine) -> None:
     roomy, tight = make_engine(), make_engine(num_blocks=20)
     alone = {one.request_id: run_to_end(roomy, [one])[one.request_id] for one in mixed()}
-    together, preempted = run_to_end(roomy, mixed()), run_to_end(tight, mixed()[::-1])
+    batched, preempted = run_to_end(roomy, mixed()), run_to_end(tight, mixed()[::-1])
     assert tight.signals.preemptions > 0
     for name, expected in alone.items():
-        for answer in (together[name], preempted[name]):
+        for answer in (batched[name], preempted[name]):
             assert (answer.token_ids, answer.text) == (expected.token_ids, expected.text)
             assert [entry.token_id for entry in answer.logprobs] == [
                 entry.token_id for entry in expected.logprobs

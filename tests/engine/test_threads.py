@@ -21,16 +21,16 @@ DEMO = read_config(DEMO_MODEL)
 SHAPE = (4, 2, 8)
 
 
-class Noted(Operators):
+class RecordingOperators(Operators):
     """Operators that record the calls of ``take_threads``."""
 
     def __init__(self) -> None:
         super().__init__(*SHAPE, 1e-5)
-        self.told: list[bool] = []
+        self.calls: list[bool] = []
 
     def take_threads(self, *, all_of_them: bool) -> None:
         """See ``Operators``."""
-        self.told.append(all_of_them)
+        self.calls.append(all_of_them)
 
 
 @pytest.fixture(autouse=True)
@@ -42,25 +42,25 @@ def threads_as_before() -> Iterator[None]:
 
 
 def test_a_small_step_takes_one_thread_and_a_large_one_all() -> None:
-    operators = Noted()
+    operators = RecordingOperators()
     threads = StepThreads(2, DEMO, operators)
     enough = -(-LEAST_WORK // DEMO.num_parameters)
     for tokens, expected in ((1, 1), (enough, 2), (1024, 2), (1, 1)):
         assert threads.take(tokens, pairs=tokens) == expected
         assert torch.get_num_threads() == expected
-    assert operators.told == [False, True, True, False]
+    assert operators.calls == [False, True, True, False]
 
 
 def test_many_keys_make_a_step_of_one_token_large() -> None:
-    threads = StepThreads(2, DEMO, Noted())
+    threads = StepThreads(2, DEMO, RecordingOperators())
     assert threads.take(1, pairs=100) == 1
     assert threads.take(1, pairs=100_000) == 2
 
 
 def test_an_engine_of_one_thread_takes_one_for_any_step() -> None:
-    operators = Noted()
+    operators = RecordingOperators()
     assert StepThreads(1, DEMO, operators).take(10_000, pairs=10_000_000) == 1
-    assert operators.told == [False]
+    assert operators.calls == [False]
 
 
 def test_the_tokens_are_the_same_with_one_thread_and_with_two(make_engine: Callable[..., Engine]) -> None:

@@ -8,7 +8,7 @@ from evaluation.simulator.values import Arrival, Profile
 
 
 @dataclass(eq=False)
-class One:
+class PlainRequest:
     """A request in the worker; ``blocks`` counts its own KV blocks, ``units`` are prefix units that it may share."""
 
     arrival: Arrival
@@ -34,13 +34,13 @@ class PlainWorker:
     """A worker that takes each request at its arrival time, without admission."""
 
     profile: Profile
-    waiting: list[One] = field(default_factory=list)
-    running: list[One] = field(default_factory=list)
+    waiting: list[PlainRequest] = field(default_factory=list)
+    running: list[PlainRequest] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)  # idle units, oldest first
     ready: set[int] = field(default_factory=set)
 
-    def run(self, arrivals: list[Arrival]) -> list[One]:
-        all_of_them = [One(arrival, n, target=arrival.prompt) for n, arrival in enumerate(arrivals)]
+    def run(self, arrivals: list[Arrival]) -> list[PlainRequest]:
+        all_of_them = [PlainRequest(arrival, n, target=arrival.prompt) for n, arrival in enumerate(arrivals)]
         coming, now = list(all_of_them), 0.0
         while coming or self.waiting or self.running:
             if not self.waiting and not self.running:
@@ -69,7 +69,7 @@ class PlainWorker:
         while self.free() < len(self.cached) * unit_blocks:
             self.ready.discard(self.cached.pop(0))
 
-    def cover(self, one: One, tokens: int) -> bool:
+    def cover(self, one: PlainRequest, tokens: int) -> bool:
         own = tokens - len(one.units) * self.profile.unit_tokens
         need = -(-own // self.profile.block_size) - one.blocks
         if need > self.free():
@@ -78,7 +78,7 @@ class PlainWorker:
         self.trim()
         return True
 
-    def leave(self, one: One) -> None:
+    def leave(self, one: PlainRequest) -> None:
         self.running.remove(one)
         held = self.held()
         for unit in reversed(one.units):
@@ -91,7 +91,7 @@ class PlainWorker:
     def step(self, now: float) -> float:
         profile = self.profile
         budget = profile.max_num_batched_tokens
-        work: dict[One, int] = {}
+        work: dict[PlainRequest, int] = {}
         preempted = False
         for answering in (True, False):
             for one in sorted(
@@ -125,7 +125,7 @@ class PlainWorker:
             self.computed(one, work[one], now)
         return now
 
-    def computed(self, one: One, tokens: int, now: float) -> None:
+    def computed(self, one: PlainRequest, tokens: int, now: float) -> None:
         one.computed += tokens
         one.total += tokens
         if not one.answering:
@@ -140,7 +140,7 @@ class PlainWorker:
             one.done_at = now
             self.leave(one)
 
-    def preempt(self, one: One) -> None:
+    def preempt(self, one: PlainRequest) -> None:
         self.leave(one)
         one.computed, one.target = 0, one.arrival.prompt + one.produced
         one.answering = False
@@ -148,7 +148,7 @@ class PlainWorker:
         self.waiting.append(one)
         self.waiting.sort(key=lambda o: o.key)
 
-    def begin(self, one: One, budget: int) -> bool:
+    def begin(self, one: PlainRequest, budget: int) -> bool:
         profile = self.profile
         units = one.arrival.units[: one.arrival.prompt // profile.unit_tokens]
         held = self.held()

@@ -168,7 +168,7 @@ def test_the_base_model_may_have_a_limit_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{", "line 1"),
         ('{"id": "a", "group": "g", "messages": []}', "messages"),
@@ -180,10 +180,10 @@ def test_the_base_model_may_have_a_limit_of_its_own() -> None:
         ("", "0 prompts"),
     ],
 )
-def test_a_wrong_prompt_file_is_refused_with_its_place(tmp_path: Path, line: str, told: str) -> None:
+def test_a_wrong_prompt_file_is_refused_with_its_place(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(PromptSetError, match=re.escape(told)):
+    with pytest.raises(PromptSetError, match=re.escape(message)):
         load_prompts(file)
 
 

@@ -20,11 +20,11 @@ def bench() -> Bench:
 
 
 def test_callers_of_a_closed_loop_are_answered_whole_and_never_more_at_once(bench: Bench) -> None:
-    fates = bench.closed([Arrival(number, 3.0, 20, 6, 6) for number in range(5)], 2)
-    assert [fate.produced for fate in fates] == [6] * 5
-    assert all(fate.computed == 26 and fate.refused_at is None for fate in fates)
-    begun = [fate.handed_on_at for fate in fates]
-    ended = sorted(fate.finished_at or 0.0 for fate in fates)
+    outcomes = bench.closed([Arrival(number, 3.0, 20, 6, 6) for number in range(5)], 2)
+    assert [outcome.produced for outcome in outcomes] == [6] * 5
+    assert all(outcome.computed == 26 and outcome.refused_at is None for outcome in outcomes)
+    begun = [outcome.handed_on_at for outcome in outcomes]
+    ended = sorted(outcome.finished_at or 0.0 for outcome in outcomes)
     assert begun[2] is not None and begun[2] >= ended[0], "the third begins when one of two has ended"
 
 

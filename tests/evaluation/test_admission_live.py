@@ -11,13 +11,13 @@ from benchmarks.admission_live import (
     Level,
     capacity_of,
     firsts_of,
-    foretold,
     level_of,
+    predicted,
     profile_of,
     steps_of,
     wait_error,
 )  # fmt: skip
-from benchmarks.admission_live_load import MACHINES, fate_of
+from benchmarks.admission_live_load import MACHINES, simulated_of
 from evaluation.simulator.calibration import fit
 from evaluation.simulator.measures import SimulatedSlo
 from evaluation.simulator.values import Arrival, Profile
@@ -32,14 +32,14 @@ PROFILE = Profile("tiny", 0.01, 0.0001, 0.001, 0.0, 400, max_num_seqs=4, max_num
 
 
 def test_a_clients_delay_counts_against_the_first_token() -> None:
-    fate = fate_of(ARRIVAL, WHOLE)
-    assert (fate.ttft_s, fate.tpot_s, fate.computed) == (1.0, pytest.approx(0.2), 71)
+    request = simulated_of(ARRIVAL, WHOLE)
+    assert (request.ttft_s, request.tpot_s, request.computed) == (1.0, pytest.approx(0.2), 71)
 
 
 def test_a_refused_or_abandoned_request_has_no_answer() -> None:
-    refused = fate_of(ARRIVAL, replace(WHOLE, code="wait_exceeded", ttft_s=None))
+    refused = simulated_of(ARRIVAL, replace(WHOLE, code="wait_exceeded", ttft_s=None))
     assert (refused.reason, refused.finished_at, refused.computed) == ("wait_exceeded", None, 0)
-    assert fate_of(ARRIVAL, None).finished_at is None
+    assert simulated_of(ARRIVAL, None).finished_at is None
 
 
 def test_answers_that_end_after_a_closed_loop_do_not_count_in_its_rate() -> None:
@@ -81,6 +81,6 @@ def test_the_error_of_the_estimates_is_what_the_histogram_has_grown_by() -> None
 def test_simulated_answers_that_finish_after_the_end_count_as_given_up() -> None:
     requests = [Arrival(number, number * 0.01, 200, 20, 20) for number in range(200)]
     slo = SimulatedSlo(1.0, 1.0)
-    short, long = (foretold(requests, PROFILE, slo, "none", grace_s) for grace_s in (1.0, 1e6))
+    short, long = (predicted(requests, PROFILE, slo, "none", grace_s) for grace_s in (1.0, 1e6))
     assert short.answered < long.answered == 200
     assert short.goodput == pytest.approx(long.goodput)

@@ -6,20 +6,20 @@ import random
 
 import pytest
 
-from benchmarks.admission_pace import ENGINES, SHAPE, TRACE, Speed, Way, row_of, stretch
+from benchmarks.admission_pace import ENGINES, SHAPE, TRACE, Speed, SpeedChange, row_of, stretch
 from evaluation.simulator.workload import requests_of
 from ops.replay.trace import read_trace
 
 
 def test_each_way_changes_how_long_a_step_takes() -> None:
-    speeds = {way: Speed(way, random.Random(1)) for way in Way}
+    speeds = {way: Speed(way, random.Random(1)) for way in SpeedChange}
     steps = {way: [speed.takes(0.01) for _ in range(4000)] for way, speed in speeds.items()}
-    assert set(steps[Way.STEADY]) == {0.01}
-    assert steps[Way.SLOW] == pytest.approx([0.018] * 4000)
-    assert [steps[Way.TURNS][0], steps[Way.TURNS][-1]] == pytest.approx([0.01, 0.017])
-    assert 0.01 <= min(steps[Way.WANDERS]) < max(steps[Way.WANDERS]) <= 0.02
-    assert len(set(steps[Way.WANDERS])) < 60, "a speed lasts for seconds"
-    stalled = [step for step in steps[Way.STALLS] if step > 0.03]
+    assert set(steps[SpeedChange.STEADY]) == {0.01}
+    assert steps[SpeedChange.SLOW] == pytest.approx([0.018] * 4000)
+    assert [steps[SpeedChange.TURNS][0], steps[SpeedChange.TURNS][-1]] == pytest.approx([0.01, 0.017])
+    assert 0.01 <= min(steps[SpeedChange.WANDERS]) < max(steps[SpeedChange.WANDERS]) <= 0.02
+    assert len(set(steps[SpeedChange.WANDERS])) < 60, "a speed lasts for seconds"
+    stalled = [step for step in steps[SpeedChange.STALLS] if step > 0.03]
     assert 20 < len(stalled) < 80
 
 
@@ -34,6 +34,6 @@ def test_the_overload_comes_after_a_quiet_beginning() -> None:
 @pytest.mark.slow
 def test_on_a_machine_that_has_become_slower_little_is_wasted() -> None:
     whole = requests_of(read_trace(TRACE), SHAPE)
-    row = row_of("embedded", Way.SLOW, 2.0, whole)
+    row = row_of("embedded", SpeedChange.SLOW, 2.0, whole)
     assert row.wasted < 0.02 and row.goodput > 5.0, "without the pace of those in flight 12 % are wasted"
     assert set(ENGINES) == {"embedded", "vllm"}

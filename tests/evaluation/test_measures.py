@@ -33,23 +33,23 @@ def answered(
 
 def test_goodput_counts_answers_that_met_both_targets_and_waste_the_tokens_of_the_others() -> None:
     refused = SimulatedRequest(Arrival(3, 3.0, 100, 10, 50))
-    fates = [answered(0, ttft_s=1.0), answered(1, ttft_s=3.0), answered(2, ttft_s=1.0, tpot_s=0.3), refused]
-    told = summarize(fates, SimulatedSlo(2.0, 0.2))
-    assert (told.requests, told.answered) == (4, 3)
-    assert told.goodput == pytest.approx(1 / 3.0)
-    assert told.attainment == 0.25
-    assert told.wasted == pytest.approx(2 / 3)
-    assert (told.ttft_p50_s, told.ttft_p99_s) == (1.0, 3.0)
+    cases = [answered(0, ttft_s=1.0), answered(1, ttft_s=3.0), answered(2, ttft_s=1.0, tpot_s=0.3), refused]
+    summary = summarize(cases, SimulatedSlo(2.0, 0.2))
+    assert (summary.requests, summary.answered) == (4, 3)
+    assert summary.goodput == pytest.approx(1 / 3.0)
+    assert summary.attainment == 0.25
+    assert summary.wasted == pytest.approx(2 / 3)
+    assert (summary.ttft_p50_s, summary.ttft_p99_s) == (1.0, 3.0)
 
 
 def test_service_in_proportion_to_demand_is_unfair_when_one_asks_for_more_than_its_share() -> None:
     def served(big: int, small: int) -> list[SimulatedRequest]:
-        fates = [SimulatedRequest(Arrival(n, 0.0, 100, 11, 50, tenant="big")) for n in range(20)]
-        fates += [SimulatedRequest(Arrival(n, 0.0, 100, 11, 50, tenant="small")) for n in range(5)]
-        for one in (*fates[:big], *fates[20 : 20 + small]):
+        outcomes = [SimulatedRequest(Arrival(n, 0.0, 100, 11, 50, tenant="big")) for n in range(20)]
+        outcomes += [SimulatedRequest(Arrival(n, 0.0, 100, 11, 50, tenant="small")) for n in range(5)]
+        for one in (*outcomes[:big], *outcomes[20 : 20 + small]):
             one.first_token_at = one.finished_at = 1.0
             one.produced = 11
-        return fates
+        return outcomes
 
     assert fairness(served(5, 5)) == pytest.approx(1.0)
     assert fairness(served(8, 2)) < fairness(served(6, 4)) < 1.0

@@ -182,7 +182,7 @@ def test_what_cannot_be_judged_is_not_passed(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("groups: {}", "groups"),
         ("groups: {language: {lost: {}}}", "no metric 'lost'"),
@@ -191,10 +191,10 @@ def test_what_cannot_be_judged_is_not_passed(
         ("- 1", "cannot be read|the file"),
     ],
 )
-def test_a_wrong_gate_is_refused_by_key(tmp_path: Path, text: str, told: str) -> None:
+def test_a_wrong_gate_is_refused_by_key(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "gate.yaml"
     file.write_text(text)
-    with pytest.raises(ThresholdsError, match=told):
+    with pytest.raises(ThresholdsError, match=message):
         load_gate(file)
 
 

@@ -62,12 +62,12 @@ def test_the_simulated_worker_gives_the_same_results_as_the_plain_worker(
 
 
 def same_as_plain(trace: list[Arrival], profile: Profile) -> None:
-    fates = simulate(trace, profile, lambda worker: Open())
+    outcomes = simulate(trace, profile, lambda worker: Open())
     plain = PlainWorker(profile).run(trace)
-    for fate, one in zip(fates, plain, strict=True):
-        assert fate.first_token_at == pytest.approx(one.first_at, rel=1e-9)
-        assert fate.finished_at == pytest.approx(one.done_at, rel=1e-9)
-        assert (fate.produced, fate.computed, fate.preemptions) == (one.produced, one.total, one.preemptions)
+    for sim, one in zip(outcomes, plain, strict=True):
+        assert sim.first_token_at == pytest.approx(one.first_at, rel=1e-9)
+        assert sim.finished_at == pytest.approx(one.done_at, rel=1e-9)
+        assert (sim.produced, sim.computed, sim.preemptions) == (one.produced, one.total, one.preemptions)
 
 
 @settings(max_examples=160, deadline=None)
@@ -101,7 +101,7 @@ def test_the_simulated_worker_equals_the_plain_one_when_memory_is_short(seed: in
 def test_no_block_and_no_sequence_is_ever_lost(trace: list[Arrival], profile: Profile) -> None:
     worker = SimulatedWorker(profile)
     coming, now = [SimulatedRequest(arrival) for arrival in trace], 0.0
-    fates = list(coming)
+    outcomes = list(coming)
     while coming or worker.busy:
         while coming and (coming[0].arrival.at <= now or not worker.busy):
             worker.submit(coming.pop(0))
@@ -109,17 +109,17 @@ def test_no_block_and_no_sequence_is_ever_lost(trace: list[Arrival], profile: Pr
         worker.settle()
         worker.check()
         assert worker.load.running + worker.load.waiting == sum(
-            fate.finished_at is None for fate in fates if fate not in coming
+            outcome.finished_at is None for outcome in outcomes if outcome not in coming
         )
     assert worker.memory.used == 0
-    assert all(fate.produced == fate.arrival.output for fate in fates)
-    assert sum(fate.preemptions for fate in fates) == worker.preemptions
+    assert all(outcome.produced == outcome.arrival.output for outcome in outcomes)
+    assert sum(outcome.preemptions for outcome in outcomes) == worker.preemptions
 
 
 def test_an_idle_worker_takes_the_time_of_its_chunks_and_its_tokens() -> None:
-    [fate] = simulate([Arrival(0, 1.0, 40, 3, 3)], SMALL, lambda worker: Open())
-    assert fate.ttft_s == pytest.approx(3 * 0.01 + 40 * 0.001) == SMALL.idle_ttft_s(40)
-    assert fate.finished_at == pytest.approx(1.0 + SMALL.idle_ttft_s(40) + 2 * 0.0105 + 1e-5 * (40 + 41))
+    [outcome] = simulate([Arrival(0, 1.0, 40, 3, 3)], SMALL, lambda worker: Open())
+    assert outcome.ttft_s == pytest.approx(3 * 0.01 + 40 * 0.001) == SMALL.idle_ttft_s(40)
+    assert outcome.finished_at == pytest.approx(1.0 + SMALL.idle_ttft_s(40) + 2 * 0.0105 + 1e-5 * (40 + 41))
 
 
 def test_a_prefix_that_was_computed_is_found_and_one_that_is_being_computed_is_not() -> None:
@@ -130,25 +130,25 @@ def test_a_prefix_that_was_computed_is_found_and_one_that_is_being_computed_is_n
     later = simulate(
         [Arrival(n, float(n), 26, 2, 2, units=units) for n in range(2)], SMALL, lambda worker: Open()
     )
-    assert [fate.cached for fate in together] == [0, 16]  # the third unit is just being computed
-    assert [fate.cached for fate in later] == [0, 24]
+    assert [outcome.cached for outcome in together] == [0, 16]  # the third unit is just being computed
+    assert [outcome.cached for outcome in later] == [0, 24]
     assert later[1].computed == later[0].computed - 24
 
 
 def test_when_blocks_run_out_the_newest_is_preempted_and_computed_again() -> None:
     trace = [Arrival(n, 0.001 * n, 30, 40, 40) for n in range(3)]
-    fates = simulate(trace, SMALL, lambda worker: Open())
-    assert fates[0].preemptions == 0 < fates[2].preemptions
-    assert fates[2].computed > 30 + 39
-    assert all(fate.produced == 40 for fate in fates)
+    outcomes = simulate(trace, SMALL, lambda worker: Open())
+    assert outcomes[0].preemptions == 0 < outcomes[2].preemptions
+    assert outcomes[2].computed > 30 + 39
+    assert all(outcome.produced == 40 for outcome in outcomes)
 
 
 def test_an_engine_that_goes_by_priority_starts_the_urgent_first_and_preempts_it_last() -> None:
     trace = [Arrival(n, 0.0, 30, 40, 40, priority=n - 1) for n in range(3)]
     by_priority = Profile("p", 0.01, 0.001, 0.0005, 1e-5, 24, 4, 6, 16, 8, by_priority=True)
-    fates = simulate(trace, by_priority, lambda worker: Open())
-    assert fates[2].preemptions == 0 < fates[0].preemptions
-    assert (fates[2].finished_at or 0.0) < (fates[0].finished_at or 0.0)
+    outcomes = simulate(trace, by_priority, lambda worker: Open())
+    assert outcomes[2].preemptions == 0 < outcomes[0].preemptions
+    assert (outcomes[2].finished_at or 0.0) < (outcomes[0].finished_at or 0.0)
 
 
 def test_during_a_step_the_load_is_what_the_worker_told_before_it() -> None:
@@ -156,7 +156,7 @@ def test_during_a_step_the_load_is_what_the_worker_told_before_it() -> None:
     worker.submit(SimulatedRequest(Arrival(0, 0.0, 16, 1, 1)))
     end = worker.advance(0.0)
     worker.submit(SimulatedRequest(Arrival(1, 0.0, 16, 1, 1)))
-    assert [fate.arrival.number for fate in end.finished] == [0]
+    assert [outcome.arrival.number for outcome in end.finished] == [0]
     assert (worker.load.running, worker.load.waiting) == (0, 2)
     worker.settle()
     assert (worker.load.running, worker.load.waiting) == (0, 1)
@@ -177,4 +177,4 @@ def test_two_runs_of_the_same_trace_are_equal_and_a_second_worker_takes_half() -
     first, again = (simulate(trace, SMALL, lambda worker: Open()) for _ in range(2))
     assert first == again
     two = simulate(trace, SMALL, lambda worker: Open(), workers=2)
-    assert max(fate.finished_at or 0.0 for fate in two) < 0.7 * max(fate.finished_at or 0.0 for fate in first)
+    assert max(one.finished_at or 0.0 for one in two) < 0.7 * max(one.finished_at or 0.0 for one in first)

@@ -155,8 +155,8 @@ def test_an_empty_or_long_text_is_never_matched_by_similarity(text: str) -> None
 def test_two_requests_share_a_key_only_when_prompt_and_surroundings_are_equal(one: Case, other: Case) -> None:
     """Context, evidence and turns are part of the prompt's ids, so they are not compared here."""
     first, second = key_of(job(one), one.deployment), key_of(job(other), other.deployment)
-    beside = [replace(case, context=(), earlier=(), chunks=()) for case in (one, other)]
-    assert (first == second) == (beside[0] == beside[1])
+    bare = [replace(case, context=(), earlier=(), chunks=()) for case in (one, other)]
+    assert (first == second) == (bare[0] == bare[1])
     assert first != key_of(job(one, token_ids=(1, 2, 4)), one.deployment)
 
 

@@ -34,51 +34,51 @@ def request_of(request_id: str = "req_1") -> GenerateRequest:
 
 
 def test_without_a_lame_duck_time_requests_are_refused_from_the_first_moment() -> None:
-    reception = InFlightRequests(lame_duck_s=0.0)
-    assert not reception.draining
-    reception.drain()
-    assert reception.draining
-    with pytest.raises(Draining), reception.receive(request_of()):
+    requests = InFlightRequests(lame_duck_s=0.0)
+    assert not requests.draining
+    requests.drain()
+    assert requests.draining
+    with pytest.raises(Draining), requests.receive(request_of()):
         raise AssertionError("nobody is let in")
 
 
 async def test_a_request_in_the_lame_duck_time_is_accepted_and_waited_for() -> None:
-    reception = InFlightRequests(lame_duck_s=0.05)
+    requests = InFlightRequests(lame_duck_s=0.05)
     async with asyncio.TaskGroup() as tasks:
-        running, empty = tasks.create_task(reception.run()), tasks.create_task(reception.drained())
-        reception.drain()
-        assert reception.draining, "not ready at once"
-        with reception.receive(request_of()):
+        running, empty = tasks.create_task(requests.run()), tasks.create_task(requests.drained())
+        requests.drain()
+        assert requests.draining, "not ready at once"
+        with requests.receive(request_of()):
             async with asyncio.timeout(60):
                 await running
-            with pytest.raises(Draining), reception.receive(request_of(request_id="later")):
+            with pytest.raises(Draining), requests.receive(request_of(request_id="later")):
                 raise AssertionError("the time is over")
-            assert not empty.done() and reception.in_flight == 1
+            assert not empty.done() and requests.in_flight == 1
         async with asyncio.timeout(60):
             await empty
 
 
 async def test_a_cut_ends_the_lame_duck_time_too() -> None:
-    reception = InFlightRequests(lame_duck_s=3600.0)
-    reception.drain()
-    reception.cut()
-    with pytest.raises(Draining), reception.receive(request_of()):
+    requests = InFlightRequests(lame_duck_s=3600.0)
+    requests.drain()
+    requests.cut()
+    with pytest.raises(Draining), requests.receive(request_of()):
         raise AssertionError("nobody is let in")
     async with asyncio.timeout(60):
-        await reception.drained()
+        await requests.drained()
 
 
 async def test_an_operator_drains_once_and_may_ask_again() -> None:
-    reception, store = InFlightRequests(), MemoryStateStore(unix_time=lambda: 0.0)
-    desk = DrainAdmin(reception, Audit(store, unix_time=lambda: 0.0))
-    transport = httpx.ASGITransport(create_app(fake_services(drain=desk)))
+    requests, store = InFlightRequests(), MemoryStateStore(unix_time=lambda: 0.0)
+    admin = DrainAdmin(requests, Audit(store, unix_time=lambda: 0.0))
+    transport = httpx.ASGITransport(create_app(fake_services(drain=admin)))
     async with httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
         refused = await client.post("/admin/drain", headers={"authorization": f"Bearer {CALLER_KEY}"})
-        assert refused.status_code == 403 and not reception.draining
+        assert refused.status_code == 403 and not requests.draining
         for _ in range(2):
-            told = await client.post("/admin/drain", headers={"authorization": f"Bearer {ADMIN_KEY}"})
-            assert told.json() == {"draining": True, "closed": True, "in_flight": 0}
-    assert reception.draining
+            response = await client.post("/admin/drain", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+            assert response.json() == {"draining": True, "closed": True, "in_flight": 0}
+    assert requests.draining
     records = await store.read("audit")
     assert len(records) == 1, "what was done once is told once"
 

@@ -156,10 +156,10 @@ async def test_a_cancelled_check_kills_its_process() -> None:
         assert await checks.check(regex("a"), "a") == regex("a")
         server = server_of(process)
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(checks.check(ResponseFormat(FormatType.JSON_SCHEMA, BOMB), "a"))
+            call = group.create_task(checks.check(ResponseFormat(FormatType.JSON_SCHEMA, BOMB), "a"))
             await until(lambda: any(child.cpu_times().user > 0.2 for child in server.children()))
-            asking.cancel()
-        assert asking.cancelled()
+            call.cancel()
+        assert call.cancelled()
         await until(lambda: not server.children())
     finally:
         process.close()

@@ -58,9 +58,9 @@ def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
 
 async def test_backends_are_asked_at_once_so_that_two_that_hang_take_the_time_of_one() -> None:
     one, two = ScriptedBackend("one", scripts=(HANGS,)), ScriptedBackend("two", scripts=(HANGS,))
-    healthy, told = await probe(one, two, ScriptedBackend("three")).deep()
-    results: Any = told["backends"]
-    assert healthy and told["status"] == "degraded"
+    healthy, report = await probe(one, two, ScriptedBackend("three")).deep()
+    results: Any = report["backends"]
+    assert healthy and report["status"] == "degraded"
     assert {name: result.get("error") for name, result in results.items()} == {
         "one": "timeout", "two": "timeout", "three": None,
     }  # fmt: skip
@@ -72,9 +72,9 @@ async def test_backends_are_asked_at_once_so_that_two_that_hang_take_the_time_of
 
 async def test_a_backend_that_fails_is_told_by_its_kind() -> None:
     broken = ScriptedBackend(scripts=(Script(failure=BackendFailure(FailureKind.NAN_OUTPUT, "x")),))
-    healthy, told = await probe(broken).deep()
+    healthy, report = await probe(broken).deep()
     assert not healthy
-    assert told["backends"] == {"local": {"state": "ready", "status": "unhealthy", "error": "nan_output"}}
+    assert report["backends"] == {"local": {"state": "ready", "status": "unhealthy", "error": "nan_output"}}
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ async def test_a_backend_down_is_degraded_while_every_route_has_another(
     routes: dict[str, list[str]], status: str, healthy: bool
 ) -> None:
     broken = ScriptedBackend("one", scripts=(HANGS,))
-    found, told = await probe(broken, ScriptedBackend("two"), routes=lambda: routes).deep()
-    assert (told["status"], found) == (status, healthy)
+    found, report = await probe(broken, ScriptedBackend("two"), routes=lambda: routes).deep()
+    assert (report["status"], found) == (status, healthy)
 
 
 async def test_an_embedded_engine_is_reported_once_however_many_backends_use_it() -> None:
     shared = load(running=3, waiting=2, kv_usage=0.5)
     figures = EngineFigures("demo", running=3, waiting=2, kv_usage=0.5)
     backends = [ScriptedBackend(name, load=shared) for name in ("one", "two")]
-    _, told = await probe(*backends, engine_figures=lambda: {"one": figures}).deep()
-    assert (told["running"], told["waiting"], told["kv_utilization"]) == (3, 2, 0.5)
+    _, report = await probe(*backends, engine_figures=lambda: {"one": figures}).deep()
+    assert (report["running"], report["waiting"], report["kv_utilization"]) == (3, 2, 0.5)
 
 
 async def test_without_an_engine_the_remote_loads_are_added_up() -> None:
@@ -106,10 +106,10 @@ async def test_without_an_engine_the_remote_loads_are_added_up() -> None:
         ScriptedBackend("one", load=load(3, 1, 0.5)),
         ScriptedBackend("two", load=load(2, 0, 0.7)),
     )
-    _, told = await probe(one, two, ScriptedBackend("silent")).deep()
-    assert (told["running"], told["waiting"], told["kv_utilization"]) == (5, 1, 0.7)
-    _, told = await probe(ScriptedBackend("silent")).deep()
-    assert (told["running"], told["waiting"], told["kv_utilization"]) == (None, None, None)
+    _, report = await probe(one, two, ScriptedBackend("silent")).deep()
+    assert (report["running"], report["waiting"], report["kv_utilization"]) == (5, 1, 0.7)
+    _, report = await probe(ScriptedBackend("silent")).deep()
+    assert (report["running"], report["waiting"], report["kv_utilization"]) == (None, None, None)
 
 
 @pytest.mark.parametrize(

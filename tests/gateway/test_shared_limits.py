@@ -121,7 +121,7 @@ class Process:
         request = GenerateRequest("r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0)
         return await self.limiter.reserve(request.caller, tokens)
 
-    async def told(self) -> dict[str, str]:
+    async def headers(self) -> dict[str, str]:
         return {name.decode(): value.decode() for name, value in await self.limiter.headers(LIMITED)}
 
     def decided(self) -> Counter[bool]:
@@ -158,11 +158,13 @@ async def test_processes_share_what_a_key_may_use(store: FakeStore) -> None:
         assert held is not None
         held.settle(20)
         held.settle(99)
-        assert (await one.told())["x-ratelimit-remaining-tokens"] == "80", "told before the store has heard"
+        assert (await one.headers())["x-ratelimit-remaining-tokens"] == "80", (
+            "told before the store has heard"
+        )
         await until(lambda: len(store.settled) == 1)
         again = await other.hold(80)
         assert again is not None
-        assert (await other.told())["x-ratelimit-remaining-tokens"] == "0"
+        assert (await other.headers())["x-ratelimit-remaining-tokens"] == "0"
         again.settle(0)
         assert await one.limiter.used(LIMITED.key_id, LIMITED.limits) == {
             "requests_per_minute": 2,
@@ -183,7 +185,7 @@ async def test_a_caller_that_hammers_costs_the_store_nothing_until_its_time_has_
         await one.limiter.enter(LIMITED)
     assert refused.value.retry_after_ms == 61_000
     store.clock.now += 30.0
-    assert (await one.told())["x-ratelimit-reset-requests"] == "31s"
+    assert (await one.headers())["x-ratelimit-reset-requests"] == "31s"
     asked = store.asked
     with pytest.raises(RateLimited) as refused:
         await one.limiter.enter(LIMITED)
@@ -205,7 +207,7 @@ async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
         held = await one.hold(90)
         with pytest.raises(RateLimited):
             await one.hold(20)
-        assert (await one.told())["x-ratelimit-remaining-requests"] == "0"
+        assert (await one.headers())["x-ratelimit-remaining-requests"] == "0"
         assert held is not None
         held.settle(15)
         missed = [event for event in one.events if isinstance(event, LimitStoreMissed)]
@@ -216,7 +218,7 @@ async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
 
         setattr(store, how, False)
         await until(lambda: not one.shared.away and one.shared.status() == (False, 0))
-        assert sum(told.used for told in store.settled) == 15, "told when it is back"
+        assert sum(settlement.used for settlement in store.settled) == 15, "told when it is back"
         store.clock.now += 1.0
         with pytest.raises(RateLimited):
             await one.hold(86)
@@ -268,9 +270,9 @@ async def test_a_request_that_is_cancelled_while_it_asks_holds_nothing(store: Fa
     async with one.running():
         store.hangs = True
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(one.hold(100))
+            call = group.create_task(one.hold(100))
             await until(lambda: store.asked == 1)
-            asking.cancel()
+            call.cancel()
         store.hangs = False
         await until(lambda: one.shared.status() == (False, 0))
         held = await one.hold(100)
@@ -289,7 +291,7 @@ async def test_a_process_that_lost_its_lease_holds_under_a_new_name(store: FakeS
         first.settle(10)
         second.settle(20)
         await until(lambda: len(store.settled) == 2)
-        assert (await one.told())["x-ratelimit-remaining-tokens"] == "70"
+        assert (await one.headers())["x-ratelimit-remaining-tokens"] == "70"
         third = await one.hold(70)
         assert third is not None
         third.settle(0)

@@ -179,12 +179,12 @@ class Rig:
         self.waits.append(seconds)
         await asyncio.sleep(0)
 
-    def told(self, kind: type) -> list[SupervisorEvent]:
+    def emitted(self, kind: type) -> list[SupervisorEvent]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
 @asynccontextmanager
-async def kept(host: SupervisedHost) -> AsyncIterator[None]:
+async def supervised(host: SupervisedHost) -> AsyncIterator[None]:
     await host.start()
     async with asyncio.timeout(500), asyncio.TaskGroup() as group:
         keeper = group.create_task(host.keep())
@@ -204,7 +204,7 @@ async def test_a_backend_stays_the_same_object_and_works_on_the_next_engine() ->
     backend = rig.host.backend("local")
     assert isinstance(backend, Restarting)
     assert backend.state is BackendState.STARTING
-    async with kept(rig.host):
+    async with supervised(rig.host):
         assert (backend.state, backend.model) == (BackendState.READY, "model-1")
         rig.engines[0].die()
         assert backend.state is BackendState.STARTING
@@ -214,7 +214,7 @@ async def test_a_backend_stays_the_same_object_and_works_on_the_next_engine() ->
         assert rig.engines[0].stops == 1, "what was left of the dead one was ended"
     assert backend.state is BackendState.STOPPED
     assert [type(event) for event in rig.events] == [EngineLost, EngineRestarting, EngineRestarted]
-    [restarting] = rig.told(EngineRestarting)
+    [restarting] = rig.emitted(EngineRestarting)
     assert isinstance(restarting, EngineRestarting)
     assert (restarting.reason, restarting.attempt, restarting.exit_code) == (Loss.EXITED, 1, -9)
     assert "it is gone" in restarting.detail
@@ -223,7 +223,7 @@ async def test_a_backend_stays_the_same_object_and_works_on_the_next_engine() ->
 async def test_work_during_a_restart_fails_at_once_with_a_retry_time() -> None:
     rig = Rig()
     backend = rig.host.backend("local")
-    async with kept(rig.host):
+    async with supervised(rig.host):
         rig.plan = lambda engine: engine.let_start.clear()
         rig.engines[0].die()
         failure = await fails(backend)
@@ -241,7 +241,7 @@ async def test_work_during_a_restart_fails_at_once_with_a_retry_time() -> None:
 async def test_a_request_that_fails_with_the_engine_makes_its_death_known() -> None:
     rig = Rig()
     backend = rig.host.backend("local")
-    async with kept(rig.host):
+    async with supervised(rig.host):
         rig.engines[0].state = BackendState.DEAD  # without a call of on_death
         assert backend.state is BackendState.STARTING
         assert (await fails(backend)).kind is FailureKind.ENGINE_DEAD
@@ -256,10 +256,10 @@ async def test_an_engine_with_work_that_makes_no_step_is_replaced_one_that_steps
     def restarted() -> list[SupervisorEvent]:
         nonlocal now
         now += 0.01
-        return rig.told(EngineRestarted)
+        return rig.emitted(EngineRestarted)
 
     rig = Rig(hang_s=1.0, clock=lambda: now)
-    async with kept(rig.host):
+    async with supervised(rig.host):
         rig.engines[0].unfinished = 1
         for _ in range(15):
             await asyncio.sleep(0.1)
@@ -267,7 +267,7 @@ async def test_an_engine_with_work_that_makes_no_step_is_replaced_one_that_steps
             rig.engines[0].on_step(0)
         assert not rig.events
         await until(restarted)
-        [lost] = rig.told(EngineLost)
+        [lost] = rig.emitted(EngineLost)
         assert isinstance(lost, EngineLost) and lost.reason is Loss.NO_PROGRESS
         assert rig.host.state is BackendState.READY
 
@@ -288,7 +288,7 @@ async def test_a_death_is_classified_and_after_one_for_lack_of_memory_the_next_p
     error: str, oom_kills: int, reason: Loss
 ) -> None:
     rig = Rig()
-    async with kept(rig.host):
+    async with supervised(rig.host):
         rig.engines[0].last_error = error
         rig.oom_kills += oom_kills
         rig.engines[0].die()
@@ -301,20 +301,20 @@ async def test_a_death_is_classified_and_after_one_for_lack_of_memory_the_next_p
 @pytest.mark.parametrize("unfinished", [1, 0], ids=["its request waits", "its request has failed"])
 async def test_an_engine_that_outlives_its_killed_worker_still_died_of_memory(unfinished: int) -> None:
     rig = Rig()
-    async with kept(rig.host):
+    async with supervised(rig.host):
         rig.engines[0].unfinished = 1
         rig.oom_kills += 1
         rig.engines[0].unfinished = unfinished
         await asyncio.sleep(3 * CHECK_INTERVAL_S)
         rig.engines[0].die()
         assert await rig.host.wait_ready(60.0)
-        [restarting] = rig.told(EngineRestarting)
+        [restarting] = rig.emitted(EngineRestarting)
         assert isinstance(restarting, EngineRestarting) and restarting.reason is Loss.OUT_OF_MEMORY
 
 
 async def test_the_pool_shrinks_with_each_want_of_memory_but_holds_the_longest_request() -> None:
     rig = Rig()
-    async with kept(rig.host):
+    async with supervised(rig.host):
         for number in range(5):
             rig.engines[number].last_error = "OutOfMemoryError: CUDA out of memory"
             rig.engines[number].die()
@@ -325,7 +325,7 @@ async def test_the_pool_shrinks_with_each_want_of_memory_but_holds_the_longest_r
 
 async def test_an_engine_whose_device_fails_is_replaced_once_however_often_it_is_asked() -> None:
     rig = Rig()
-    async with kept(rig.host):
+    async with supervised(rig.host):
         rig.host.request_restart("an illegal memory access")
         rig.host.request_restart("an illegal memory access")
         assert rig.host.state is BackendState.STARTING
@@ -339,7 +339,7 @@ async def test_an_engine_whose_device_fails_is_replaced_once_however_often_it_is
 async def test_restarts_that_fail_are_repeated_with_longer_waits_and_then_given_up_loudly() -> None:
     rig = Rig(restarts=4)
     backend = rig.host.backend("local")
-    async with kept(rig.host):
+    async with supervised(rig.host):
 
         def broken(engine: FakeEngine) -> None:
             engine.failure = OSError("no room") if engine.number == 3 else EngineStartError("no weights")
@@ -348,7 +348,7 @@ async def test_restarts_that_fail_are_repeated_with_longer_waits_and_then_given_
         rig.engines[0].die()
         assert not await backend.wait_ready(20.0), "told at once when there is nothing to wait for"
         assert rig.waits == [0.0, 1.0, 2.0, 4.0]
-        await until(lambda: rig.told(EngineGivenUp))
+        await until(lambda: rig.emitted(EngineGivenUp))
         assert backend.state is BackendState.DEAD
         assert (await fails(backend)).kind is FailureKind.ENGINE_DEAD
         assert rig.events[-1] == EngineGivenUp(Loss.START_FAILED, 4, None, "no weights")
@@ -358,7 +358,7 @@ async def test_restarts_that_fail_are_repeated_with_longer_waits_and_then_given_
 async def test_a_failed_restart_then_a_good_one_is_all_well_again() -> None:
     rig = Rig()
     backend = rig.host.backend("local")
-    async with kept(rig.host):
+    async with supervised(rig.host):
 
         def broken_once(engine: FakeEngine) -> None:
             engine.failure = EngineStartError("not yet") if engine.number == 2 else None
@@ -374,7 +374,7 @@ async def test_a_failed_restart_then_a_good_one_is_all_well_again() -> None:
 async def test_counters_go_on_over_a_restart_and_gauges_begin_anew() -> None:
     rig = Rig()
     assert rig.host.figures() is None
-    async with kept(rig.host):
+    async with supervised(rig.host):
         rig.engines[0].preemptions = 4
         rig.engines[0].on_step(4)
         rig.plan = lambda engine: engine.let_start.clear()
@@ -414,7 +414,7 @@ async def test_a_stop_during_a_restart_ends_the_loop_and_starts_nothing_more(mom
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         keeper = group.create_task(rig.host.keep())
         rig.engines[0].die()
-        await until(lambda: rig.told(EngineRestarting) and (moment == "waiting" or len(rig.engines) == 2))
+        await until(lambda: rig.emitted(EngineRestarting) and (moment == "waiting" or len(rig.engines) == 2))
         await rig.host.stop(1.0)
         held.set()
         await keeper
@@ -458,7 +458,7 @@ def embedded(*, max_loras: int = 0) -> MakeHost:
 
 
 @dataclass
-class Real:
+class RealEngine:
     """A supervised embedded engine and its events, each with its time."""
 
     host: SupervisedHost
@@ -468,12 +468,12 @@ class Real:
         [process] = self.host._run.host.find_processes()
         return int(process.pid)
 
-    def told(self, kind: type) -> list[float]:
+    def emitted(self, kind: type) -> list[float]:
         return [at for at, event in self.events if isinstance(event, kind)]
 
 
 @asynccontextmanager
-async def real(*, max_loras: int = 0, hang_s: float = 30.0) -> AsyncIterator[Real]:
+async def real_engine(*, max_loras: int = 0, hang_s: float = 30.0) -> AsyncIterator[RealEngine]:
     events: list[tuple[float, SupervisorEvent]] = []
     host = SupervisedHost(
         embedded(max_loras=max_loras),
@@ -484,8 +484,8 @@ async def real(*, max_loras: int = 0, hang_s: float = 30.0) -> AsyncIterator[Rea
         clock=time.monotonic,
         sleep=lambda seconds: asyncio.sleep(0),
     )
-    async with kept(host):
-        yield Real(host, events)
+    async with supervised(host):
+        yield RealEngine(host, events)
 
 
 async def test_a_real_engine_whose_loop_hangs_is_found_within_three_seconds(
@@ -494,7 +494,7 @@ async def test_a_real_engine_whose_loop_hangs_is_found_within_three_seconds(
     mark = tmp_path / "hang"
     monkeypatch.setenv("HANG_FILE", str(mark))
     monkeypatch.setattr(EngineClient, "child_module", "tests.engine.hanging_child")
-    async with real() as engine, asyncio.TaskGroup() as group:
+    async with real_engine() as engine, asyncio.TaskGroup() as group:
         backend = engine.host.backend("local")
         long = replace(work(400), token_ids=tuple(range(300, 380)))
         await backend.generate(long, ignore)  # now the supervisor knows its step times
@@ -502,7 +502,7 @@ async def test_a_real_engine_whose_loop_hangs_is_found_within_three_seconds(
         await until(lambda: engine.host._run.host.unfinished)
         mark.touch()
         struck = time.monotonic()
-        await until(lambda: engine.told(EngineLost))
+        await until(lambda: engine.emitted(EngineLost))
         [(lost_at, lost)] = [each for each in engine.events if isinstance(each[1], EngineLost)]
         assert isinstance(lost, EngineLost) and lost.reason is Loss.NO_PROGRESS
         assert lost_at - struck < 15, "2.3 s on an idle machine; the configured limit is 30"
@@ -527,19 +527,19 @@ async def test_a_killed_engine_comes_back_with_its_adapters_on_demand(
 ) -> None:
     folder = write_adapter(tmp_path_factory.mktemp("adapter"), DEMO_MODEL, seed=1, rank=4)
     adapter = Adapter("shop", 1, "demo", str(folder))
-    async with real(max_loras=2) as engine:
+    async with real_engine(max_loras=2) as engine:
         backend = engine.host.backend("local")
         before = await answer(backend, work(12, adapter))
         queries = engine.host.figures()
         assert queries is not None
         began = asyncio.Event()
 
-        async def saw(delta: Delta) -> None:
+        async def collect(delta: Delta) -> None:
             began.set()
 
         async def broken() -> FailureKind | None:
             try:
-                await backend.generate(work(400, adapter), saw)
+                await backend.generate(work(400, adapter), collect)
             except BackendFailure as failure:
                 return failure.kind
             return None
@@ -557,7 +557,7 @@ async def test_a_killed_engine_comes_back_with_its_adapters_on_demand(
 
 
 async def test_an_engine_that_stands_still_is_replaced_at_once_but_not_for_a_short_pause() -> None:
-    async with real() as engine:
+    async with real_engine() as engine:
         backend = engine.host.backend("local")
         pid = engine.pid()
         os.kill(pid, signal.SIGSTOP)
@@ -569,8 +569,8 @@ async def test_an_engine_that_stands_still_is_replaced_at_once_but_not_for_a_sho
 
         os.kill(pid, signal.SIGSTOP)
         struck = time.monotonic()
-        await until(lambda: engine.told(EngineLost))
-        assert engine.told(EngineLost)[0] - struck < 15, "0.75 s when idle; a hang without work takes 30"
+        await until(lambda: engine.emitted(EngineLost))
+        assert engine.emitted(EngineLost)[0] - struck < 15, "0.75 s when idle; a hang without work takes 30"
         assert await backend.wait_ready(60.0)
         assert not psutil.pid_exists(pid)
         [lost] = [event for _, event in engine.events if isinstance(event, EngineLost)]
@@ -579,10 +579,10 @@ async def test_an_engine_that_stands_still_is_replaced_at_once_but_not_for_a_sho
 
 
 async def test_an_engine_that_dies_or_stands_still_while_it_loads_again_is_started_once_more() -> None:
-    async with real() as engine:
-        for blow in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
+    async with real_engine() as engine:
+        for sent in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
             old = engine.pid()
-            os.kill(old, blow)
+            os.kill(old, sent)
             await until(lambda: engine.host._run.host.find_processes() and engine.pid() != old)  # noqa: B023
         assert await engine.host.wait_ready(60.0)
         reasons = [event.reason for _, event in engine.events if isinstance(event, EngineRestarting)]
@@ -595,7 +595,7 @@ KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "2"))
 
 
 async def test_many_kills_leave_no_descriptor_thread_or_process_behind() -> None:
-    async with real() as engine:
+    async with real_engine() as engine:
         backend = engine.host.backend("local")
 
         def held() -> tuple[int, int, int]:
@@ -603,9 +603,9 @@ async def test_many_kills_leave_no_descriptor_thread_or_process_behind() -> None
             return this.num_fds(), threading.active_count(), len(this.children(recursive=True))
 
         async def one_kill() -> None:
-            restarts = len(engine.told(EngineRestarted))
+            restarts = len(engine.emitted(EngineRestarted))
             os.kill(engine.pid(), signal.SIGKILL)
-            await until(lambda: len(engine.told(EngineRestarted)) > restarts)
+            await until(lambda: len(engine.emitted(EngineRestarted)) > restarts)
             await answer(backend, work())
 
         await one_kill()  # the first restart may set things up that stay

@@ -81,18 +81,18 @@ def test_limits_of_legs_come_from_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "message"),
     [
         ("{pool: {max_concurrency: 1}}", "no such backend; allowed: bedrock, local"),
         ("{local: {max_spend_usd_per_minute: 1}}", "needs backends.local.price"),
         ("{bedrock: {max_concurrency: 0}}", "greater than or equal to 1"),
     ],
 )
-def test_a_limit_that_means_nothing_stops_the_start(tmp_path: Path, limits: str, told: str) -> None:
+def test_a_limit_that_means_nothing_stops_the_start(tmp_path: Path, limits: str, message: str) -> None:
     path = tmp_path / "sluice.yaml"
     path.write_text(
         "backends:\n  local: {kind: engine}\n  bedrock: {kind: bedrock, model_id: m, region: eu-central-1}\n"
         f"fallback: {{limits: {limits}}}\n"
     )
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_settings(path, {})

@@ -36,9 +36,9 @@ def test_what_is_no_index_is_refused_with_what_is_allowed(spec: str) -> None:
         gpus_of(spec)
 
 
-@pytest.mark.parametrize(("spec", "each", "told"), [("0,0", 1, "twice"), ("0,1,2", 2, "multiple")])
-def test_repeated_or_left_over_gpus_are_refused(spec: str, each: int, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(("spec", "each", "message"), [("0,0", 1, "twice"), ("0,1,2", 2, "multiple")])
+def test_repeated_or_left_over_gpus_are_refused(spec: str, each: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         gpus_of(spec, each=each)
 
 

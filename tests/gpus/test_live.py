@@ -133,12 +133,12 @@ def test_adapters_added_at_run_time_and_priorities_reach_the_workers(tmp_path: P
                 break
             time.sleep(0.2)
         assert answer.status_code == 200, answer.text
-        told = answer.json()
-        assert told["fallback"] is None and told["backend_version"].endswith("+fresh"), told
+        body = answer.json()
+        assert body["fallback"] is None and body["backend_version"].endswith("+fresh"), body
         base = httpx.post(
             f"{live.url}/v1/generate", json={**ask(1), "stream": False}, headers=live.headers, timeout=120
         )
-        assert told["output_text"] != base.json()["output_text"]
+        assert body["output_text"] != base.json()["output_text"]
 
 
 def test_gpus_that_are_not_there_stop_the_start_with_one_line(

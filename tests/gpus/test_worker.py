@@ -77,18 +77,18 @@ async def test_a_worker_that_is_killed_is_started_again() -> None:
 
 
 async def test_a_worker_that_answered_and_no_longer_does_is_killed_and_started_again() -> None:
-    told: list[bool] = []
+    pings: list[bool] = []
 
     async def ping(port: int, timeout_s: float) -> bool:
-        told.append(worker.restarts == 0 and len(told) < 3)
-        return told[-1]
+        pings.append(worker.restarts == 0 and len(pings) < 3)
+        return pings[-1]
 
     worker = make(SLEEPS, ping)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(worker.run())
         await until(lambda: worker.restarts == 1)
-        assert told[: 3 + MOST_SILENT] == [True] * 3 + [False] * MOST_SILENT
-        await until(lambda: len(told) > 3 + 3 * MOST_SILENT)
+        assert pings[: 3 + MOST_SILENT] == [True] * 3 + [False] * MOST_SILENT
+        await until(lambda: len(pings) > 3 + 3 * MOST_SILENT)
         assert worker.restarts == 1, "who has not answered yet is still starting"
         running.cancel()
 
@@ -119,8 +119,8 @@ async def test_only_a_worker_that_answers_200_is_alive() -> None:
 
 async def test_a_worker_that_always_ends_at_once_is_given_up() -> None:
     worker = make(ENDS)
-    told = rf"worker 0 \(GPU 0\) ended {MAX_SHORT_RUNS} times at once, last with exit code 3"
-    with pytest.raises(GivenUp, match=told):
+    message = rf"worker 0 \(GPU 0\) ended {MAX_SHORT_RUNS} times at once, last with exit code 3"
+    with pytest.raises(GivenUp, match=message):
         await worker.run()
     assert worker.restarts == MAX_SHORT_RUNS - 1
 
@@ -153,8 +153,8 @@ def gone(process: psutil.Process) -> bool:
 def test_a_front_that_is_killed_takes_its_workers_with_it_even_one_that_stands_still() -> None:
     with subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True) as front:
         assert front.stdout is not None
-        told = next(line for line in front.stdout if line.startswith("pid "))
-        worker = psutil.Process(int(told.split()[1]))
+        line = next(line for line in front.stdout if line.startswith("pid "))
+        worker = psutil.Process(int(line.split()[1]))
         worker.suspend()
         front.kill()
     deadline = time.monotonic() + 30

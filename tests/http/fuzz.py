@@ -54,9 +54,9 @@ class Fuzzer:
         self._key = key
         self._odd_share = 0.0
         self._operations = [
-            (method.upper(), path, told)
+            (method.upper(), path, operation)
             for path, methods in sorted(document["paths"].items())
-            for method, told in methods.items()
+            for method, operation in methods.items()
             if path not in without
         ]
 
@@ -70,19 +70,19 @@ class Fuzzer:
         draw = random.Random(seed)
         # Half of the bodies have the schema's structure, whatever their values: these get past validation.
         self._odd_share = draw.choice((0.0, 0.0, 0.01, 0.05))
-        method, path, told = self._operations[seed % len(self._operations)]
-        target, headers = self._target(draw, path, told), self._headers(draw)
+        method, path, operation = self._operations[seed % len(self._operations)]
+        target, headers = self._target(draw, path, operation), self._headers(draw)
         body = b""
-        if "requestBody" in told:
-            content = told["requestBody"]["content"].get("application/json", {})
+        if "requestBody" in operation:
+            content = operation["requestBody"]["content"].get("application/json", {})
             body = self._body(draw, content.get("schema", {}))
         if draw.random() < 0.03:
             method = draw.choice(METHODS)
         return FuzzRequest(method, target, headers, body)
 
-    def _target(self, draw: random.Random, path: str, told: Mapping[str, Any]) -> str:
+    def _target(self, draw: random.Random, path: str, operation: Mapping[str, Any]) -> str:
         query = []
-        for one in told.get("parameters", ()):
+        for one in operation.get("parameters", ()):
             value = self._value(draw, one.get("schema", {}), 0)
             text = value if isinstance(value, str) else json.dumps(value)
             escaped = quote(text.encode("utf-8", "surrogatepass"), safe="")[:2_000]

@@ -42,7 +42,7 @@ SHOWN: dict[str, Any] = {
 
 
 @dataclass
-class Desk:
+class FakeKeyAdmin:
     """Records the keys that are ordered and revoked."""
 
     orders: list[tuple[KeyBody, str]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Desk:
 
 
 async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
-    desk = Desk()
+    admin = FakeKeyAdmin()
     body = {
         "tenant": "acme",
         "role": "operator",
@@ -74,12 +74,12 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         "expires_at": "2030-01-01T00:00:00Z",
         "comment": "why",
     }
-    async with connect(fake_services(key_admin=desk)) as client:
+    async with connect(fake_services(key_admin=admin)) as client:
         made = await client.post("/admin/keys", json=body, headers=ADMIN)
         assert made.status_code == 201
         assert made.json() == {**SHOWN, "key": "slc_1_2"}
         assert made.headers["cache-control"] == "no-store"
-        [(order, who)] = desk.orders
+        [(order, who)] = admin.orders
         assert (order.tenant, order.role, order.max_priority, who) == ("acme", "operator", 1, "key_3")
         assert (order.routes, order.adapters) == (["chat"], ["style"])
         assert order.expires_at is not None and order.expires_at.timestamp() == 1_893_456_000.0
@@ -93,7 +93,7 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         }
         gone = await client.delete("/admin/keys/key_1", headers=ADMIN)
         assert (gone.status_code, gone.content) == (204, b"") and "content-length" not in gone.headers
-        assert desk.revoked == [("key_1", "key_3")]
+        assert admin.revoked == [("key_1", "key_3")]
         unknown = await client.delete("/admin/keys/key_2", headers=ADMIN)
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_key")
         wrong = await client.put("/admin/keys/key_1", headers=ADMIN)
@@ -104,13 +104,13 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
 
 
 async def test_keys_are_for_admins_alone(connect: Connect) -> None:
-    desk = Desk()
-    async with connect(fake_services(key_admin=desk)) as client:
+    admin = FakeKeyAdmin()
+    async with connect(fake_services(key_admin=admin)) as client:
         for headers, status in ((OPERATOR, 403), ({}, 403), ({"authorization": ""}, 401)):
             for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/key_1")):
                 refused = await client.request(method, f"/admin/keys{path}", json={}, headers=headers)
                 assert refused.status_code == status, (method, headers)
-    assert not desk.orders and not desk.revoked
+    assert not admin.orders and not admin.revoked
 
 
 @pytest.mark.parametrize(
@@ -133,15 +133,15 @@ async def test_keys_are_for_admins_alone(connect: Connect) -> None:
     ],
 )
 async def test_a_wrong_field_of_a_key_is_named(connect: Connect, changes: dict[str, Any], param: str) -> None:
-    desk = Desk()
-    async with connect(fake_services(key_admin=desk)) as client:
+    admin = FakeKeyAdmin()
+    async with connect(fake_services(key_admin=admin)) as client:
         refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
-    assert not desk.orders
+    assert not admin.orders
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (
             {"role": "root"},
@@ -151,28 +151,30 @@ async def test_a_wrong_field_of_a_key_is_named(connect: Connect, changes: dict[s
         ({"limits": {"per_hour": 1}}, "limits.per_hour is not a known field"),
     ],
 )
-async def test_a_refusal_names_what_is_allowed(connect: Connect, changes: dict[str, Any], told: str) -> None:
-    async with connect(fake_services(key_admin=Desk())) as client:
+async def test_a_refusal_names_what_is_allowed(
+    connect: Connect, changes: dict[str, Any], message: str
+) -> None:
+    async with connect(fake_services(key_admin=FakeKeyAdmin())) as client:
         refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
-    assert refused.json()["error"]["message"].startswith(told)
+    assert refused.json()["error"]["message"].startswith(message)
 
 
 async def test_a_time_may_be_in_seconds(connect: Connect) -> None:
-    desk = Desk()
-    async with connect(fake_services(key_admin=desk)) as client:
+    admin = FakeKeyAdmin()
+    async with connect(fake_services(key_admin=admin)) as client:
         await client.post("/admin/keys", json={"tenant": "acme", "expires_at": 1_893_456_000}, headers=ADMIN)
-    expires_at = desk.orders[0][0].expires_at
+    expires_at = admin.orders[0][0].expires_at
     assert expires_at is not None and expires_at.timestamp() == 1_893_456_000.0
 
 
 async def test_a_key_made_with_a_tenant_alone_gets_the_defaults(connect: Connect) -> None:
-    desk = Desk()
-    async with connect(fake_services(key_admin=desk)) as client:
+    admin = FakeKeyAdmin()
+    async with connect(fake_services(key_admin=admin)) as client:
         await client.post("/admin/keys", json={"tenant": "acme"}, headers=ADMIN)
-    assert desk.orders[0][0] == KeyBody(tenant="acme")
+    assert admin.orders[0][0] == KeyBody(tenant="acme")
 
 
 async def test_the_api_document_has_the_paths_of_keys(connect: Connect) -> None:
-    async with connect(fake_services(key_admin=Desk())) as client:
+    async with connect(fake_services(key_admin=FakeKeyAdmin())) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
     assert set(paths["/admin/keys"]) == {"get", "post"} and set(paths["/admin/keys/{id}"]) == {"delete"}

@@ -14,7 +14,7 @@ from gateway.contracts.origin import RequestOrigin
 from gateway.requests.body_memory import BodyMemory
 from gateway.testing import fake_services
 from tests.http.conftest import Connect
-from tests.journey.house import CALLER
+from tests.journey.rig import CALLER
 
 WHOLE = "/v1/audio/transcriptions"
 FILE = {"file": ("a.mp3", b"it was", "audio/mpeg")}

@@ -158,8 +158,8 @@ async def test_another_tenants_file_and_batch_are_unknown_ones(serving: Any) -> 
             foreign = await client.request(method, path, headers=OTHER)
             unknown = await client.request(method, path.replace(file, "file-x").replace(batch, "batch_x"))
             assert foreign.status_code == unknown.status_code == 404, path
-            told = foreign.json()["error"]["message"].replace(file, "file-x").replace(batch, "batch_x")
-            assert told == unknown.json()["error"]["message"]
+            message = foreign.json()["error"]["message"].replace(file, "file-x").replace(batch, "batch_x")
+            assert message == unknown.json()["error"]["message"]
         assert fault(await client.post("/v1/batches", json=asked, headers=OTHER))[0] == 404
         assert (await client.get("/v1/files", headers=OTHER)).json()["data"] == []
         assert (await client.get("/v1/batches", headers=OTHER)).json()["data"] == []

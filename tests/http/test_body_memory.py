@@ -14,7 +14,7 @@ from gateway.requests.body_memory import BodyMemory, TooManyBodies, TooManyOwnBo
 from gateway.testing import OTHER_KEY, FakeJourney, fake_services, serving
 from tests.http.fakes import eventually
 from tests.http.raw_corpus import KEY, SOCKET_GET, post
-from tests.http.test_hostile_clients import connected, heard, said, statuses
+from tests.http.test_hostile_clients import connected, read_all, send_and_read, statuses
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "x" * 100_000}]}).encode()
 LENGTH = b"connection: close\r\ncontent-length: %d\r\n" % len(BODY)
@@ -38,13 +38,13 @@ def test_unfinished_bodies_take_their_tenants_share_and_no_more() -> None:
         for sock in senders:
             sock.sendall(UNFINISHED)
         eventually(lambda: memory.held_bytes > 3 * 100_000 - 3 * 100)
-        answer = said(url, WHOLE)
+        answer = send_and_read(url, WHOLE)
         assert statuses(answer) == [429] and b"rate_limited" in answer and b"retry-after: 1" in answer
-        assert statuses(said(url, OTHERS)) == [200]
+        assert statuses(send_and_read(url, OTHERS)) == [200]
         for sock in senders:
             sock.sendall(BODY[-1:])
-            assert statuses(heard(sock)) == [200]
-        eventually(lambda: statuses(said(url, WHOLE)) == [200])
+            assert statuses(read_all(sock)) == [200]
+        eventually(lambda: statuses(send_and_read(url, WHOLE)) == [200])
 
 
 def test_the_memory_for_all_is_bounded_too() -> None:
@@ -82,14 +82,14 @@ def test_an_unfinished_frame_counts_as_a_body() -> None:
         eventually(lambda: memory.held_bytes > 3 * 100_000 - 3 * 100)
         with upgraded(url) as refused:
             refused.sendall(frame)
-            answer = heard(refused)
+            answer = read_all(refused)
         assert answer[0] == 0x88 and struct.unpack("!H", answer[2:4]) == (1013,)
         senders[0].sendall(frame[-1:])
-        assert heard(senders[0]).endswith(b"\x03\xe8")  # close code 1000, after the last event
+        assert read_all(senders[0]).endswith(b"\x03\xe8")  # close code 1000, after the last event
 
 
 def test_a_message_of_many_small_frames_is_refused() -> None:
     with gateway() as (url, _), upgraded(url) as sock:
         sock.sendall(b"\x01\x81\0\0\0\0{" + b"\x00\x81\0\0\0\0 " * 2_000)
-        answer = heard(sock)
+        answer = read_all(sock)
     assert answer[0] == 0x88 and struct.unpack("!H", answer[2:4]) == (1009,)

@@ -15,7 +15,7 @@ from gateway.http.exchange import Exchange
 from gateway.testing import ADMIN_KEY, fake_services
 
 
-class Arriving:
+class ArrivingBody:
     """A body in pieces; after the last one nothing comes, or the client leaves."""
 
     def __init__(self, pieces: Sequence[bytes], *, whole: bool = True, leaves: bool = False) -> None:
@@ -44,36 +44,36 @@ def exchange(**headers: str) -> Exchange:
 
 
 async def test_pieces_are_joined_up_to_the_limit() -> None:
-    assert await read_body(exchange(), Arriving([b"ab", b"", b"cd"]), 4) == b"abcd"
+    assert await read_body(exchange(), ArrivingBody([b"ab", b"", b"cd"]), 4) == b"abcd"
 
 
 async def test_a_body_that_never_ends_is_given_up() -> None:
     with pytest.raises(BodyTooSlow) as slow:
-        await read_body(exchange(), Arriving([b"ab"], whole=False), 10, timeout_s=0.01)
+        await read_body(exchange(), ArrivingBody([b"ab"], whole=False), 10, timeout_s=0.01)
     assert slow.value.status == 408
 
 
 async def test_a_client_who_leaves_in_mid_body_is_gone() -> None:
     with pytest.raises(ClientGone):
-        await read_body(exchange(), Arriving([b"ab"], whole=False, leaves=True), 10)
+        await read_body(exchange(), ArrivingBody([b"ab"], whole=False, leaves=True), 10)
 
 
 async def test_a_body_that_is_too_large_is_read_to_its_end_so_that_the_client_hears_of_it() -> None:
-    body = Arriving([b"x" * 10] * 3)
+    body = ArrivingBody([b"x" * 10] * 3)
     with pytest.raises(BodyTooLarge):
         await read_body(exchange(content_length="30"), body, 10)
     assert body.pieces == []
 
 
 async def test_a_body_that_is_too_large_is_read_only_up_to_a_bound() -> None:
-    body = Arriving([b"x" * 10] * 1_000)
+    body = ArrivingBody([b"x" * 10] * 1_000)
     with pytest.raises(BodyTooLarge):
         await read_body(exchange(), body, 10)
     assert body.taken == DISCARD_FACTOR + 1
 
 
 async def test_a_client_that_expects_100_continue_is_refused_before_it_sends_a_large_body() -> None:
-    body = Arriving([b"x" * 10])
+    body = ArrivingBody([b"x" * 10])
     with pytest.raises(BodyTooLarge):
         await read_body(exchange(content_length="9" * 30, expect="100-continue"), body, 10)
     assert body.taken == 0

@@ -26,14 +26,14 @@ async def test_a_request_over_the_concurrency_limit_is_429_and_a_later_one_is_an
 ) -> None:
     limiter = KeyLimiter(ceilings=Ceilings(KeyLimits(), 2, clock=time.monotonic))
     journey = FakeJourney(holds=True)
-    async with connect(fake_services(journey, limiter=limiter)) as client, asyncio.TaskGroup() as asking:
+    async with connect(fake_services(journey, limiter=limiter)) as client, asyncio.TaskGroup() as group:
 
         async def ask() -> httpx.Response:
             return await client.post(
                 "/v1/chat/completions", json=BODY, headers={"Authorization": f"Bearer {CALLER_KEY}"}
             )
 
-        held = [asking.create_task(ask()) for _ in range(2)]
+        held = [group.create_task(ask()) for _ in range(2)]
         async with asyncio.timeout(60):
             await arrivals(journey, 2)
         refused = await ask()
@@ -49,8 +49,8 @@ async def test_tokenize_and_embeddings_count_against_the_concurrency_limit_too(c
     limiter = KeyLimiter(ceilings=Ceilings(KeyLimits(), 1, clock=time.monotonic))
     journey = FakeJourney(holds=True)
     headers = {"Authorization": f"Bearer {CALLER_KEY}"}
-    async with connect(fake_services(journey, limiter=limiter)) as client, asyncio.TaskGroup() as asking:
-        held = asking.create_task(client.post("/v1/chat/completions", json=BODY, headers=headers))
+    async with connect(fake_services(journey, limiter=limiter)) as client, asyncio.TaskGroup() as group:
+        held = group.create_task(client.post("/v1/chat/completions", json=BODY, headers=headers))
         async with asyncio.timeout(60):
             await arrivals(journey, 1)
         paths = {

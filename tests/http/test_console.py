@@ -70,7 +70,7 @@ class Recorded:
         self.entries.append((who, action))
 
 
-class House:
+class ConsoleRig:
     """A gateway with a console; ``now`` is its Unix time, and its clock.
 
     Args:
@@ -127,7 +127,7 @@ async def signed_in(client: Any, key: str = "admin") -> Any:
 
 
 async def test_the_page_loads_nothing_from_elsewhere_and_runs_no_inline_script(connect: Connect) -> None:
-    async with connect(House().services) as client:
+    async with connect(ConsoleRig().services) as client:
         page = await client.get("/console", headers=NO_KEY)
         for path in ("console.js", "records.js", "routing.js", "console.css", "preact.js"):
             file = await client.get(f"/console/assets/{path}", headers=NO_KEY)
@@ -151,15 +151,15 @@ def test_the_files_are_small_and_the_vendored_one_is_what_its_readme_says() -> N
 
 
 async def test_a_key_is_exchanged_for_a_cookie_that_only_the_page_can_use(connect: Connect) -> None:
-    house = House()
-    async with connect(house.services) as client:
+    rig = ConsoleRig()
+    async with connect(rig.services) as client:
         made = await signed_in(client)
         assert made.json() == {"key_id": "key_admin", "role": "admin", "tenant": "ops"}
         cookie = made.headers["set-cookie"]
         assert all(
             word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={SESSION_S}")
         )
-        assert house.audit.entries == [("key_admin", "console.sign_in")]
+        assert rig.audit.entries == [("key_admin", "console.sign_in")]
         assert (await client.get("/console/session", headers=NO_KEY)).json()["role"] == "admin"
         assert (await client.get("/admin/console/requests", headers=NO_KEY)).status_code == 200
         for foreign in ({}, {"origin": "http://evil"}, {**ORIGIN, "sec-fetch-site": "cross-site"}):
@@ -176,8 +176,8 @@ async def test_a_key_is_exchanged_for_a_cookie_that_only_the_page_can_use(connec
 
 
 async def test_a_session_ends_with_its_time_with_its_key_and_when_it_is_forged(connect: Connect) -> None:
-    house = House()
-    async with connect(house.services) as client:
+    rig = ConsoleRig()
+    async with connect(rig.services) as client:
         token = (await signed_in(client, "operate")).cookies[COOKIE]
 
         async def status(value: str) -> int:
@@ -197,17 +197,17 @@ async def test_a_session_ends_with_its_time_with_its_key_and_when_it_is_forged(c
             "\xff",
         ):
             assert await status(forged) == 401, forged
-        house.now += SESSION_S
+        rig.now += SESSION_S
         assert await status(token) == 401
-        house.now -= SESSION_S
-        del house.keys.known["operate"]
+        rig.now -= SESSION_S
+        del rig.keys.known["operate"]
         assert await status(token) == 401
 
 
 async def test_an_open_console_ends_with_its_key_and_only_so_many_are_open() -> None:
-    house = House()
-    house.console.pause_s, house.console.most_streams = 0.01, 1
-    with serving(house.services) as url:
+    rig = ConsoleRig()
+    rig.console.pause_s, rig.console.most_streams = 0.01, 1
+    with serving(rig.services) as url:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             view = {"authorization": "Bearer view"}
             async with client.stream("GET", "/console/live", headers=view) as live:
@@ -215,16 +215,16 @@ async def test_an_open_console_ends_with_its_key_and_only_so_many_are_open() -> 
                 assert (await anext(lines)).startswith("data: ")
                 full = await client.get("/console/live", headers=view)
                 assert (full.status_code, full.json()["error"]["code"]) == (429, "rate_limited")
-                del house.keys.known["view"]
+                del rig.keys.known["view"]
                 async for _ in lines:
                     pass
             assert (await client.get("/console/live", headers=view)).status_code == 401
-            assert house.console.streams == 0
+            assert rig.console.streams == 0
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"key": 7}', '{"key": ""}'])
 async def test_a_console_session_needs_a_valid_key_and_refuses_a_callers(connect: Connect, body: str) -> None:
-    async with connect(House().services) as client:
+    async with connect(ConsoleRig().services) as client:
         wrong = await client.post("/console/session", content=body, headers={**NO_KEY, **ORIGIN})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "key")
         assert (await signed_in(client, "call")).status_code == 403
@@ -235,8 +235,8 @@ async def test_a_console_session_needs_a_valid_key_and_refuses_a_callers(connect
 
 
 async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
-    house = House()
-    app = create_app(house.services)
+    rig = ConsoleRig()
+    app = create_app(rig.services)
     changing = [
         (method, re.sub(r"\{[^}]*\}", "x", route.path))
         for route in app.router.routes
@@ -245,7 +245,7 @@ async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
     ]
     assert len(changing) > 30
     view = {"authorization": "Bearer view"}
-    async with connect(house.services) as client:
+    async with connect(rig.services) as client:
         for method, path in changing:
             refused = await client.request(method, path, json={}, headers=view)
             assert refused.status_code == 403, (method, path, refused.text)
@@ -258,13 +258,13 @@ async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
 
 
 async def test_requests_are_found_by_their_names_and_bounded(connect: Connect) -> None:
-    house = House()
+    rig = ConsoleRig()
     for number in range(KEPT + 10):
-        house.finished(number)
-    house.finished(
+        rig.finished(number)
+    rig.finished(
         7_000, tenant="umbra", key_id="key_9", status=503, error_code="queue_full", stage_ms={"admit": 1.0}
     )
-    async with connect(house.services) as client:
+    async with connect(rig.services) as client:
 
         async def found(**asked: Any) -> list[str]:
             answer = await client.get(
@@ -288,26 +288,26 @@ async def test_requests_are_found_by_their_names_and_bounded(connect: Connect) -
 
 
 def test_many_consoles_share_one_aggregate() -> None:
-    house = House()
+    rig = ConsoleRig()
     for _ in range(50):
-        house.console.live()
-    assert house.aggregates == 1
-    house.now += 2
-    assert house.console.live()["gateway"] == "gw:1" and house.aggregates == 2
+        rig.console.live()
+    assert rig.aggregates == 1
+    rig.now += 2
+    assert rig.console.live()["gateway"] == "gw:1" and rig.aggregates == 2
 
 
 def test_the_last_minute_is_compared_with_the_routes_targets() -> None:
-    house = House()
-    house.finished(1, route="chat", ttft_ms=150.0, total_ms=1_000.0)  # older than a minute: not counted
-    house.now += 61
-    house.finished(2, route="chat", ttft_ms=150.0, total_ms=1_000.0, backend_name="local", input_tokens=30)
-    house.finished(3, route="chat", ttft_ms=250.0, total_ms=1_000.0)
-    house.finished(4, route="chat", ttft_ms=150.0, total_ms=2_000.0, backend_name="local", input_tokens=10,
+    rig = ConsoleRig()
+    rig.finished(1, route="chat", ttft_ms=150.0, total_ms=1_000.0)  # older than a minute: not counted
+    rig.now += 61
+    rig.finished(2, route="chat", ttft_ms=150.0, total_ms=1_000.0, backend_name="local", input_tokens=30)
+    rig.finished(3, route="chat", ttft_ms=250.0, total_ms=1_000.0)
+    rig.finished(4, route="chat", ttft_ms=150.0, total_ms=2_000.0, backend_name="local", input_tokens=10,
                    cached_tokens=10)  # fmt: skip
-    house.finished(5, route="chat", status=422, error_code="invalid_request")
-    house.finished(6, route="chat", status=503, error_code="queue_full")
-    house.finished(7, route="other")
-    shown = house.console.live()
+    rig.finished(5, route="chat", status=422, error_code="invalid_request")
+    rig.finished(6, route="chat", status=503, error_code="queue_full")
+    rig.finished(7, route="other")
+    shown = rig.console.live()
     (chat,) = shown["targets"]
     assert (chat["route"], chat["requests"], chat["goodput"]) == ("chat", 5, round(1 / 60, 3))
     assert (chat["ttft_met"], chat["total_met"]) == (0.5, 0.5)
@@ -316,9 +316,9 @@ def test_the_last_minute_is_compared_with_the_routes_targets() -> None:
 
 
 @asynccontextmanager
-async def announcing(*houses: House) -> AsyncIterator[None]:
+async def announcing(*houses: ConsoleRig) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as loops:
-        tasks = [loops.create_task(house.console.run()) for house in houses]
+        tasks = [loops.create_task(rig.console.run()) for rig in houses]
         yield
         for task in tasks:
             task.cancel()
@@ -332,9 +332,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_live_view_shows_every_gateway_of_the_store_and_which_is_gone() -> None:
     streams = MemoryStreams()
-    houses = one, two = House("gw:1", streams), House("gw:2", streams)
-    for house in houses:
-        house.console.pause_s = 0.01
+    houses = one, two = ConsoleRig("gw:1", streams), ConsoleRig("gw:2", streams)
+    for rig in houses:
+        rig.console.pause_s = 0.01
     two.waiting = 7
 
     def fleet() -> dict[str, tuple[int, bool]]:
@@ -356,37 +356,37 @@ async def test_a_live_view_shows_every_gateway_of_the_store_and_which_is_gone() 
 
 async def test_nothing_is_announced_while_no_view_is_open() -> None:
     streams = MemoryStreams()
-    heard: list[str] = []
+    announced: list[str] = []
     listener = MemoryStateStore(streams, unix_time=lambda: 0.0)
-    listener.on_announcement(STREAM, heard.append)
-    one, two = House("gw:1", streams), House("gw:2", streams)
+    listener.on_announcement(STREAM, announced.append)
+    one, two = ConsoleRig("gw:1", streams), ConsoleRig("gw:2", streams)
     one.console.pause_s = two.console.pause_s = 0.01
     async with announcing(one, two):
         for _ in range(20):
             await asyncio.sleep(0)
-        assert heard == [] and one.aggregates == two.aggregates == 0
+        assert announced == [] and one.aggregates == two.aggregates == 0
         one.console.live()
-        await until(lambda: len(heard) == 2)
+        await until(lambda: len(announced) == 2)
         await asyncio.sleep(0.1)  # ten times ``pause_s``
-    assert len(heard) == 2
-    assert ["".join(heard).count(f'"asks":{value}') for value in ("true", "false")] == [1, 1]
+    assert len(announced) == 2
+    assert ["".join(announced).count(f'"asks":{value}') for value in ("true", "false")] == [1, 1]
 
 
 async def test_what_is_no_summary_is_ignored_and_the_gateways_are_bounded() -> None:
-    house = House()
-    other = MemoryStateStore(house.streams, unix_time=lambda: 0.0)
+    rig = ConsoleRig()
+    other = MemoryStateStore(rig.streams, unix_time=lambda: 0.0)
     for text in ("", "[]", "{", '{"gateway": 7}', "x" * 10_000):
         await other.announce(STREAM, text)
-    assert [entry["gateway"] for entry in house.console.live()["fleet"]] == ["gw:1"]
-    house.now += 2
+    assert [entry["gateway"] for entry in rig.console.live()["fleet"]] == ["gw:1"]
+    rig.now += 2
     for number in range(MOST_GATEWAYS + 5):
         fields = ["version", "in_flight", "waiting", "requests_per_second", "errors", "fallbacks", "refused"]
         summary: dict[str, Any] = {**dict.fromkeys(fields, 0), "version": "", "asks": False}
         await other.announce(STREAM, json.dumps({**summary, "gateway": f"other:{number}"}))
-    names = {entry["gateway"] for entry in house.console.live()["fleet"]}
+    names = {entry["gateway"] for entry in rig.console.live()["fleet"]}
     assert len(names) == MOST_GATEWAYS + 1 and "other:4" not in names and "other:5" in names
 
 
 async def test_a_gateway_without_a_console_has_no_page(connect: Connect) -> None:
-    async with connect(House(console=False).services) as client:
+    async with connect(ConsoleRig(console=False).services) as client:
         assert (await client.get("/console", headers=NO_KEY)).status_code == 404

@@ -266,8 +266,8 @@ async def test_after_release_a_caller_who_leaves_no_longer_cancels() -> None:
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async with until_gone(exchange, receive, time.monotonic) as watch:
-        watch.release()
+    async with until_gone(exchange, receive, time.monotonic) as watcher:
+        watcher.release()
         gone.set()
         await asyncio.sleep(0.01)
 
@@ -309,7 +309,7 @@ def test_a_caller_who_leaves_after_a_body_larger_than_the_servers_buffer_cancels
         eventually(lambda: journey.cancelled == 1)
 
 
-def told_exchange() -> tuple[Exchange, ClientDisconnect]:
+def exchange_and_disconnect() -> tuple[Exchange, ClientDisconnect]:
     disconnect = ClientDisconnect()
     exchange = exchange_over(never, time.monotonic)
     exchange.disconnect = disconnect
@@ -317,7 +317,7 @@ def told_exchange() -> tuple[Exchange, ClientDisconnect]:
 
 
 async def test_a_disconnect_that_the_server_reports_cancels_the_work_with_its_reason() -> None:
-    exchange, disconnect = told_exchange()
+    exchange, disconnect = exchange_and_disconnect()
     with pytest.raises(ReaderTooSlow):
         async with until_gone(exchange, never, time.monotonic):
             disconnect.set(ReaderTooSlow)
@@ -327,7 +327,7 @@ async def test_a_disconnect_that_the_server_reports_cancels_the_work_with_its_re
 
 
 async def test_a_caller_who_has_left_already_gets_no_work_done() -> None:
-    exchange, disconnect = told_exchange()
+    exchange, disconnect = exchange_and_disconnect()
     disconnect.set(ClientGone)
     with pytest.raises(ClientGone):
         async with until_gone(exchange, never, time.monotonic):
@@ -335,15 +335,15 @@ async def test_a_caller_who_has_left_already_gets_no_work_done() -> None:
 
 
 async def test_a_disconnect_reported_after_release_cancels_nothing() -> None:
-    exchange, disconnect = told_exchange()
-    async with until_gone(exchange, never, time.monotonic) as watch:
-        watch.release()
+    exchange, disconnect = exchange_and_disconnect()
+    async with until_gone(exchange, never, time.monotonic) as watcher:
+        watcher.release()
         disconnect.set(ClientGone)
         await asyncio.sleep(0)
 
 
 async def test_a_disconnect_reported_after_the_work_cancels_nothing() -> None:
-    exchange, disconnect = told_exchange()
+    exchange, disconnect = exchange_and_disconnect()
     async with until_gone(exchange, never, time.monotonic):
         await asyncio.sleep(0)
     disconnect.set(ClientGone)
@@ -351,7 +351,7 @@ async def test_a_disconnect_reported_after_the_work_cancels_nothing() -> None:
 
 
 async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_leaves_too() -> None:
-    exchange, disconnect = told_exchange()
+    exchange, disconnect = exchange_and_disconnect()
 
     async def work() -> None:
         async with until_gone(exchange, never, time.monotonic):
@@ -366,7 +366,7 @@ async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_le
 
 
 async def test_an_error_of_the_work_is_raised_rather_than_the_disconnect() -> None:
-    exchange, disconnect = told_exchange()
+    exchange, disconnect = exchange_and_disconnect()
     with pytest.raises(KeyError):
         async with until_gone(exchange, never, time.monotonic):
             try:
@@ -376,17 +376,17 @@ async def test_an_error_of_the_work_is_raised_rather_than_the_disconnect() -> No
                 raise KeyError("x") from None
 
 
-class Impatient(GatewayProtocol):
+class ShortStall(GatewayProtocol):
     stall_s = 0.1
 
 
-class LessImpatient(GatewayProtocol):
+class LongStall(GatewayProtocol):
     stall_s = 2.0
 
 
 def test_the_server_gives_up_a_reader_who_takes_no_bytes() -> None:
     journey = FakeJourney(endless=True)
-    with serving(fake_services(journey), http=Impatient) as url:
+    with serving(fake_services(journey), http=ShortStall) as url:
         with posted(url, "/v1/generate", {**NATIVE, "stream": True}) as sock:
             sock.recv(1024)
             eventually(lambda: journey.cancelled == 1)
@@ -395,7 +395,7 @@ def test_the_server_gives_up_a_reader_who_takes_no_bytes() -> None:
 
 def test_the_server_keeps_a_reader_who_takes_bytes_slowly() -> None:
     journey = FakeJourney(endless=True)
-    with serving(fake_services(journey), http=LessImpatient) as url:
+    with serving(fake_services(journey), http=LongStall) as url:
         with posted(url, "/v1/generate", {**NATIVE, "stream": True}) as sock:
             end = time.monotonic() + 3.0
             while time.monotonic() < end:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.testing import FakeJourney, fake_services, serving
 from tests.http.raw_corpus import ACCEPTED, CHUNK, CHUNKED, END, ONE, PING, REFUSED, Raw, post
-from tests.http.test_hostile_clients import Impatient, connected, heard, said, statuses
+from tests.http.test_hostile_clients import ShortTimeouts, connected, read_all, send_and_read, statuses
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def journey() -> FakeJourney:
 
 @pytest.fixture(scope="module")
 def url(journey: FakeJourney) -> Iterator[str]:
-    with serving(fake_services(journey), http=Impatient) as found:
+    with serving(fake_services(journey), http=ShortTimeouts) as found:
         yield found
 
 
@@ -40,7 +40,7 @@ def test_what_two_servers_may_read_differently_ends_the_connection(
     url: str, journey: FakeJourney, raw: Raw
 ) -> None:
     before = len(journey.requests)
-    answer = said(url, raw.sent)
+    answer = send_and_read(url, raw.sent)
     assert tuple(statuses(answer)) == raw.statuses, answer[:300]
     assert len(journey.requests) - before == raw.generations
     if raw.statuses[-1] != 200 and b"application/json" in answer:
@@ -58,15 +58,16 @@ def test_chunk_extensions_are_bounded(url: str, journey: FakeJourney) -> None:
                 sock.sendall(b"1;" + b"a" * 8_192 + b"\r\n \r\n")
         except OSError:
             pass
-        assert statuses(heard(sock)) in ([400], [])
+        assert statuses(read_all(sock)) in ([400], [])
     assert len(journey.requests) == before
     many_small = b"".join(b"1\r\n%c\r\n" % one for one in b" " * 40_000)
-    answer = said(url, post(CHUNKED + b"connection: close\r\n", many_small + CHUNK + END))
+    answer = send_and_read(url, post(CHUNKED + b"connection: close\r\n", many_small + CHUNK + END))
     assert statuses(answer) == [200]
 
 
 def test_requests_that_wait_on_one_connection_are_bounded(url: str) -> None:
     """Each waiting request would take about 3 KB, and one read may bring thousands of requests."""
-    answered = len(statuses(said(url, PING * 5_000)))
+    answered = len(statuses(send_and_read(url, PING * 5_000)))
     assert 1 <= answered <= 20
-    assert len(statuses(said(url, PING * 10 + ONE.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)))) == 11
+    closing = ONE.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+    assert len(statuses(send_and_read(url, PING * 10 + closing))) == 11

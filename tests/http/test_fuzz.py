@@ -162,14 +162,14 @@ async def test_no_request_makes_an_internal_error_a_stall_or_memory_that_stays(t
             gc.unfreeze()
         grown = resident_mib() - before
         shown: Any = (await client.get("/admin/admission", headers={"authorization": f"Bearer {KEY}"})).json()
-    told = f"{dict(statuses)}, {stalls.longest_s * 1e3:.0f} ms of work at once, {grown} MiB more"
-    print(told)
+    summary = f"{dict(statuses)}, {stalls.longest_s * 1e3:.0f} ms of work at once, {grown} MiB more"
+    print(summary)
     assert shown
     # The requests pass validation too: there are answers, changes and refusals of every kind.
-    assert {200, 201, 400, 401, 404, 405, 409, 422} <= set(statuses), told
-    assert statuses[200] > COUNT // 10, told
-    assert stalls.longest_s < 0.25, told
-    assert grown < 64, told
+    assert {200, 201, 400, 401, 404, 405, 409, 422} <= set(statuses), summary
+    assert statuses[200] > COUNT // 10, summary
+    assert stalls.longest_s < 0.25, summary
+    assert grown < 64, summary
 
 
 @pytest.mark.parametrize("seed", [0, 7, 123_456])

@@ -158,14 +158,14 @@ async def test_a_header_of_an_openai_stream_says_what_was_trimmed_from_the_promp
     body = COMPLETION if path == "/v1/completions" else BODY if path == "/v1/generate" else CHAT
     async with connect(fake_services(FakeJourney(plan=plan))) as client:
         response = await client.post(path, json={**body, "stream": True})
-    told = None if path == "/v1/generate" else "turns=2, chunks=1"
+    trimmed = None if path == "/v1/generate" else "turns=2, chunks=1"
     assert response.status_code == 200
-    assert response.headers.get("x-sluice-trimmed") == told
+    assert response.headers.get("x-sluice-trimmed") == trimmed
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("path", "fields", "param", "told"),
+    ("path", "fields", "param", "expected"),
     [
         ("/v1/generate", {}, "max_tokens", "sampling.max_tokens"),
         ("/v1/generate", {}, "route", "route"),
@@ -185,7 +185,7 @@ async def test_a_header_of_an_openai_stream_says_what_was_trimmed_from_the_promp
     ],
 )
 async def test_a_refusal_of_the_journey_names_the_field_as_the_body_spells_it(
-    connect: Any, path: str, fields: dict[str, Any], param: str, told: str, stream: bool
+    connect: Any, path: str, fields: dict[str, Any], param: str, expected: str, stream: bool
 ) -> None:
     error = PublicError(422, "invalid_request", f"{param} is 9; allowed: 8", param)
     body = {**(COMPLETION if path == "/v1/completions" else BODY if "generate" in path else CHAT), **fields}
@@ -193,7 +193,7 @@ async def test_a_refusal_of_the_journey_names_the_field_as_the_body_spells_it(
         response = await client.post(path, json={**body, "stream": stream})
     assert response.status_code in (400, 422)
     found = response.json()["error"]
-    assert (found["param"], found["message"]) == (told, f"{told} is 9; allowed: 8")
+    assert (found["param"], found["message"]) == (expected, f"{expected} is 9; allowed: 8")
 
 
 async def test_an_unknown_field_next_to_sampling_is_not_taken_for_a_field_of_sampling(connect: Any) -> None:

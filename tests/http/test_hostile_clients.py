@@ -24,13 +24,13 @@ LAST_PING = b"GET /ping HTTP/1.1\r\nhost: gw\r\nconnection: close\r\n\r\n"
 SMUGGLED = b"POST /v1/generate HTTP/1.1\r\n" + AUTH + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
 
-class Impatient(GatewayProtocol):
+class ShortTimeouts(GatewayProtocol):
     head_s = 0.2
     linger_s = 1.5
     stall_s = 0.3
 
 
-class Forgetful(GatewayProtocol):
+class ShortKeepAlive(GatewayProtocol):
     """Closes a silent connection after 0.2 s."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -38,7 +38,7 @@ class Forgetful(GatewayProtocol):
         super().connection_made(transport)
 
 
-class Crowded(GatewayProtocol):
+class TwoConnections(GatewayProtocol):
     """Closes idle connections only to make room: a slow machine may take seconds between two requests."""
 
     limits = ConnectionLimits(total=2, per_address=4)
@@ -54,7 +54,7 @@ def connected(url: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=60)
 
 
-def heard(sock: socket.socket) -> bytes:
+def read_all(sock: socket.socket) -> bytes:
     """Read all bytes until the server closes the connection."""
     pieces = []
     try:
@@ -65,11 +65,11 @@ def heard(sock: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def said(url: str, raw: bytes) -> bytes:
+def send_and_read(url: str, raw: bytes) -> bytes:
     """Send ``raw`` on a new connection, and read all bytes until it ends."""
     with connected(url) as sock:
         sock.sendall(raw)
-        return heard(sock)
+        return read_all(sock)
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -83,12 +83,12 @@ def journey() -> FakeJourney:
 
 @pytest.fixture(scope="module")
 def url(journey: FakeJourney) -> Iterator[str]:
-    with serving(fake_services(journey), http=Impatient) as found:
+    with serving(fake_services(journey), http=ShortTimeouts) as found:
         yield found
 
 
 @contextmanager
-def nothing_more(journey: FakeJourney, requests: int) -> Iterator[None]:
+def expect_requests(journey: FakeJourney, requests: int) -> Iterator[None]:
     before = len(journey.requests)
     yield
     assert len(journey.requests) - before == requests
@@ -103,11 +103,11 @@ LENGTH = b"content-length: %d\r\n" % len(BODY)
 
 
 def test_a_length_and_chunks_are_one_request_each(url: str, journey: FakeJourney) -> None:
-    with nothing_more(journey, 2):
-        assert statuses(said(url, post(LENGTH + b"connection: close\r\n"))) == [200]
-        assert statuses(said(url, post(b"transfer-encoding: chunked\r\nconnection: close\r\n", CHUNKED))) == [
-            200
-        ]
+    with expect_requests(journey, 2):
+        assert statuses(send_and_read(url, post(LENGTH + b"connection: close\r\n"))) == [200]
+        assert statuses(
+            send_and_read(url, post(b"transfer-encoding: chunked\r\nconnection: close\r\n", CHUNKED))
+        ) == [200]
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_length_and_chunks_are_one_request_each(url: str, journey: FakeJourney
 def test_what_two_servers_could_read_differently_is_refused_and_ends_the_connection(
     url: str, journey: FakeJourney, raw: bytes
 ) -> None:
-    with nothing_more(journey, 0):
-        answer = said(url, raw)
+    with expect_requests(journey, 0):
+        answer = send_and_read(url, raw)
     assert statuses(answer) in ([400], [413], [501]), answer[:200]
     error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
     assert error["code"] in ("invalid_request", "body_too_large") and error["request_id"]
@@ -150,9 +150,9 @@ def test_what_two_servers_could_read_differently_is_refused_and_ends_the_connect
 
 
 def test_two_pipelined_requests_get_an_answer_each(url: str, journey: FakeJourney) -> None:
-    with nothing_more(journey, 2), connected(url) as sock:
+    with expect_requests(journey, 2), connected(url) as sock:
         sock.sendall(SMUGGLED + post(LENGTH + b"connection: close\r\n"))
-        assert statuses(heard(sock)) == [200, 200]
+        assert statuses(read_all(sock)) == [200, 200]
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_two_pipelined_requests_get_an_answer_each(url: str, journey: FakeJourne
     ids=["too many", "one too long", "too long together"],
 )
 def test_headers_beyond_their_bounds_are_431(url: str, journey: FakeJourney, head: bytes) -> None:
-    with nothing_more(journey, 0):
-        answer = said(url, post(head + LENGTH))
+    with expect_requests(journey, 0):
+        answer = send_and_read(url, post(head + LENGTH))
     assert statuses(answer) == [431]
     assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "headers_too_large"
 
@@ -181,7 +181,7 @@ def test_a_header_or_a_request_line_that_never_ends_is_not_kept(url: str) -> Non
                     time.sleep(0.001)
             except OSError:
                 pass
-            answer = heard(sock)
+            answer = read_all(sock)
             assert sent < 4 * MAX_HEAD_BYTES or statuses(answer) == [431]
 
 
@@ -207,12 +207,12 @@ def test_headers_that_do_not_come_are_408_however_slowly_they_trickle(
                 answer = sock.recv(4_096)
             except TimeoutError:
                 sock.sendall(trickle)
-        assert statuses(answer) == [408] and time.monotonic() - begun >= Impatient.head_s / 2
+        assert statuses(answer) == [408] and time.monotonic() - begun >= ShortTimeouts.head_s / 2
 
 
 def test_a_connection_that_sends_nothing_is_closed() -> None:
-    with serving(fake_services(), http=Forgetful) as url, connected(url) as sock:
-        assert heard(sock) == b""
+    with serving(fake_services(), http=ShortKeepAlive) as url, connected(url) as sock:
+        assert read_all(sock) == b""
 
 
 def test_the_rest_of_a_refused_body_is_read_for_a_bounded_time_only(url: str) -> None:
@@ -245,12 +245,12 @@ def test_a_connection_stays_open_when_a_refused_body_arrives_whole(url: str) -> 
         assert statuses(sock.recv(4_096)) == [401]
         sock.sendall(BODY)
         sock.sendall(post(LENGTH + b"connection: close\r\n"))
-        assert statuses(heard(sock)) == [200]
+        assert statuses(read_all(sock)) == [200]
 
 
 def test_a_reader_who_takes_nothing_is_cut_off_and_its_work_ended(journey: FakeJourney) -> None:
     endless = FakeJourney(endless=True)
-    with serving(fake_services(endless), http=Impatient) as url, connected(url) as sock:
+    with serving(fake_services(endless), http=ShortTimeouts) as url, connected(url) as sock:
         body = json.dumps({**json.loads(BODY), "stream": True}).encode()
         sock.sendall(post(b"content-length: %d\r\n" % len(body), body))
         eventually(lambda: endless.running == 1)
@@ -260,28 +260,30 @@ def test_a_reader_who_takes_nothing_is_cut_off_and_its_work_ended(journey: FakeJ
 def test_a_connection_over_the_limit_gets_503_and_is_closed() -> None:
     """All others have a request in progress. Probes are answered all the same."""
     holding = FakeJourney(holds=True)
-    with serving(fake_services(holding), http=Crowded) as url:
+    with serving(fake_services(holding), http=TwoConnections) as url:
         with connected(url) as one, connected(url) as other:
             for sock in (one, other):
                 sock.sendall(post(LENGTH))
             eventually(lambda: holding.running == 2)
-            answer = said(url, post(LENGTH))
+            answer = send_and_read(url, post(LENGTH))
             assert statuses(answer) == [503] and b"retry-after: 1" in answer
             with connected(url) as silent:
-                assert statuses(heard(silent)) == [503]
+                assert statuses(read_all(silent)) == [503]
             for path in (b"/ping", b"/ready", b"/health"):
-                answer = said(url, b"GET %b HTTP/1.1\r\nhost: gw\r\n\r\n" % path)
+                answer = send_and_read(url, b"GET %b HTTP/1.1\r\nhost: gw\r\n\r\n" % path)
                 assert statuses(answer) == [200] and b"connection: close" in answer.lower()
-        eventually(lambda: statuses(said(url, LAST_PING)) == [200] and len(Crowded.table) == 0)
+        eventually(
+            lambda: statuses(send_and_read(url, LAST_PING)) == [200] and len(TwoConnections.table) == 0
+        )
 
 
 def test_a_new_connection_takes_the_place_of_one_that_never_sent_a_request() -> None:
-    with serving(fake_services(), http=Crowded) as url, connected(url) as used:
+    with serving(fake_services(), http=TwoConnections) as url, connected(url) as used:
         used.sendall(PING)
         assert statuses(used.recv(4_096)) == [200]
         with connected(url) as silent:
-            assert statuses(said(url, LAST_PING)) == [200]
-            assert heard(silent) == b""
+            assert statuses(send_and_read(url, LAST_PING)) == [200]
+            assert read_all(silent) == b""
         used.sendall(PING)
         assert statuses(used.recv(4_096)) == [200]
 
@@ -309,7 +311,7 @@ def test_no_body_of_json_costs_much(url: str, number: int, path: str) -> None:
     body = BOMBS[number]
     head = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
     begun = time.monotonic()
-    answer = said(url, b"POST %b HTTP/1.1\r\n" % path.encode() + AUTH + head + body)
+    answer = send_and_read(url, b"POST %b HTTP/1.1\r\n" % path.encode() + AUTH + head + body)
     assert statuses(answer)[0] in (200, 400, 422), answer[:200]
     assert time.monotonic() - begun < 5.0
 
@@ -331,7 +333,7 @@ def test_every_answer_has_the_security_headers_and_no_cors_headers(
 ) -> None:
     head = f"{method} {path} HTTP/1.1\r\nhost: gw\r\norigin: https://evil.example\r\n"
     head += f"authorization: Bearer {key}\r\nconnection: close\r\n"
-    answer = said(url, head.encode() + LENGTH + b"\r\n" + BODY).lower()
+    answer = send_and_read(url, head.encode() + LENGTH + b"\r\n" + BODY).lower()
     for name, value in SECURITY_HEADERS:
         assert answer.count(name + b": " + value.lower()) == 1
     assert b"access-control-" not in answer and b"server:" not in answer
@@ -342,5 +344,5 @@ def test_another_origins_preflight_is_allowed_nothing(url: str) -> None:
         b"OPTIONS /v1/generate HTTP/1.1\r\nhost: gw\r\norigin: https://evil.example\r\n"
         b"access-control-request-method: POST\r\nconnection: close\r\n\r\n"
     )
-    answer = said(url, raw)
+    answer = send_and_read(url, raw)
     assert statuses(answer) == [405] and b"access-control-" not in answer.lower()

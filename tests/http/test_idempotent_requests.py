@@ -116,7 +116,7 @@ async def test_a_waiting_request_runs_when_the_first_one_fails(connect: Any) -> 
 
 async def test_waiting_for_an_equal_request_is_bounded_in_time(connect: Any) -> None:
     journey = FakeJourney(holds=True)
-    desk = Idempotency(MemoryIdempotency(), wait_s=0.02)
+    replies = Idempotency(MemoryIdempotency(), wait_s=0.02)
     release = asyncio.Event()
 
     async def slow() -> ReplayableReply:
@@ -124,18 +124,18 @@ async def test_waiting_for_an_equal_request_is_bounded_in_time(connect: Any) -> 
         return ReplayableReply(Reply(200, b"{}"), keep=True)
 
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(desk.once("t", "k", "f", slow))
+        first = group.create_task(replies.once("t", "k", "f", slow))
         await asyncio.sleep(0)
         with pytest.raises(DuplicateRequest):
-            await desk.once("t", "k", "f", slow)
+            await replies.once("t", "k", "f", slow)
         release.set()
     assert first.result().body == b"{}"
-    assert desk.in_flight == 0
+    assert replies.in_flight == 0
     assert journey.running == 0
 
 
 async def test_the_number_of_requests_that_wait_for_one_key_is_bounded() -> None:
-    desk = Idempotency(MemoryIdempotency(), wait_s=5)
+    replies = Idempotency(MemoryIdempotency(), wait_s=5)
     release = asyncio.Event()
 
     async def slow() -> ReplayableReply:
@@ -144,16 +144,16 @@ async def test_the_number_of_requests_that_wait_for_one_key_is_bounded() -> None
 
     async with asyncio.TaskGroup() as group:
         for _ in range(MAX_WAITING + 1):
-            group.create_task(desk.once("t", "k", "f", slow))
+            group.create_task(replies.once("t", "k", "f", slow))
         await asyncio.sleep(0)
         with pytest.raises(DuplicateRequest):
-            await desk.once("t", "k", "f", slow)
+            await replies.once("t", "k", "f", slow)
         release.set()
-    assert desk.in_flight == 0
+    assert replies.in_flight == 0
 
 
 async def test_cancelled_requests_of_one_key_leave_none_in_flight() -> None:
-    desk = Idempotency(MemoryIdempotency(), wait_s=60)
+    replies = Idempotency(MemoryIdempotency(), wait_s=60)
     runs = 0
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -165,14 +165,14 @@ async def test_cancelled_requests_of_one_key_leave_none_in_flight() -> None:
         return ReplayableReply(Reply(200, b"{}"), keep=True)
 
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(desk.once("t", "k", "f", slow)) for _ in range(4)]
+        calls = [group.create_task(replies.once("t", "k", "f", slow)) for _ in range(4)]
         await begun.wait()
         calls[0].cancel()
         calls[2].cancel()
         release.set()
     assert calls[1].result().body == calls[3].result().body == b"{}"
     assert runs == 2
-    assert desk.in_flight == 0
+    assert replies.in_flight == 0
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "caf\xe9"])

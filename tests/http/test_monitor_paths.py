@@ -15,14 +15,14 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 async def test_metrics_ask_for_an_operators_key_when_told_to(connect: Any) -> None:
     async with connect(fake_services(open_metrics=False)) as client:
-        told = {
+        statuses = {
             key: (
                 await client.get("/metrics", headers={"authorization": key and f"Bearer {key}"})
             ).status_code
             for key in ("", CALLER_KEY, OPERATOR_KEY, ADMIN_KEY)
         }
         ping = await client.get("/ping", headers=NO_KEY)
-    assert told == {"": 401, CALLER_KEY: 403, OPERATOR_KEY: 200, ADMIN_KEY: 200}
+    assert statuses == {"": 401, CALLER_KEY: 403, OPERATOR_KEY: 200, ADMIN_KEY: 200}
     assert ping.status_code == 200
 
 

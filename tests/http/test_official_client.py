@@ -134,7 +134,7 @@ def test_a_wrong_key(url: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("status", "code", "told", "raises"),
+    ("status", "code", "expected", "raises"),
     [
         (422, "context_too_long", "context_length_exceeded", openai.BadRequestError),
         (403, "forbidden", "forbidden", openai.PermissionDeniedError),
@@ -153,14 +153,14 @@ def test_an_early_failure_raises_the_clients_own_class(
     journey: FakeJourney,
     status: int,
     code: str,
-    told: str,
+    expected: str,
     raises: type[openai.APIStatusError],
     stream: bool,
 ) -> None:
     journey.error, journey.pieces = PublicError(status, code, "no"), ()
     with pytest.raises(raises) as raised:
         client.chat.completions.create(model="demo", messages=TURNS, stream=stream)
-    assert raised.value.code == told
+    assert raised.value.code == expected
     assert raised.value.body["sluice_code"] == code  # type: ignore[index]
     # Every 429 and 503 says when to try again, in whole seconds.
     assert raised.value.response.headers.get("retry-after") == ("1" if status in (429, 503) else None)

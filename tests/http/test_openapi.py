@@ -55,31 +55,33 @@ def routes_of(app: Any) -> set[tuple[str, str]]:
     }
 
 
-def told_of(document: Any) -> set[tuple[str, str]]:
+def documented_routes(document: Any) -> set[tuple[str, str]]:
     return {(path, method.upper()) for path, found in document["paths"].items() for method in found}
 
 
 async def test_the_document_has_every_path_and_method_that_there_is_and_no_other(services: Any) -> None:
     whole = create_app(services.services)
     document = whole.openapi()
-    assert told_of(document) == routes_of(whole)
+    assert documented_routes(document) == routes_of(whole)
     assert {"/admin/chaos", "/admin/adapters", "/admin/canary", "/admin/drain"} <= set(document["paths"])
     callers = create_app(services.services, shown=for_callers)
-    assert told_of(callers.openapi()) == routes_of(callers)
+    assert documented_routes(callers.openapi()) == routes_of(callers)
     assert not any(path.startswith("/admin") for path in callers.openapi()["paths"])
 
 
 async def test_each_operators_path_tells_the_shape_of_what_it_asks_for_and_answers(services: Any) -> None:
     document = create_app(services.services).openapi()
     for path, operations in document["paths"].items():
-        for method, told in operations.items() if path.startswith("/admin") else ():
+        for method, operation in operations.items() if path.startswith("/admin") else ():
             asks = method in ("post", "put") and not path.endswith(BODILESS)
-            assert ("requestBody" in told) == asks, path
-            good = [one for one in told["responses"] if one.startswith("2")]
+            assert ("requestBody" in operation) == asks, path
+            good = [one for one in operation["responses"] if one.startswith("2")]
             assert good, path
             for status in good:
-                assert status == "204" or "application/json" in told["responses"][status]["content"], path
-            named = {one["name"] for one in told.get("parameters", ()) if one["in"] == "path"}
+                assert status == "204" or "application/json" in operation["responses"][status]["content"], (
+                    path
+                )
+            named = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
             assert named == ({"id"} if "{id}" in path else set()), path
     text = json.dumps(document)
     used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
@@ -88,9 +90,9 @@ async def test_each_operators_path_tells_the_shape_of_what_it_asks_for_and_answe
 
 def checked(document: Any, method: str, path: str, answer: httpx.Response) -> Any:
     """The answer's JSON, checked against the document at ``path``, such as ``/admin/keys/{id}``."""
-    told = document["paths"][path][method]["responses"]
-    assert str(answer.status_code) in told, (path, answer.status_code, answer.text)
-    schema = told[str(answer.status_code)]["content"]["application/json"]["schema"]
+    responses = document["paths"][path][method]["responses"]
+    assert str(answer.status_code) in responses, (path, answer.status_code, answer.text)
+    schema = responses[str(answer.status_code)]["content"]["application/json"]["schema"]
     jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
     return answer.json()
 

@@ -122,9 +122,9 @@ def test_a_page_of_another_origin_is_told_nothing(with_console: str, origin: str
         json=BODY,
         headers={"Origin": origin, "Authorization": f"Bearer {CALLER_KEY}"},
     )
-    for told in (preflight, answer):
-        assert "access-control-allow-origin" not in told.headers
-        assert "access-control-allow-credentials" not in told.headers
+    for response in (preflight, answer):
+        assert "access-control-allow-origin" not in response.headers
+        assert "access-control-allow-credentials" not in response.headers
 
 
 def test_the_listed_origin_may_ask_with_a_key_but_not_with_a_browsers_credentials(with_console: str) -> None:
@@ -137,12 +137,12 @@ def test_the_listed_origin_may_ask_with_a_key_but_not_with_a_browsers_credential
     answer = httpx.get(
         f"{with_console}/v1/models", headers={"Origin": CONSOLE, "Authorization": f"Bearer {CALLER_KEY}"}
     )
-    for told in (preflight, answer):
-        assert told.status_code == 200
-        assert told.headers["access-control-allow-origin"] == CONSOLE
-        assert "access-control-allow-credentials" not in told.headers
+    for response in (preflight, answer):
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == CONSOLE
+        assert "access-control-allow-credentials" not in response.headers
         # Else a cache would give one origin's permission to another.
-        assert "origin" in told.headers["vary"].lower()
+        assert "origin" in response.headers["vary"].lower()
 
 
 def test_an_open_list_of_origins_does_not_reflect_the_asking_one() -> None:

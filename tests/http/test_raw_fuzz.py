@@ -21,7 +21,7 @@ import pytest
 from gateway.testing import FakeJourney, fake_services, serving
 from tests.http.fakes import eventually
 from tests.http.raw_corpus import ACCEPTED, REFUSED, SOCKET_GET
-from tests.http.test_hostile_clients import LAST_PING, Impatient, connected, said, statuses
+from tests.http.test_hostile_clients import LAST_PING, ShortTimeouts, connected, send_and_read, statuses
 
 SECONDS = float(os.environ.get("SLUICE_FUZZ_SECONDS", "0"))
 INPUTS = 400
@@ -128,31 +128,31 @@ def exchanged(sock: socket.socket, raw: bytes, chance: random.Random | None) -> 
     return b"".join(answer)
 
 
-class Errors(logging.Handler):
+class ErrorLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if "Invalid UTF-8" not in record.getMessage():
-            self.told.append(record.getMessage())
+            self.messages.append(record.getMessage())
 
 
 @contextmanager
 def attacked() -> Iterator[str]:
     """Run a gateway and ping it during the block; then check that no request, connection or error is left."""
-    journey, errors, done = FakeJourney(), Errors(), threading.Event()
+    journey, errors, done = FakeJourney(), ErrorLog(), threading.Event()
     slowest = [0.0]
 
     def ping(url: str) -> None:
         while not done.is_set():
             begun = time.monotonic()
-            assert statuses(said(url, LAST_PING)) == [200]
+            assert statuses(send_and_read(url, LAST_PING)) == [200]
             slowest.append(time.monotonic() - begun)
             done.wait(0.05)
 
     logger = logging.getLogger("uvicorn.error")
-    with serving(fake_services(journey), http=Impatient) as url:
+    with serving(fake_services(journey), http=ShortTimeouts) as url:
         logger.addHandler(errors)
         prober = threading.Thread(target=ping, args=(url,))
         prober.start()
@@ -162,8 +162,8 @@ def attacked() -> Iterator[str]:
             done.set()
             prober.join()
             logger.removeHandler(errors)
-        eventually(lambda: journey.running == 0 and len(Impatient.table) == 0)
-    assert errors.told == []
+        eventually(lambda: journey.running == 0 and len(ShortTimeouts.table) == 0)
+    assert errors.messages == []
     # In a quiet run 20 ms; a stall of the loop would take much longer than a busy machine does.
     assert 0 < max(slowest) < 10.0
 

@@ -222,11 +222,11 @@ async def test_an_idempotency_key_that_is_too_long_is_refused(connect: Connect) 
 
 
 async def test_a_replay_is_reported_as_one_and_the_first_request_is_not(connect: Connect) -> None:
-    told: list[EdgeOutcome] = []
-    async with connect(fake_services(emit_edge=told.append)) as client:
+    events: list[EdgeOutcome] = []
+    async with connect(fake_services(emit_edge=events.append)) as client:
         for _ in range(2):
             await client.post("/v1/embeddings", json=VECTORS, headers=KEY)
-    assert [one.replayed for one in told] == [True]
+    assert [one.replayed for one in events] == [True]
 
 
 async def test_a_request_that_waits_for_an_equal_one_does_not_count_as_concurrent(

@@ -36,7 +36,7 @@ def held() -> FakeJourney:
     return FakeJourney(pieces=("One ", "moment"), holds=True)
 
 
-class House:
+class ResponsesRig:
     """A gateway with stored responses; ``now`` is its Unix time."""
 
     store_type = ResponseStore
@@ -77,8 +77,8 @@ class House:
 
 
 @pytest.fixture
-def house(connect: Connect, tmp_path: Path) -> House:
-    return House(connect, tmp_path)
+def rig(connect: Connect, tmp_path: Path) -> ResponsesRig:
+    return ResponsesRig(connect, tmp_path)
 
 
 async def made(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
@@ -88,11 +88,11 @@ async def made(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return found
 
 
-async def test_a_response_is_stored_unless_the_request_says_otherwise(house: House) -> None:
-    async with house.serving() as client:
-        kept, left = await made(client), await made(client, store=False)
-        assert (kept["store"], left["store"]) == (True, False)
-        assert (await client.get(f"/v1/responses/{kept['id']}")).json() == kept
+async def test_a_response_is_stored_unless_the_request_says_otherwise(rig: ResponsesRig) -> None:
+    async with rig.serving() as client:
+        stored, left = await made(client), await made(client, store=False)
+        assert (stored["store"], left["store"]) == (True, False)
+        assert (await client.get(f"/v1/responses/{stored['id']}")).json() == stored
         unknown = await client.get(f"/v1/responses/{left['id']}")
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "not_found"
@@ -102,9 +102,9 @@ def shown(url: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
 
 
-async def test_an_image_is_stored_by_its_address_alone(house: House) -> None:
+async def test_an_image_is_stored_by_its_address_alone(rig: ResponsesRig) -> None:
     journey = FakeJourney(pieces=("A cat.",))
-    async with house.serving(journey) as client:
+    async with rig.serving(journey) as client:
         held = await made(client, input=shown("data:image/png;base64,eA=="))
         assert held["store"] is False
         assert (await client.get(f"/v1/responses/{held['id']}")).status_code == 404
@@ -120,9 +120,9 @@ async def test_an_image_is_stored_by_its_address_alone(house: House) -> None:
         assert image.url == "https://example.org/a.png"
 
 
-async def test_a_streamed_response_is_stored_before_its_end_is_sent(house: House) -> None:
+async def test_a_streamed_response_is_stored_before_its_end_is_sent(rig: ResponsesRig) -> None:
     async with (
-        house.serving() as client,
+        rig.serving() as client,
         client.stream("POST", "/v1/responses", json={**ASKED, "stream": True}) as got,
     ):
         sent = events(await got.aread())
@@ -131,11 +131,11 @@ async def test_a_streamed_response_is_stored_before_its_end_is_sent(house: House
     assert stored.json() == sent[-1]["response"]
 
 
-async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(house: House) -> None:
-    async with house.serving() as client:
+async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(rig: ResponsesRig) -> None:
+    async with rig.serving() as client:
         first = await made(client, instructions="Be brief.")
     journey = FakeJourney(pieces=("Another",))
-    async with house.serving(journey) as client:
+    async with rig.serving(journey) as client:
         second = await made(client, input="And then?", previous_response_id=first["id"])
         third = await made(client, input="Why?", previous_response_id=second["id"])
         items = (await client.get(f"/v1/responses/{third['id']}/input_items", params={"order": "asc"})).json()
@@ -151,9 +151,9 @@ async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(hous
     assert texts == ["What should I read?", "One moment", "And then?", "Another", "Why?"]
 
 
-async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(house: House) -> None:
+async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(rig: ResponsesRig) -> None:
     journey = FakeJourney(pieces=("One ", "moment"))
-    async with house.serving(journey) as client:
+    async with rig.serving(journey) as client:
         first = await made(client)
         [given] = (await client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
         references = [
@@ -171,10 +171,10 @@ async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(house: 
             assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "input.0.id")
 
 
-async def test_a_stored_conversation_is_as_long_as_a_body_at_most(house: House) -> None:
+async def test_a_stored_conversation_is_as_long_as_a_body_at_most(rig: ResponsesRig) -> None:
     # 40 kB that are stored in a few hundred bytes.
     long, limits = {"input": "x" * 40_000}, ServerConfig(max_body_bytes=100_000)
-    async with house.serving(limits=limits) as client:
+    async with rig.serving(limits=limits) as client:
         ids = [(await made(client, **long))["id"]]
         ids.append((await made(client, **long, previous_response_id=ids[-1]))["id"])
         ids.append((await made(client, **long, previous_response_id=ids[-1]))["id"])
@@ -194,10 +194,10 @@ async def test_a_stored_conversation_is_as_long_as_a_body_at_most(house: House) 
     assert (shown.status_code, before.status_code) == (200, 200)
 
 
-async def test_input_items_come_in_pages(house: House) -> None:
-    async with house.serving() as client:
-        told = [{"role": "user", "content": f"line {n}"} for n in range(5)]
-        path = f"/v1/responses/{(await made(client, input=told))['id']}/input_items"
+async def test_input_items_come_in_pages(rig: ResponsesRig) -> None:
+    async with rig.serving() as client:
+        items = [{"role": "user", "content": f"line {n}"} for n in range(5)]
+        path = f"/v1/responses/{(await made(client, input=items))['id']}/input_items"
         first = (await client.get(path, params={"limit": 2})).json()
         rest = (await client.get(path, params={"after": first["last_id"], "limit": 10})).json()
         wrong = await client.get(path, params={"after": "item_9"})
@@ -207,25 +207,25 @@ async def test_input_items_come_in_pages(house: House) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
 
 
-async def test_another_tenants_response_is_an_unknown_one(house: House) -> None:
-    async with house.serving() as client:
-        kept = await made(client)
-        path = f"/v1/responses/{kept['id']}"
+async def test_another_tenants_response_is_an_unknown_one(rig: ResponsesRig) -> None:
+    async with rig.serving() as client:
+        stored = await made(client)
+        path = f"/v1/responses/{stored['id']}"
         foreign = await client.get(path, headers=OTHER)
         unknown = await client.get("/v1/responses/resp_nowhere", headers=OTHER)
-        shown = foreign.text.replace(kept["id"], "resp_nowhere")
+        shown = foreign.text.replace(stored["id"], "resp_nowhere")
         assert (foreign.status_code, json.loads(shown)["error"]) == (404, unknown.json()["error"])
         for method, where in (("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
             assert (await client.request(method, where, headers=OTHER)).status_code == 404
         follows = await client.post(
-            "/v1/responses", json={**ASKED, "previous_response_id": kept["id"]}, headers=OTHER
+            "/v1/responses", json={**ASKED, "previous_response_id": stored["id"]}, headers=OTHER
         )
         assert (follows.status_code, follows.json()["error"]["param"]) == (404, "previous_response_id")
         assert (await client.get(path)).status_code == 200
 
 
-async def test_a_deleted_response_is_gone_and_so_is_what_goes_on_from_it(house: House) -> None:
-    async with house.serving() as client:
+async def test_a_deleted_response_is_gone_and_so_is_what_goes_on_from_it(rig: ResponsesRig) -> None:
+    async with rig.serving() as client:
         first = await made(client)
         second = await made(client, previous_response_id=first["id"])
         gone = await client.delete(f"/v1/responses/{first['id']}")
@@ -236,16 +236,16 @@ async def test_a_deleted_response_is_gone_and_so_is_what_goes_on_from_it(house: 
 
 
 async def test_responses_expire_and_a_tenants_oldest_make_room(connect: Connect, tmp_path: Path) -> None:
-    house = House(connect, tmp_path, keep_seconds=120, max_tenant_bytes=2_500)
-    async with house.serving() as client:
+    rig = ResponsesRig(connect, tmp_path, keep_seconds=120, max_tenant_bytes=2_500)
+    async with rig.serving() as client:
         ids = []
         for _ in range(8):
             ids.append((await made(client))["id"])
-            house.now += 1
-        house.now += 55
+            rig.now += 1
+        rig.now += 55
         await eventually_gone(client, ids[0])
         assert (await client.get(f"/v1/responses/{ids[-1]}")).status_code == 200
-        house.now += 80
+        rig.now += 80
         assert (await client.get(f"/v1/responses/{ids[-1]}")).status_code == 404
 
 
@@ -258,16 +258,16 @@ async def eventually_gone(client: httpx.AsyncClient, response_id: str) -> None:
 
 
 async def test_what_cannot_be_stored_is_answered_and_says_so(connect: Connect, tmp_path: Path) -> None:
-    house = House(connect, tmp_path, max_bytes=1024)
-    async with house.serving(FakeJourney(pieces=tuple(map(str, range(2_000))))) as client:
+    rig = ResponsesRig(connect, tmp_path, max_bytes=1024)
+    async with rig.serving(FakeJourney(pieces=tuple(map(str, range(2_000))))) as client:
         whole = await made(client)
         streamed = await client.post("/v1/responses", json={**ASKED, "stream": True})
     for response in (whole, events(streamed.content)[-1]["response"]):
         assert response["store"] is False
         assert "larger than 1024 bytes" in response["sluice"]["warnings"][-1]
     (tmp_path / "sub").mkdir()
-    house.url = f"sqlite+aiosqlite:///{tmp_path}/nowhere/state.db"
-    async with house.serving() as client:
+    rig.url = f"sqlite+aiosqlite:///{tmp_path}/nowhere/state.db"
+    async with rig.serving() as client:
         assert "not stored" in (await made(client))["sluice"]["warnings"][-1]
         assert (await client.get("/v1/responses/resp_1")).status_code == 503
 
@@ -282,9 +282,9 @@ async def test_a_gateway_that_stores_nothing_says_so(connect: Connect) -> None:
         assert follows.status_code == 404
 
 
-async def test_a_background_response_runs_on_and_can_be_followed_from_any_event(house: House) -> None:
+async def test_a_background_response_runs_on_and_can_be_followed_from_any_event(rig: ResponsesRig) -> None:
     journey = held()
-    async with house.serving(journey) as client:
+    async with rig.serving(journey) as client:
         begun = await made(client, background=True)
         assert (begun["status"], begun["background"]) == ("queued", True)
         path = f"/v1/responses/{begun['id']}"
@@ -304,13 +304,13 @@ async def test_a_background_response_runs_on_and_can_be_followed_from_any_event(
         assert over.content == b""
 
 
-async def test_a_background_stream_goes_on_when_its_caller_leaves(house: House) -> None:
+async def test_a_background_stream_goes_on_when_its_caller_leaves(rig: ResponsesRig) -> None:
     journey, body = held(), {**ASKED, "background": True, "stream": True}
-    async with house.serving(journey) as client, asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(client.post("/v1/responses", json=body))
+    async with rig.serving(journey) as client, asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(client.post("/v1/responses", json=body))
         await journey.started.wait()
-        asking.cancel()
-        await asyncio.wait([asking])
+        call.cancel()
+        await asyncio.wait([call])
         assert journey.running == 1
         journey.resume()
         path = f"/v1/responses/resp_{journey.requests[0].generation_id.removeprefix('gen_')}"
@@ -319,78 +319,78 @@ async def test_a_background_stream_goes_on_when_its_caller_leaves(house: House) 
     assert journey.finished == 1
 
 
-async def test_a_cancelled_background_response_frees_its_journey(house: House) -> None:
+async def test_a_cancelled_background_response_frees_its_journey(rig: ResponsesRig) -> None:
     journey = held()
-    async with house.serving(journey) as client:
+    async with rig.serving(journey) as client:
         begun = await made(client, background=True)
         path = f"/v1/responses/{begun['id']}"
         await journey.started.wait()
-        run = house.background.of("acme", begun["id"])
+        run = rig.background.of("acme", begun["id"])
         assert run is not None and run.task is not None
         assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
         assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
         found = (await client.get(path)).json()
-        told = events((await client.get(path, params={"stream": "true"})).content)
+        replayed = events((await client.get(path, params={"stream": "true"})).content)
         assert run.task.done() and journey.cancelled == 1
         journey.resume()
         refused = await client.post(f"/v1/responses/{(await made(client))['id']}/cancel")
     assert found["status"] == "cancelled"
     [message] = found["output"]
     assert (message["status"], message["content"][0]["text"]) == ("incomplete", "One moment")
-    assert told[-1]["type"] == "response.incomplete"
-    assert told == events(b"".join([event async for event in run.follow(-1)]))
-    assert told[-1]["response"] == found
+    assert replayed[-1]["type"] == "response.incomplete"
+    assert replayed == events(b"".join([event async for event in run.follow(-1)]))
+    assert replayed[-1]["response"] == found
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
 
 
 async def test_a_response_cancelled_at_another_gateway_is_stored_by_the_one_that_runs_it(
-    house: House,
+    rig: ResponsesRig,
 ) -> None:
     journey = held()
-    async with house.serving(journey) as runs, house.serving() as other:
+    async with rig.serving(journey) as runs, rig.serving() as other:
         path = f"/v1/responses/{(await made(runs, background=True))['id']}"
         await journey.started.wait()
         cancelled = (await other.post(f"{path}/cancel")).json()
-        told = events((await other.get(path, params={"stream": "true"})).content)
+        replayed = events((await other.get(path, params={"stream": "true"})).content)
         assert journey.cancelled == 1
         found = (await runs.get(path)).json()
     [message] = found["output"]
     assert (message["status"], message["content"][0]["text"]) == ("incomplete", "One moment")
-    assert (found["status"], told[-1]["type"]) == ("cancelled", "response.incomplete")
-    assert cancelled == found == told[-1]["response"]
+    assert (found["status"], replayed[-1]["type"]) == ("cancelled", "response.incomplete")
+    assert cancelled == found == replayed[-1]["response"]
 
 
 @pytest.mark.parametrize("after", [-1, 0, 7])
 async def test_the_stream_of_a_response_cancelled_after_its_gateway_died_has_an_end(
-    house: House, after: int
+    rig: ResponsesRig, after: int
 ) -> None:
-    async with house.serving(held()) as client:
+    async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
-    async with house.serving(health=FakeHealth(is_ready=False)) as client:
-        house.now += LEASE_S + 1
+    async with rig.serving(health=FakeHealth(is_ready=False)) as client:
+        rig.now += LEASE_S + 1
         assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
         found = await client.get(path, params={"stream": "true", "starting_after": after})
-    told = events(found.content)
-    assert [one["sequence_number"] for one in told] == {-1: [0, 1, 2], 0: [1, 2], 7: [8]}[after]
-    assert (told[-1]["type"], told[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
+    replayed = events(found.content)
+    assert [one["sequence_number"] for one in replayed] == {-1: [0, 1, 2], 0: [1, 2], 7: [8]}[after]
+    assert (replayed[-1]["type"], replayed[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
 
 
-async def test_the_stream_of_a_response_ends_with_a_failure_when_its_gateway_stops(house: House) -> None:
+async def test_the_stream_of_a_response_ends_with_a_failure_when_its_gateway_stops(rig: ResponsesRig) -> None:
     journey = held()
-    async with house.serving(journey) as client:
+    async with rig.serving(journey) as client:
         begun = await made(client, background=True)
         await journey.started.wait()
-        run = house.background.of("acme", begun["id"])
+        run = rig.background.of("acme", begun["id"])
         assert run is not None and run.task is not None
     [*_, last] = events(b"".join([event async for event in run.follow(-1)]))
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["message"] == "the gateway that ran the response has ended"
-    assert (await house.row(f"/v1/responses/{begun['id']}")).status in ("queued", "in_progress")
+    assert (await rig.row(f"/v1/responses/{begun['id']}")).status in ("queued", "in_progress")
 
 
-async def test_a_background_response_that_fails_says_why(house: House) -> None:
+async def test_a_background_response_that_fails_says_why(rig: ResponsesRig) -> None:
     gone = public_error(BackendUnavailable("the worker is gone"))
-    async with house.serving(FakeJourney(pieces=("One ",), error=gone)) as client:
+    async with rig.serving(FakeJourney(pieces=("One ",), error=gone)) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
         sent = events((await client.get(path, params={"stream": "true"})).content)
         check(sent)
@@ -409,17 +409,17 @@ async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     raise AssertionError(f"it has not ended: {found}")
 
 
-async def test_a_response_whose_gateway_died_is_run_again_by_another(house: House) -> None:
-    async with house.serving() as client:
+async def test_a_response_whose_gateway_died_is_run_again_by_another(rig: ResponsesRig) -> None:
+    async with rig.serving() as client:
         before = await made(client)
-    async with house.serving(held()) as client:
+    async with rig.serving(held()) as client:
         begun = await made(client, background=True, previous_response_id=before["id"], metadata={"a": "b"})
     journey, path = FakeJourney(pieces=("Two ", "moments")), f"/v1/responses/{begun['id']}"
-    async with house.serving(journey) as client:
+    async with rig.serving(journey) as client:
         # The first gateway's lease is still valid, so that gateway may still live.
         await asyncio.sleep(0.1)
         assert not journey.requests
-        house.now += LEASE_S + 1
+        rig.now += LEASE_S + 1
         found = await ended(client, path)
         sent = events((await client.get(path, params={"stream": "true"})).content)
     check(sent)
@@ -434,25 +434,25 @@ async def test_a_response_whose_gateway_died_is_run_again_by_another(house: Hous
     assert (request.caller.tenant, request.caller.key_id) == ("acme", "key_1")
 
 
-async def test_an_abandoned_response_is_run_again_by_only_one_gateway(house: House) -> None:
-    async with house.serving(held()) as client:
+async def test_an_abandoned_response_is_run_again_by_only_one_gateway(rig: ResponsesRig) -> None:
+    async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
-    house.now += LEASE_S + 1
+    rig.now += LEASE_S + 1
     journeys = FakeJourney(pieces=("One",)), FakeJourney(pieces=("One",))
-    async with house.serving(journeys[0]) as client, house.serving(journeys[1]):
+    async with rig.serving(journeys[0]) as client, rig.serving(journeys[1]):
         assert (await ended(client, path))["status"] == "completed"
     assert sum(len(one.requests) for one in journeys) == 1
 
 
-async def test_a_response_that_ended_two_gateways_is_not_run_a_third_time(house: House) -> None:
-    async with house.serving(held()) as client:
+async def test_a_response_that_ended_two_gateways_is_not_run_a_third_time(rig: ResponsesRig) -> None:
+    async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
-    house.now += LEASE_S + 1
+    rig.now += LEASE_S + 1
     journey = held()
-    async with house.serving(journey), asyncio.timeout(60):
+    async with rig.serving(journey), asyncio.timeout(60):
         await journey.started.wait()
-    house.now += LEASE_S + 1
-    async with house.serving() as client:
+    rig.now += LEASE_S + 1
+    async with rig.serving() as client:
         found = await ended(client, path)
     assert found["status"] == "failed" and "has ended" in found["error"]["message"]
 
@@ -470,65 +470,65 @@ class FailsOnce(ResponseStore):
 
 
 async def test_a_database_that_is_away_while_an_abandoned_response_is_ended_is_asked_again(
-    house: House,
+    rig: ResponsesRig,
 ) -> None:
-    async with house.serving(held()) as client:
+    async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
-    store = ResponseStore(house.url, tenant_bytes=house.section.max_tenant_bytes)
-    await store.forbid_rerun(await house.row(path))
+    store = ResponseStore(rig.url, tenant_bytes=rig.section.max_tenant_bytes)
+    await store.forbid_rerun(await rig.row(path))
     await store.close()
-    house.now += LEASE_S + 1
-    house.store_type = FailsOnce
-    async with house.serving() as client:
+    rig.now += LEASE_S + 1
+    rig.store_type = FailsOnce
+    async with rig.serving() as client:
         assert (await ended(client, path))["status"] == "failed"
 
 
-async def test_a_response_whose_stream_was_followed_is_not_run_again(house: House) -> None:
+async def test_a_response_whose_stream_was_followed_is_not_run_again(rig: ResponsesRig) -> None:
     journey = held()
-    async with house.serving(journey) as client, asyncio.TaskGroup() as tasks:
+    async with rig.serving(journey) as client, asyncio.TaskGroup() as tasks:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
         following = tasks.create_task(client.get(path, params={"stream": "true"}))
         for _ in range(3_000):
-            if (await house.row(path)).again is None:
+            if (await rig.row(path)).again is None:
                 break
             await asyncio.sleep(0.02)
         following.cancel()
     streamed = FakeJourney(pieces=("One ",), holds=True)
-    async with house.serving(streamed) as client, asyncio.TaskGroup() as tasks:
+    async with rig.serving(streamed) as client, asyncio.TaskGroup() as tasks:
         body = {**ASKED, "background": True, "stream": True}
-        asking = tasks.create_task(client.post("/v1/responses", json=body))
+        call = tasks.create_task(client.post("/v1/responses", json=body))
         await streamed.started.wait()
-        asking.cancel()
+        call.cancel()
     other = f"/v1/responses/resp_{streamed.requests[0].generation_id.removeprefix('gen_')}"
-    house.now += LEASE_S + 1
+    rig.now += LEASE_S + 1
     last = FakeJourney()
-    async with house.serving(last) as client:
+    async with rig.serving(last) as client:
         for one in (path, other):
             assert "has ended" in (await ended(client, one))["error"]["message"]
     assert not last.requests
 
 
-async def test_a_response_is_not_run_again_for_a_key_that_was_revoked(house: House) -> None:
+async def test_a_response_is_not_run_again_for_a_key_that_was_revoked(rig: ResponsesRig) -> None:
     class Revoked(FakeKeys):
         def by_id(self, key_id: str) -> Caller:
             raise InvalidKey("the key was revoked")
 
-    async with house.serving(held()) as client:
+    async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
-    house.now += LEASE_S + 1
+    rig.now += LEASE_S + 1
     journey = FakeJourney()
-    async with house.serving(journey, keys=Revoked()) as client:
+    async with rig.serving(journey, keys=Revoked()) as client:
         found = await ended(client, path)
     assert (found["status"], found["error"]["message"]) == ("failed", "the key was revoked")
     assert not journey.requests
 
 
-async def test_a_gateway_that_is_not_ready_runs_no_abandoned_response(house: House) -> None:
-    async with house.serving(held()) as client:
+async def test_a_gateway_that_is_not_ready_runs_no_abandoned_response(rig: ResponsesRig) -> None:
+    async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
-    house.now += LEASE_S + 1
+    rig.now += LEASE_S + 1
     health, journey = FakeHealth(is_ready=False), FakeJourney()
-    async with house.serving(journey, health=health) as client:
+    async with rig.serving(journey, health=health) as client:
         await asyncio.sleep(0.2)
         assert (await client.get(path)).json()["status"] in ("queued", "in_progress") and not journey.requests
         health.is_ready = True
@@ -536,8 +536,8 @@ async def test_a_gateway_that_is_not_ready_runs_no_abandoned_response(house: Hou
 
 
 async def test_the_number_of_background_responses_is_bounded(connect: Connect, tmp_path: Path) -> None:
-    house = House(connect, tmp_path, max_background=1)
-    async with house.serving(held()) as client:
+    rig = ResponsesRig(connect, tmp_path, max_background=1)
+    async with rig.serving(held()) as client:
         await made(client, background=True)
         refused = await client.post("/v1/responses", json={**ASKED, "background": True})
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1

@@ -147,12 +147,12 @@ async def test_a_large_text_is_tokenized_in_the_tenants_share_of_the_threads(con
     services = fake_services()
     taken: list[tuple[str, int]] = []
 
-    class Noting(TextThreads):
+    class RecordingThreads(TextThreads):
         async def run(self, tenant: str, chars: int, work: Any) -> Any:
             taken.append((tenant, chars))
             return await super().run(tenant, chars, work)
 
-    async with connect(replace(services, text_threads=Noting())) as client:
+    async with connect(replace(services, text_threads=RecordingThreads())) as client:
         large = await client.post("/tokenize", json={"prompt": "a" * 40_000, "return_token_strs": True})
         await client.post("/tokenize", json={"prompt": "a"})
     answer = large.json()

@@ -17,7 +17,7 @@ from gateway.http.embeddings import vectors_body
 NUMBERS = array("f", [-0.0, 1e-42, 0.1, -3.25])
 
 
-class Noted(list[str]):
+class ThreadRecorder(list[str]):
     """Vectors that note in which thread they were last read."""
 
     thread = 0
@@ -54,7 +54,7 @@ async def test_a_large_body_is_written_off_the_loop(
     form: Literal["float", "base64"], vectors: int, on_the_loop: bool
 ) -> None:
     one = b64encode(array("f", [0.25] * 1_024)).decode()
-    noted = Noted([one] * vectors)
+    noted = ThreadRecorder([one] * vectors)
     asked = EmbeddingsBody(model="bge", input="a", encoding_format=form)
     await vectors_body(EmbeddingsAnswer("bge", noted, 1), asked)
     assert (noted.thread == threading.get_ident()) is on_the_loop

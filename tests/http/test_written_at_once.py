@@ -43,7 +43,7 @@ def test_a_piece_is_sent_before_write_returns() -> None:
     assert server.sent == [{"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}]
 
 
-@pytest.mark.parametrize("flow", [Flow(write_paused=True), None], ids=["behind", "another server"])
+@pytest.mark.parametrize("flow", [Flow(write_paused=True), None], ids=["write paused", "another server"])
 def test_a_piece_that_would_have_to_wait_is_not_sent(flow: Flow | None) -> None:
     server = Server()
     assert not exchange(server, flow).write(b"data: 1\n\n") and not server.sent

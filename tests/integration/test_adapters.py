@@ -86,9 +86,9 @@ def test_requests_for_two_adapters_and_the_base_run_together_and_each_gets_its_o
     live.wait_until_idle()
 
 
-@pytest.mark.parametrize(("name", "told"), [("gone", "not_found"), ("odd", "use_dora")])
+@pytest.mark.parametrize(("name", "message"), [("gone", "not_found"), ("odd", "use_dora")])
 def test_an_adapter_that_does_not_pass_is_refused_by_its_reason_and_no_others_are(
-    live: LiveGateway, name: str, told: str
+    live: LiveGateway, name: str, message: str
 ) -> None:
     body = {"messages": [{"role": "user", "content": QUESTION}], "adapter_id": name}
     headers = {**live.headers, "prefer": "sluice-no-fallback"}
@@ -96,7 +96,7 @@ def test_an_adapter_that_does_not_pass_is_refused_by_its_reason_and_no_others_ar
     assert response.status_code == 404
     error = response.json()["error"]
     assert error["code"] == "unknown_adapter"
-    assert "was refused" in error["message"] and told in error["message"]
+    assert "was refused" in error["message"] and message in error["message"]
     assert ask(live, "shout").json()["fallback"] is None
 
 

@@ -25,7 +25,7 @@ LARGE = 25 << 20
 
 
 @asynccontextmanager
-async def heard(
+async def audio_gateway(
     folder: Path, *workers: SpeechWorker
 ) -> AsyncIterator[tuple[LiveGateway, openai.AsyncOpenAI, httpx.AsyncClient]]:
     async with (
@@ -44,7 +44,7 @@ def most_bytes(live: LiveGateway) -> int:
 
 async def test_the_official_client_gets_every_format_and_each_request_is_billed_once(tmp_path: Path) -> None:
     worker = SpeechWorker()
-    async with heard(tmp_path, worker) as (live, client, _):
+    async with audio_gateway(tmp_path, worker) as (live, client, _):
         audio = client.audio
         plain = await audio.transcriptions.create(
             model=MODEL,
@@ -85,7 +85,7 @@ async def test_the_official_client_gets_every_format_and_each_request_is_billed_
 
 async def test_an_unknown_model_and_a_file_that_is_too_large_are_refused(tmp_path: Path) -> None:
     worker = SpeechWorker()
-    async with heard(tmp_path, worker) as (_, client, plain):
+    async with audio_gateway(tmp_path, worker) as (_, client, plain):
         with pytest.raises(openai.NotFoundError):
             await client.audio.transcriptions.create(model="whisper", file=SPEECH)
         too_large = await plain.post(
@@ -100,7 +100,7 @@ async def test_a_large_file_goes_on_from_the_disk_and_to_another_worker_when_one
 ) -> None:
     workers = SpeechWorker(dies_after=1), SpeechWorker(dies_after=2)
     recording = os.urandom(LARGE - len(SPEECH) - 4096) + b"\0" * 4096 + SPEECH
-    async with heard(tmp_path, *workers) as (live, client, _):
+    async with audio_gateway(tmp_path, *workers) as (live, client, _):
         before = most_bytes(live)
         for _ in range(3):
             made = await client.audio.transcriptions.create(model=MODEL, file=recording, timeout=300)
@@ -117,7 +117,7 @@ async def test_a_caller_that_leaves_ends_the_workers_request_and_a_broken_worker
 ) -> None:
     worker = SpeechWorker()
     worker.holds = asyncio.Event()
-    async with heard(tmp_path, worker) as (live, _, plain):
+    async with audio_gateway(tmp_path, worker) as (live, _, plain):
         asked = {"data": {"model": MODEL, "stream": "true"}, "files": {"file": SPEECH * 1000}}
         async with plain.stream("POST", "/v1/audio/transcriptions", **asked) as answer:
             assert await anext(answer.aiter_lines()) != ""

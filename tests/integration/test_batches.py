@@ -73,11 +73,11 @@ def test_the_official_client_runs_a_batch_of_each_endpoint(tmp_path: Path) -> No
         assert bodies["/v1/embeddings"]["data"][0]["embedding"]
         stored = client.responses.retrieve(bodies["/v1/responses"]["id"])
         assert stored.output_text == bodies["/v1/responses"]["output"][0]["content"][0]["text"]
-        told = [sum(one.usage.total_tokens for one in done.values())]
+        totals = [sum(one.usage.total_tokens for one in done.values())]
         rows = httpx.get(
             f"{live.url}/admin/usage", headers={"authorization": f"Bearer {ADMIN_KEY}"}
         ).raise_for_status()
-        assert told == [sum(row["input_tokens"] + row["output_tokens"] for row in rows.json()["rows"])]
+        assert totals == [sum(row["input_tokens"] + row["output_tokens"] for row in rows.json()["rows"])]
 
 
 def test_the_command_submits_follows_and_collects(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_gateway_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("nonsense", "pairs.jsonl:2: not a JSON object"),
         ("[]", "pairs.jsonl:2: not a JSON object"),
@@ -106,12 +106,12 @@ def test_a_gateway_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         ('{"a": "x", "b": "y", "same": true}', "has one kind of pairs"),
     ],
 )
-def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str, told: str) -> None:
+def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"a": "x", "b": "y", "same": true}\n' + line + "\n")
     with pytest.raises(AdminError) as caught:
         read_pairs(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

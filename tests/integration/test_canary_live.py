@@ -170,15 +170,15 @@ def rolled_back(lives: list[LiveGateway], check: str) -> None:
 
 
 def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path: Path) -> None:
-    with worker() as behind, gateways(tmp_path, 2, behind.server_port) as lives, callers(lives) as answers:
+    with worker() as server, gateways(tmp_path, 2, server.server_port) as lives, callers(lives) as answers:
         one, other = lives
         assert canary(one, "/start", backend="b", **PLAN)["phase"] == "running"
         assert share(one, "b") == 20.0
         until(lambda: (canary(other) or {}).get("phase") == "done", 120)
         until(lambda: share(one, "b") == share(other, "b") == 100.0)
         status = ["canary", "status", "--url", other.url, "--key", ADMIN_KEY]
-        told = CliRunner().invoke(app, status)
-        assert told.exit_code == 0 and "done" in told.output, told.output
+        shown = CliRunner().invoke(app, status)
+        assert shown.exit_code == 0 and "done" in shown.output, shown.output
 
         # A slow backend.
         for live in lives:
@@ -193,7 +193,7 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
             faults(live)
 
         # A backend that answers with prose where JSON was asked for.
-        behind.broken["base-a"] = "prose"
+        server.broken["base-a"] = "prose"
         assert canary(other, "/start", backend="a", **SHORT)["phase"] == "running"
         rolled_back(lives, "guardrail.shape")
         assert (
@@ -202,7 +202,7 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         assert {answer.status_code for answer in list(answers)} == {200}
 
         # A backend that answers with errors; there is no fallback here, so callers get them.
-        behind.broken["base-a"] = "error"
+        server.broken["base-a"] = "error"
         assert canary(one, "/start", backend="a", **SHORT)["phase"] == "running"
         rolled_back(lives, "error")
         after = len(answers)

@@ -167,10 +167,10 @@ async def test_numbers_of_a_worker_become_base64_and_its_refusal_is_passed_on(tm
         made = (await client.post("/v1/embeddings", json=asked)).json()
         assert b64decode(made["data"][0]["embedding"]) == vector_of("the sea").tobytes()
         assert len(b64decode(made["data"][0]["embedding"])) == 4 * SIZE
-        told = {"error": {"message": "maximum context length is 512 tokens", "code": 400}}
+        refusal = {"error": {"message": "maximum context length is 512 tokens", "code": 400}}
 
         async def refuse(request: Any) -> None:
-            await request.whole(400, json.dumps(told).encode())
+            await request.whole(400, json.dumps(refusal).encode())
 
         worker.behaviours[:] = [refuse]
         long = await client.post("/v1/embeddings", json=asked)
@@ -235,7 +235,7 @@ def test_the_engine_in_process_truncates_when_asked_and_refuses_what_it_cannot(l
 
 def test_the_engine_in_process_names_the_input_at_fault_with_its_number(live: LiveGateway) -> None:
     long = [7] * 5_120
-    for given, code, told, param in (
+    for given, code, message, param in (
         (
             ["a"] * 70 + [long],
             "context_length_exceeded",
@@ -253,7 +253,7 @@ def test_the_engine_in_process_names_the_input_at_fault_with_its_number(live: Li
         ids = [[1] if one == "a" else one for one in given]
         error = own_vectors(live, input=ids).json()["error"]
         assert (error["code"], error["param"]) == (code, param), error
-        assert error["message"].startswith(told), error
+        assert error["message"].startswith(message), error
 
 
 def test_a_caller_who_leaves_frees_the_engine_in_process(live: LiveGateway) -> None:

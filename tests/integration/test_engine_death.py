@@ -47,7 +47,7 @@ def restarting(live: LiveGateway, bodies: list[dict[str, Any]]) -> bool:
     return True
 
 
-def standing(live: LiveGateway) -> dict[str, Any]:
+def engine_state(live: LiveGateway) -> dict[str, Any]:
     engine: dict[str, Any] = ready(live).json()["engine"]
     return engine
 
@@ -56,11 +56,11 @@ def test_a_dead_or_hung_engine_comes_back_by_itself_until_it_has_died_too_often(
     with gateway(tmp_path, SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR="2") as live:
         assert answers(live)
         counted = live.metric("vllm:prefix_cache_queries_total")
-        for number, (blow, reason) in enumerate(
+        for number, (sent, reason) in enumerate(
             ((signal.SIGKILL, "exited"), (signal.SIGSTOP, "stopped")), start=1
         ):
             pid = live.engine_pid()
-            os.kill(pid, blow)
+            os.kill(pid, sent)
             bodies: list[dict[str, Any]] = []  # stored: the engine may be back before the next request
             noticed_s = until(lambda bodies=bodies: restarting(live, bodies), 60.0)  # type: ignore[misc]
             assert noticed_s < 15, "0.75 s when idle; engine.hang_seconds are 30"
@@ -81,7 +81,7 @@ def test_a_dead_or_hung_engine_comes_back_by_itself_until_it_has_died_too_often(
         assert deep["restarts_last_hour"] == 2
 
         os.kill(live.engine_pid(), signal.SIGKILL)
-        until(lambda: standing(live)["state"] == "given_up", 60.0)
+        until(lambda: engine_state(live)["state"] == "given_up", 60.0)
         body = ready(live).json()
         assert (ready(live).status_code, body["status"]) == (503, "engine_given_up")
         assert (

@@ -55,9 +55,9 @@ def test_a_gateway_is_alive_and_not_ready_while_its_model_loads(
     assert loading, "the engine is a process of its own; it cannot load before the first question"
     for ready, ping in loading:
         assert ping.status_code == 200 and ping.json()["status"] == "healthy"
-        told = ready.json()
-        assert told["ready"] is False and told["status"] == "not_ready"
-        assert not (told["checks"]["model_loaded"] and told["checks"]["workers_ready"])
+        report = ready.json()
+        assert report["ready"] is False and report["status"] == "not_ready"
+        assert not (report["checks"]["model_loaded"] and report["checks"]["workers_ready"])
 
 
 @contextlib.asynccontextmanager
@@ -126,20 +126,20 @@ def test_deep_health_generates_and_tells_every_figure(serving: LiveGateway, load
         before = serving.metric("vllm:prefix_cache_queries_total")
         answer = client.get("/health/deep")
         assert serving.metric("vllm:prefix_cache_queries_total") > before, "it has really generated"
-    told: dict[str, Any] = answer.json()
+    report: dict[str, Any] = answer.json()
     assert answer.status_code == 200
-    assert told["backends"]["local"]["output_tokens"] > 0
-    assert told["backends"]["local"]["latency_ms"] > 0
+    assert report["backends"]["local"]["output_tokens"] > 0
+    assert report["backends"]["local"]["latency_ms"] > 0
     counts = {
         "running", "waiting", "kv_utilization", "requests_last_minute", "requests_per_second",
         "errors_last_minute", "fallbacks_last_minute", "shed_last_minute", "preemptions_last_minute",
         "restarts_last_hour", "in_flight",
     }  # fmt: skip
-    assert {name for name in counts if not isinstance(told[name], int | float)} == set()
+    assert {name for name in counts if not isinstance(report[name], int | float)} == set()
     times = {f"{what}_ms_{figure}" for what in ("ttft", "tpot") for figure in ("avg", "p50", "p99")}
-    assert {name for name in times if not told[name] > 0} == set()
-    assert isinstance(told["gpus"], list)
-    assert told["requests_last_minute"] >= 3 and told["errors_last_minute"] == 0
+    assert {name for name in times if not report[name] > 0} == set()
+    assert isinstance(report["gpus"], list)
+    assert report["requests_last_minute"] >= 3 and report["errors_last_minute"] == 0
 
 
 def test_a_gateway_that_sheds_stays_ready_and_says_so(serving: LiveGateway, loading: object) -> None:

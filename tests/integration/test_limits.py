@@ -27,7 +27,7 @@ def test_tenants_that_hammer_two_processes_get_their_limits_and_nothing_more(
 ) -> None:
     """The small form of ``python -m benchmarks.quota_accuracy``."""
     for seconds in SECONDS:
-        result = hammered(tmp_path / f"{seconds}", store, seconds)
+        result = hammer(tmp_path / f"{seconds}", store, seconds)
         assert not result.failed
         if not result.misses:
             assert result.requests_most <= 1.0, "never beyond the limit, though two processes count"
@@ -38,7 +38,7 @@ def test_tenants_that_hammer_two_processes_get_their_limits_and_nothing_more(
     assert result.unused_reserves < 1.0, "nothing was refused that fits"
 
 
-def hammered(folder: Path, store: str, seconds: float) -> Result:
+def hammer(folder: Path, store: str, seconds: float) -> Result:
     folder.mkdir()
     tenants = tenants_of(6, requests=20, tokens=30_000)
     with ExitStack() as stack:

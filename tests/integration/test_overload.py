@@ -28,7 +28,7 @@ URGENT_EACH = 12
 
 
 @dataclass(frozen=True)
-class Seen:
+class CallResult:
     """The outcome of one request."""
 
     priority: int
@@ -41,7 +41,7 @@ class Seen:
         return float(self.body["timings"]["queue_wait_ms"])  # type: ignore[index]
 
 
-async def ask(client: httpx.AsyncClient, live: LiveGateway, number: int, priority: int) -> Seen:
+async def ask(client: httpx.AsyncClient, live: LiveGateway, number: int, priority: int) -> CallResult:
     body = {
         "messages": [{"role": "user", "content": f"Tell me about shipping, please, number {number}"}],
         "sampling": {"max_tokens": TOKENS, "temperature": 1.0, "seed": number},
@@ -49,7 +49,7 @@ async def ask(client: httpx.AsyncClient, live: LiveGateway, number: int, priorit
     }
     headers = {**live.headers, "Prefer": "sluice-no-fallback"}
     answer = await client.post(f"{live.url}/v1/generate", json=body, headers=headers)
-    return Seen(priority, answer.status_code, answer.json(), answer.headers.get("retry-after"))
+    return CallResult(priority, answer.status_code, answer.json(), answer.headers.get("retry-after"))
 
 
 async def capacity(client: httpx.AsyncClient, live: LiveGateway, at_once: int) -> float:
@@ -71,13 +71,13 @@ async def capacity(client: httpx.AsyncClient, live: LiveGateway, at_once: int) -
     return done / (time.monotonic() - begun)
 
 
-async def storm(live: LiveGateway) -> list[Seen]:
+async def storm(live: LiveGateway) -> list[CallResult]:
     """Send requests at random times, at four times the rate just measured, without waiting for answers."""
     draw = random.Random(4)
     limits = httpx.Limits(max_connections=2_000)
     async with httpx.AsyncClient(timeout=60, limits=limits) as client:
         rate = OVERLOAD * await capacity(client, live, 4)
-        tasks: list[asyncio.Task[Seen]] = []
+        tasks: list[asyncio.Task[CallResult]] = []
         async with asyncio.TaskGroup() as group:
             end = time.monotonic() + SECONDS
             while time.monotonic() < end:
@@ -94,20 +94,20 @@ def test_an_overload_is_refused_with_reasons_and_never_reaches_the_engine(tmp_pa
         "SLUICE_ADMISSION__MAX_WAIT_MS": "800",
         "SLUICE_ADMISSION__MAX_QUEUE": "40",
     }
-    told: list[str] = []
+    unmet: list[str] = []
     with gateway(tmp_path, **settings) as live:
         for _ in range(3):  # a machine that stalls for a second spoils one storm, rarely three
             seen = asyncio.run(storm(live))
             live.wait_until_idle()
             shown = show(live)
             assert live.metric("vllm:num_preemptions_total") == 0
-            refused_properly(seen)
-            wrong = the_right_ones_won(seen)
+            check_refusals(seen)
+            wrong = unmet_expectations(seen)
             if not wrong:
                 break
-            told += wrong
+            unmet += wrong
         else:
-            raise AssertionError(told)
+            raise AssertionError(unmet)
 
     gate = shown["backends"]["local"]
     assert gate["queue"]["requests"] == gate["in_flight"]["sequences"] == 0
@@ -116,7 +116,7 @@ def test_an_overload_is_refused_with_reasons_and_never_reaches_the_engine(tmp_pa
     assert "Traceback" not in (tmp_path / "gateway.log").read_text()
 
 
-def refused_properly(seen: list[Seen]) -> None:
+def check_refusals(seen: list[CallResult]) -> None:
     assert {one.status for one in seen} == {200, 503}
     for one in [one for one in seen if one.status == 503]:
         error = one.body["error"]
@@ -125,7 +125,7 @@ def refused_properly(seen: list[Seen]) -> None:
         assert one.retry_after is not None and int(one.retry_after) >= 1
 
 
-def the_right_ones_won(seen: list[Seen]) -> list[str]:
+def unmet_expectations(seen: list[CallResult]) -> list[str]:
     """The expectations that did not hold, as texts."""
     wrong = []
     refused = [one for one in seen if one.status == 503]

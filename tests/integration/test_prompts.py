@@ -168,7 +168,7 @@ def test_the_command_lists_shows_and_renders(live: LiveGateway, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["prompts", "show", "nothing at all"], "404 unknown_prompt_version"),
         (["prompts", "list", "--key", "wrong"], "401 invalid_key"),
@@ -177,10 +177,12 @@ def test_the_command_lists_shows_and_renders(live: LiveGateway, tmp_path: Path) 
         (["prompts", "render", "/no/such/file"], "/no/such/file"),
     ],
 )
-def test_the_command_says_what_went_wrong_in_one_line(live: LiveGateway, words: list[str], told: str) -> None:
+def test_the_command_says_what_went_wrong_in_one_line(
+    live: LiveGateway, words: list[str], message: str
+) -> None:
     done = sluice(live, *words)
     assert done.returncode == 1
-    assert told in done.stderr and len(done.stderr.splitlines()) == 1
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_published_version_that_was_changed_stops_the_start(tmp_path: Path) -> None:
@@ -203,6 +205,6 @@ def test_a_published_version_that_was_changed_stops_the_start(tmp_path: Path) ->
         cwd=ROOT, env=environment(settings), timeout=120,
     )  # fmt: skip
     assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if "published" in line and line.startswith("sluice:")]
-    assert len(told) == 1 and len(re.findall(r"\b[0-9a-f]{64}\b", told[0])) == 2
-    assert "Traceback" not in done.stderr and os.fspath(file) in told[0]
+    lines = [line for line in done.stderr.splitlines() if "published" in line and line.startswith("sluice:")]
+    assert len(lines) == 1 and len(re.findall(r"\b[0-9a-f]{64}\b", lines[0])) == 2
+    assert "Traceback" not in done.stderr and os.fspath(file) in lines[0]

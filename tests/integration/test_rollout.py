@@ -19,15 +19,15 @@ def check(live: LiveGateway, *words: str, key: str = ADMIN_KEY) -> subprocess.Co
 
 def test_the_rollout_checks_run_on_a_live_gateway(live: LiveGateway) -> None:
     done = check(live, "--grace", "10", "--config", str(ROOT / "sluice.yaml"))
-    told = json.loads(done.stdout)
-    verdicts = {one["check"]: one["verdict"] for one in told["checks"]}
-    assert verdicts["ready"] == verdicts["every backend generates"] == verdicts["keys"] == "ok", told
+    report = json.loads(done.stdout)
+    verdicts = {one["check"]: one["verdict"] for one in report["checks"]}
+    assert verdicts["ready"] == verdicts["every backend generates"] == verdicts["keys"] == "ok", report
     assert (
         verdicts["ready soon after start"] == verdicts["revision in force"] == verdicts["ledger"] == "ok"
-    ), told
+    ), report
     assert verdicts["time to drain"] == "wrong", "ten seconds are less than the drain"
     assert verdicts["soak test"] == "manual"
-    assert (done.returncode, told["ok"]) == (1, False)
+    assert (done.returncode, report["ok"]) == (1, False)
 
 
 def test_a_wrong_key_and_a_wrong_replay_file_are_refused_at_once(live: LiveGateway) -> None:

@@ -19,7 +19,7 @@ import yaml
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.integration.live import LiveGateway, gateway
-from tests.observability.collector import CLIENT, SERVER, Collected, collecting, told
+from tests.observability.collector import CLIENT, SERVER, Collected, attributes_of, collecting
 from tests.workers.raw_worker import DONE, END, STREAM_HEAD, RawWorker, Request, chunk, ending, piece, usage
 
 # Callers send them; they must not be in the gateway's log or spans.
@@ -190,7 +190,7 @@ async def scene(folder: Path, collected: Collected) -> AsyncIterator[Scene]:
         await spare.die()
 
 
-def a_thousand(scene: Scene) -> list[Any]:
+def thousand_requests(scene: Scene) -> list[Any]:
     """One thousand coroutines; each sends one request."""
     post, chat = scene.post, {"model": "pool", "max_tokens": 8}
     made: list[Any] = []
@@ -234,7 +234,7 @@ async def test_each_of_a_thousand_requests_has_one_root_span_and_one_log_line(
                 await work
 
         async with asyncio.TaskGroup() as group:
-            for work in a_thousand(here):
+            for work in thousand_requests(here):
                 group.create_task(one(work))
         await here.settled()
         live = here.live
@@ -255,16 +255,18 @@ async def test_each_of_a_thousand_requests_has_one_root_span_and_one_log_line(
             else:
                 assert span.parent_span_id in ids, f"{span.name} hangs in the air"
 
-    the_workers_know_where_they_stand(here)
-    what_went_wrong_is_seen_in_the_trace(here, spans_of)
-    nothing_secret_is_told(live, collected)
+    check_worker_trace_headers(here)
+    check_failures_in_traces(here, spans_of)
+    check_no_secrets(live, collected)
 
     lines = [json.loads(line) for line in live.log.read_text().splitlines() if line.startswith("{")]
-    told_of = Counter(line["trace_id"] for line in lines if line["event"] in ("request", "http request"))
-    assert set(told_of) == set(here.expected) and set(told_of.values()) == {1}
+    lines_of_trace = Counter(
+        line["trace_id"] for line in lines if line["event"] in ("request", "http request")
+    )
+    assert set(lines_of_trace) == set(here.expected) and set(lines_of_trace.values()) == {1}
 
 
-def the_workers_know_where_they_stand(here: Scene) -> None:
+def check_worker_trace_headers(here: Scene) -> None:
     calls = {span.span_id.hex() for span in here.collected.spans if span.name.startswith("call ")}
     asked = [*here.pool.requests, *here.spare.requests]
     assert len(asked) == len(calls) > 600
@@ -275,26 +277,26 @@ def the_workers_know_where_they_stand(here: Scene) -> None:
         assert request.headers.get("tracestate") == ("shop=1" if brought else None)
 
 
-def what_went_wrong_is_seen_in_the_trace(here: Scene, spans_of: dict[str, list[Span]]) -> None:
+def check_failures_in_traces(here: Scene, spans_of: dict[str, list[Span]]) -> None:
     seen: Counter[str] = Counter()
     for spans in spans_of.values():
         [root] = [span for span in spans if span.kind == SERVER]
-        values = told(root)
+        values = attributes_of(root)
         attempts = [span for span in spans if span.name.startswith("attempt ")]
         assert all(span.kind == CLIENT for span in attempts)
         if values.get("sluice.fallback.kind") == "spare":
             seen["fallback"] += 1
             failed, answered = attempts[0], attempts[-1]
-            assert failed.name == "attempt pool" and told(failed)["error.type"]
-            assert answered.name == "attempt spare" and "error.type" not in told(answered)
+            assert failed.name == "attempt pool" and attributes_of(failed)["error.type"]
+            assert answered.name == "attempt spare" and "error.type" not in attributes_of(answered)
             if values.get("sluice.seams"):
                 seen["resumed"] += 1
         elif values.get("sluice.seams"):
             seen["resumed"] += 1
-            assert "text" in [told(span).get("sluice.step.mode") for span in attempts]
+            assert "text" in [attributes_of(span).get("sluice.step.mode") for span in attempts]
         if values.get("error.type") == "cancelled":
             seen["cancelled"] += 1
-            assert "cancelled" in [told(span).get("error.type") for span in attempts]
+            assert "cancelled" in [attributes_of(span).get("error.type") for span in attempts]
         if values.get("gen_ai.response.finish_reasons") == ["replay"]:
             seen["replayed"] += 1
         seen[str(values["http.response.status_code"])] += 1
@@ -303,7 +305,7 @@ def what_went_wrong_is_seen_in_the_trace(here: Scene, spans_of: dict[str, list[S
     assert (seen["401"], seen["413"], seen["400"], seen["422"]) == (60, 10, 50, 70)
 
 
-def nothing_secret_is_told(live: LiveGateway, collected: Collected) -> None:
+def check_no_secrets(live: LiveGateway, collected: Collected) -> None:
     log = live.log.read_text()
     spans = "".join(str(request) for request in collected.requests)
     for secret in SECRETS:

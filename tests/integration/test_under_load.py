@@ -71,19 +71,19 @@ def test_ping_answers_within_100_ms_at_p99_while_32_streams_decode(tmp_path: Pat
                 done.set()
             return sorted(taken), sorted(held_up)
 
-    told = []
+    measured = []
     with gateway(tmp_path) as live:
         for _ in range(3):  # a stalled machine recovers; a blocked event loop does not
             taken, held_up = asyncio.run(measure(live))
             live.wait_until_idle()
             assert len(taken) > 50
-            told.append((p99(taken), p99(held_up)))
+            measured.append((p99(taken), p99(held_up)))
             if p99(taken) < 0.1 + 2 * p99(held_up):
                 return
-    raise AssertionError(f"p99 of a ping, and of what the machine held this process up, seconds: {told}")
+    raise AssertionError(f"p99 of a ping, and of what the machine held this process up, seconds: {measured}")
 
 
-def leave(live: LiveGateway, rng: random.Random) -> None:
+def disconnect(live: LiveGateway, rng: random.Random) -> None:
     """Send a request or a part of it, read for a moment (or not at all), and disconnect."""
     where = urlsplit(live.url)
     content = json.dumps(body(rng.randrange(10**6), stream=rng.random() < 0.7)).encode()
@@ -119,7 +119,7 @@ def test_two_thousand_disconnects_under_load_leave_nothing_behind(tmp_path: Path
 
         async def one(number: int) -> None:
             async with slots:
-                await asyncio.to_thread(leave, live, random.Random(rng.random() + number))
+                await asyncio.to_thread(disconnect, live, random.Random(rng.random() + number))
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(count):

@@ -1,4 +1,4 @@
-"""Fixtures: functions that build a House and a request."""
+"""Fixtures: functions that build a JourneyRig and a request."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
 from gateway.contracts.values import Contract, GenerateRequest
-from tests.journey import house
-from tests.journey.house import CALLER, House
+from tests.journey import rig
+from tests.journey.rig import CALLER, JourneyRig
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.from_folder(house.ROOT / "models" / "demo")
+    return ChatTokenizer.from_folder(rig.ROOT / "models" / "demo")
 
 
 @pytest.fixture
-def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
-    return partial(house.build_house, tokenizer)
+def build_rig(tokenizer: ChatTokenizer) -> Callable[..., JourneyRig]:
+    return partial(rig.build_rig, tokenizer)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from adapters.values import Adapter
 from gateway.contracts.values import GenerateRequest
 from observability.attributes import attributes
 from observability.metrics import Metrics
-from tests.journey.house import House
+from tests.journey.rig import JourneyRig
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 OLD, NEW = (Adapter(f"manga_domain_v{n}", n, "scripted", f"adapters/{n}") for n in (3, 4))
 
@@ -38,17 +38,17 @@ def offer(target: Adapter) -> AdapterOffer:
     ],
 )
 async def test_the_version_that_answered_is_told_everywhere_and_never_the_alias(
-    build_house: Build, ask: Ask, named: str | None, version: str
+    build_rig: Build, ask: Ask, named: str | None, version: str
 ) -> None:
-    house = build_house(adapters=[OLD, NEW])
-    house.adapters.offer(offer(OLD))
-    answer = (await house.run(ask(adapter_id=named))).answer
+    rig = build_rig(adapters=[OLD, NEW])
+    rig.adapters.offer(offer(OLD))
+    answer = (await rig.run(ask(adapter_id=named))).answer
     assert answer is not None and answer.backend_version == version
-    [record] = house.records
-    told = attributes(record)
-    assert told["sluice.backend_version"] == told["gen_ai.response.model"] == version
-    assert told.get("sluice.adapter") == version.partition("+")[2] or named is None
-    [row] = house.outbox.rows
+    [record] = rig.records
+    found = attributes(record)
+    assert found["sluice.backend_version"] == found["gen_ai.response.model"] == version
+    assert found.get("sluice.adapter") == version.partition("+")[2] or named is None
+    [row] = rig.outbox.rows
     assert row.backend_version == version
     metrics = Metrics(version="1")
     metrics.request(record)
@@ -56,14 +56,14 @@ async def test_the_version_that_answered_is_told_everywhere_and_never_the_alias(
 
 
 async def test_an_alias_that_moves_shows_its_new_version_with_the_next_answer(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(adapters=[OLD, NEW])
+    rig = build_rig(adapters=[OLD, NEW])
     versions = []
     for target in (OLD, NEW, OLD):
-        house.adapters.offer(offer(target))
-        answer = (await house.run(ask(adapter_id="manga_domain"))).answer
+        rig.adapters.offer(offer(target))
+        answer = (await rig.run(ask(adapter_id="manga_domain"))).answer
         assert answer is not None
         versions.append(answer.backend_version)
     assert versions == [f"scripted+manga_domain_v{n}" for n in (3, 4, 3)]
-    assert [row.backend_version for row in house.outbox.rows] == versions
+    assert [row.backend_version for row in rig.outbox.rows] == versions

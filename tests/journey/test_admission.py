@@ -18,9 +18,9 @@ from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import Revision, make_revision
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.house import House, RecordingSink
+from tests.journey.rig import JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 ONE_AT_A_TIME = BackendLoad(max_running=1)
@@ -45,17 +45,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def all_there(house: House, tasks: Sequence[asyncio.Task[RecordingSink]]) -> bool:
-    gate = house.admission.gate("local")
+def wait_all_queued(rig: JourneyRig, tasks: Sequence[asyncio.Task[RecordingSink]]) -> bool:
+    gate = rig.admission.gate("local")
     return gate.in_flight + gate.queued + sum(task.done() for task in tasks) == len(tasks)
 
 
-async def together(house: House, *requests: GenerateRequest) -> list[RecordingSink]:
+async def run_queued(rig: JourneyRig, *requests: GenerateRequest) -> list[RecordingSink]:
     """Runs requests that arrive one after the other, each when the one before it is queued.
 
     The first answer begins when all requests have arrived.
     """
-    backend = house.backends["local"]
+    backend = rig.backends["local"]
     assert isinstance(backend, Slow)
     async with asyncio.TaskGroup() as tasks:
         running: list[asyncio.Task[RecordingSink]] = []
@@ -63,31 +63,31 @@ async def together(house: House, *requests: GenerateRequest) -> list[RecordingSi
             named = msgspec.structs.replace(
                 request, request_id=f"req_{number}", generation_id=f"gen_{number}"
             )
-            running.append(tasks.create_task(house.run(named)))
-            await until(partial(all_there, house, running))
+            running.append(tasks.create_task(rig.run(named)))
+            await until(partial(wait_all_queued, rig, running))
         backend.may_begin.set()
     return [task.result() for task in running]
 
 
-async def test_a_request_waits_for_its_turn_and_says_how_long(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[Slow()])
-    first, second = await together(house, ask(), ask())
+async def test_a_request_waits_for_its_turn_and_says_how_long(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[Slow()])
+    first, second = await run_queued(rig, ask(), ask())
     assert first.answer is not None and second.answer is not None
     assert second.answer.fallback is None
     waits_ms = [sink.answer.timings.queue_wait_ms for sink in (first, second) if sink.answer is not None]
     assert waits_ms[0] < waits_ms[1] and waits_ms[1] > 50, "the answer before it takes 150 ms"
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_the_wait_for_a_fallback_target_counts_as_queue_wait(build_house: Build, ask: Ask) -> None:
+async def test_the_wait_for_a_fallback_target_counts_as_queue_wait(build_rig: Build, ask: Ask) -> None:
     pool = Slow(name="pool")
     dead = ScriptedBackend("local", state=BackendState.DEAD)
-    house = build_house(backends=[dead, pool], route={"fallback": ["pool"]})
-    gate = house.admission.gate("pool")
+    rig = build_rig(backends=[dead, pool], route={"fallback": ["pool"]})
+    gate = rig.admission.gate("pool")
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.run(ask()))
+        tasks.create_task(rig.run(ask()))
         await until(lambda: gate.in_flight == 1)
-        waiting = tasks.create_task(house.run(ask(request_id="req_2", generation_id="gen_2")))
+        waiting = tasks.create_task(rig.run(ask(request_id="req_2", generation_id="gen_2")))
         await until(lambda: gate.queued == 1)
         pool.may_begin.set()
     answer = waiting.result().answer
@@ -95,122 +95,120 @@ async def test_the_wait_for_a_fallback_target_counts_as_queue_wait(build_house: 
     waited_ms = answer.timings.queue_wait_ms
     assert waited_ms > 50, "the answer before it takes 150 ms"
     assert answer.timings.ttft_ms is not None and waited_ms <= answer.timings.ttft_ms
-    row = next(row for row in house.outbox.rows if row.generation_id == "gen_2")
-    record = next(record for record in house.records if record.generation_id == "gen_2")
+    row = next(row for row in rig.outbox.rows if row.generation_id == "gen_2")
+    record = next(record for record in rig.records if record.generation_id == "gen_2")
     assert row.queue_wait_ms == record.queue_wait_ms == waited_ms
     assert record.generation_ms is not None and record.generation_ms + waited_ms <= record.total_ms
 
 
 async def test_the_wait_in_a_queue_that_refused_in_the_end_counts_as_queue_wait(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(
+    rig = build_rig(
         backends=[Slow(), ScriptedBackend("pool")],
         route={"admission": {"max_wait_ms": 100}, "fallback": ["pool"]},
     )
-    gate = house.admission.gate("local")
+    gate = rig.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.run(ask()))
+        tasks.create_task(rig.run(ask()))
         await until(lambda: gate.in_flight == 1)
-        second = await house.run(ask(request_id="req_2", generation_id="gen_2"))
-        backend = house.backends["local"]
+        second = await rig.run(ask(request_id="req_2", generation_id="gen_2"))
+        backend = rig.backends["local"]
         assert isinstance(backend, Slow)
         backend.may_begin.set()
     assert second.answer is not None and second.answer.backend_name == "pool"
     assert second.answer.timings.queue_wait_ms >= 100
 
 
-async def test_a_request_that_broke_off_reports_its_wait_too(build_house: Build, ask: Ask) -> None:
+async def test_a_request_that_broke_off_reports_its_wait_too(build_rig: Build, ask: Ask) -> None:
     broken = Script((), failure=BackendFailure(FailureKind.INVALID_INPUT, "no"))
-    house = build_house(backends=[Slow(SLOW, broken)])
-    await together(house, ask(), ask())
-    row = house.outbox.rows[-1]
+    rig = build_rig(backends=[Slow(SLOW, broken)])
+    await run_queued(rig, ask(), ask())
+    row = rig.outbox.rows[-1]
     assert (row.finish_reason, row.error_code) == ("error", "invalid_request")
     assert row.queue_wait_ms > 50
-    assert house.records[-1].queue_wait_ms == row.queue_wait_ms
+    assert rig.records[-1].queue_wait_ms == row.queue_wait_ms
 
 
-async def test_a_caller_who_leaves_the_queue_leaves_nothing_there(build_house: Build, ask: Ask) -> None:
+async def test_a_caller_who_leaves_the_queue_leaves_nothing_there(build_rig: Build, ask: Ask) -> None:
     backend = Slow()
-    house = build_house(backends=[backend])
-    gate = house.admission.gate("local")
+    rig = build_rig(backends=[backend])
+    gate = rig.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.run(ask()))
+        tasks.create_task(rig.run(ask()))
         await until(lambda: gate.in_flight == 1)
-        waiting = tasks.create_task(house.run(ask(request_id="req_2", generation_id="gen_2")))
+        waiting = tasks.create_task(rig.run(ask(request_id="req_2", generation_id="gen_2")))
         await until(lambda: gate.queued == 1)
         waiting.cancel()
         await until(lambda: gate.queued == 0)
         assert gate.in_flight == 1
         backend.may_begin.set()
     assert len(backend.calls) == 1
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_a_long_queue_shortens_answers_and_says_so(build_house: Build, ask: Ask) -> None:
+async def test_a_long_queue_shortens_answers_and_says_so(build_rig: Build, ask: Ask) -> None:
     route = {"admission": {"ladder": [{"depth": 1, "max_tokens": 7}]}}
-    house = build_house(backends=[Slow()], route=route)
+    rig = build_rig(backends=[Slow()], route=route)
     asked = ask(sampling=Sampling(max_tokens=100))
-    *_, last = await together(house, asked, asked, asked)
+    *_, last = await run_queued(rig, asked, asked, asked)
     assert last.answer is not None
     [warning] = last.answer.warnings
     assert "max_tokens was lowered to 7" in warning
-    assert [work.sampling.max_tokens for work in house.backends["local"].calls] == [100, 100, 7]
+    assert [work.sampling.max_tokens for work in rig.backends["local"].calls] == [100, 100, 7]
 
 
 async def test_a_request_pushed_out_of_the_queue_is_answered_by_the_fallback_chain(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[Slow()], route={"admission": {"max_queue": 1}})
+    rig = build_rig(backends=[Slow()], route={"admission": {"max_queue": 1}})
     # A queue of one has room for a second request of high priority; the third one pushes the low one out.
-    _, low, *high = await together(house, ask(), ask(priority=-1), ask(priority=1), ask(priority=1))
+    _, low, *high = await run_queued(rig, ask(), ask(priority=-1), ask(priority=1), ask(priority=1))
     assert low.answer is not None and low.answer.fallback is not None
     assert (low.answer.fallback.kind, low.answer.fallback.reason) == (
         "degraded_response", "low_priority_shed",
     )  # fmt: skip
     assert low.answer.fallback.retry_after_ms is not None
     assert all(sink.answer is not None and sink.answer.fallback is None for sink in high)
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_a_deadline_that_passes_in_the_queue_ends_the_wait_at_once(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_a_deadline_that_passes_in_the_queue_ends_the_wait_at_once(build_rig: Build, ask: Ask) -> None:
     backend = Slow()
-    house = build_house(backends=[backend])
-    gate = house.admission.gate("local")
+    rig = build_rig(backends=[backend])
+    gate = rig.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(house.run(ask()))
+        first = tasks.create_task(rig.run(ask()))
         await until(lambda: gate.in_flight == 1)
         hurried = ask(request_id="req_2", generation_id="gen_2", deadline=time.monotonic() + 1.0)
-        late = await house.run(hurried)
+        late = await rig.run(hurried)
         assert not first.done()
         backend.may_begin.set()
     assert late.answer is not None and late.answer.fallback is not None
     assert late.answer.fallback.reason == "wait_exceeded"
 
 
-async def test_the_wait_in_the_queue_is_limited_by_the_route(build_house: Build, ask: Ask) -> None:
-    house = build_house(
+async def test_the_wait_in_the_queue_is_limited_by_the_route(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(
         backends=[Slow(Script(("a",) * 40, delay_s=0.02))], route={"admission": {"max_wait_ms": 100}}
     )
-    _, second = await together(house, ask(), ask(allow_fallback=False))
+    _, second = await run_queued(rig, ask(), ask(allow_fallback=False))
     assert second.error is not None
     assert (second.error.status, second.error.code) == (503, "wait_exceeded")
     assert second.error.retry_after_ms is not None
 
 
 async def test_requests_queued_for_an_engine_that_dies_are_answered_at_once(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     backend = Slow(Script(("a",), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
-    house = build_house(backends=[backend])
-    gate = house.admission.gate("local")
+    rig = build_rig(backends=[backend])
+    gate = rig.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
         running = []
         for number in range(6):
             request = ask(request_id=f"req_{number}", generation_id=f"gen_{number}")
-            running.append(tasks.create_task(house.run(request)))
+            running.append(tasks.create_task(rig.run(request)))
         await until(lambda: gate.queued == 5)
         backend.state = BackendState.DEAD
         backend.may_begin.set()
@@ -222,70 +220,70 @@ async def test_requests_queued_for_an_engine_that_dies_are_answered_at_once(
         assert answer is not None and answer.fallback is not None
         assert answer.fallback.reason == "engine_dead"
     assert len(backend.calls) == 1
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_a_backend_that_is_not_ready_yet_does_not_count_as_failed(build_house: Build, ask: Ask) -> None:
+async def test_a_backend_that_is_not_ready_yet_does_not_count_as_failed(build_rig: Build, ask: Ask) -> None:
     backend = Slow(Script())
     backend.may_begin.set()
     backend.state = BackendState.STARTING
-    house = build_house(backends=[backend])
+    rig = build_rig(backends=[backend])
     for number in range(20):
-        sink = await house.run(ask(generation_id=f"gen_{number}"))
+        sink = await rig.run(ask(generation_id=f"gen_{number}"))
         assert sink.answer is not None and sink.answer.fallback is not None
         assert sink.answer.fallback.reason == "backend_unavailable"
     backend.state = BackendState.READY
-    sink = await house.run(ask())
+    sink = await rig.run(ask())
     assert sink.answer is not None and sink.answer.fallback is None
 
 
-async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
+async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
     turns = tuple(
         Message(Role.USER if i % 2 == 0 else Role.ASSISTANT, f"turn {i} " + "word " * 40) for i in range(21)
     )
-    answer = (await house.run(ask(messages=turns))).answer
+    answer = (await rig.run(ask(messages=turns))).answer
     assert answer is not None and answer.fallback is None
     assert answer.usage.input_tokens <= 300
     assert answer.budget.dropped_turns > 0
 
 
 async def test_truncation_drops_the_oldest_turns_that_do_not_fit_and_nothing_else(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     turns = tuple(
         Message(Role.USER if i % 2 == 0 else Role.ASSISTANT, f"turn {i} " + "word " * 300) for i in range(41)
     )
     asked = partial(ask, contract=Contract.CHAT, truncate=True)
-    whole = (await build_house().run(asked(messages=turns[:5]))).answer
+    whole = (await build_rig().run(asked(messages=turns[:5]))).answer
     assert whole is not None and whole.budget.dropped_turns == 0
-    cut = (await build_house().run(asked(messages=turns))).answer
+    cut = (await build_rig().run(asked(messages=turns))).answer
     assert cut is not None and 0 < cut.budget.dropped_turns < 40
     assert cut.usage.input_tokens > whole.usage.input_tokens
-    assert (await build_house().run(ask(contract=Contract.CHAT, messages=turns))).answer is None
+    assert (await build_rig().run(ask(contract=Contract.CHAT, messages=turns))).answer is None
 
 
 async def test_the_routes_limit_yields_to_a_prompt_that_may_not_be_trimmed(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
+    rig = build_rig(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
     turns = (Message(Role.USER, "old"), Message(Role.ASSISTANT, "older"), Message(Role.USER, "word " * 400))
-    answer = (await house.run(ask(messages=turns))).answer
+    answer = (await rig.run(ask(messages=turns))).answer
     assert answer is not None and answer.fallback is None
     assert answer.usage.input_tokens > 300
     assert answer.budget.dropped_turns == 2
 
 
-async def test_a_prompt_that_does_not_fit_the_model_is_refused(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
-    sink = await house.run(ask("word " * 4_000))
+async def test_a_prompt_that_does_not_fit_the_model_is_refused(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
+    sink = await rig.run(ask("word " * 4_000))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (422, "context_too_long")
-    assert house.backends["local"].calls == []
+    assert rig.backends["local"].calls == []
 
 
-async def test_a_new_revision_changes_the_limits_of_the_next_request(build_house: Build, ask: Ask) -> None:
+async def test_a_new_revision_changes_the_limits_of_the_next_request(build_rig: Build, ask: Ask) -> None:
     backend = Slow()
-    house = build_house(backends=[backend])
+    rig = build_rig(backends=[backend])
     backends = [{"name": "local", "weight": 100}]
 
     def revision(number: int, max_queue: int) -> Revision:
@@ -294,42 +292,42 @@ async def test_a_new_revision_changes_the_limits_of_the_next_request(build_house
         return make_revision(number, routes, KnownNames(["local"], [], []))
 
     in_force = [revision(1, 5)]
-    house.journey = replace(house.journey, revision=lambda: in_force[0])
-    gate = house.admission.gate("local")
+    rig.journey = replace(rig.journey, revision=lambda: in_force[0])
+    gate = rig.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
         for number in range(3):
             request = ask(request_id=f"req_{number}", generation_id=f"gen_{number}")
-            tasks.create_task(house.run(request))
+            tasks.create_task(rig.run(request))
         await until(lambda: gate.queued == 2)
         in_force[0] = revision(2, 2)
-        refused = await house.run(ask(request_id="req_9", generation_id="gen_9", allow_fallback=False))
+        refused = await rig.run(ask(request_id="req_9", generation_id="gen_9", allow_fallback=False))
         assert refused.error is not None and refused.error.code == "queue_full"
         assert gate.queued == 2, "those who wait already stay"
         backend.may_begin.set()
 
 
 async def test_a_request_on_a_fallback_backend_takes_a_slot_of_that_backend(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     gone = BackendFailure(FailureKind.ENGINE_DEAD, "gone")
     pool = ScriptedBackend("pool", scripts=(SLOW,))
     local = Slow(Script((), failure=gone))
     local.may_begin.set()
-    house = build_house(backends=[local, pool], route={"fallback": ["pool", "degraded"]})
+    rig = build_rig(backends=[local, pool], route={"fallback": ["pool", "degraded"]})
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(house.run(ask()))
-        await until(lambda: house.admission.in_flight("pool") == 1)
-        assert house.admission.in_flight("local") == 0
+        task = tasks.create_task(rig.run(ask()))
+        await until(lambda: rig.admission.in_flight("pool") == 1)
+        assert rig.admission.in_flight("local") == 0
     answer = task.result().answer
     assert answer is not None and answer.fallback is not None and answer.fallback.kind == "pool"
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_bad_input_never_opens_the_circuit_for_others(build_house: Build, ask: Ask) -> None:
+async def test_bad_input_never_opens_the_circuit_for_others(build_rig: Build, ask: Ask) -> None:
     refused = Script(pieces=(), failure=BackendFailure(FailureKind.INVALID_INPUT, "no such field"))
-    house = build_house(backends=[ScriptedBackend(scripts=[*[refused] * 30, Script()])])
+    rig = build_rig(backends=[ScriptedBackend(scripts=[*[refused] * 30, Script()])])
     for number in range(30):
-        sink = await house.run(ask(generation_id=f"gen_{number}"))
+        sink = await rig.run(ask(generation_id=f"gen_{number}"))
         assert sink.error is not None and sink.error.status < 500
-    answer = (await house.run(ask())).answer
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.fallback is None

@@ -12,20 +12,20 @@ from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, Tool
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from resilience.leg_limits import LegLimit, LegPrice, LegSkipped
-from tests.journey.house import House
+from tests.journey.rig import JourneyRig
 from tests.resilience.words_embedder import WordsEmbedder
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 CACHED = {"fallback": ["response_cache", "degraded"]}
 PRICE = LegPrice(10**9, 10**9, 10**9)
 
 
-async def test_the_same_question_is_answered_without_a_warning(build_house: Build, ask: Ask) -> None:
-    house = build_house(route=CACHED)
-    await house.run(ask("Who created Berserk?"))
-    house.backends["local"].state = BackendState.DEAD
-    answer = (await house.run(ask("Who created Berserk?", generation_id="gen_2"))).answer
+async def test_the_same_question_is_answered_without_a_warning(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route=CACHED)
+    await rig.run(ask("Who created Berserk?"))
+    rig.backends["local"].state = BackendState.DEAD
+    answer = (await rig.run(ask("Who created Berserk?", generation_id="gen_2"))).answer
     assert answer is not None and answer.fallback is not None
     assert (answer.fallback.kind, answer.warnings) == ("response_cache", ())
 
@@ -34,13 +34,13 @@ SIMILAR = {**CACHED, "response_cache": {"similar": {"model": "words", "threshold
 
 
 async def test_a_similar_question_is_answered_with_a_warning_that_says_how_similar(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(route=SIMILAR)
-    house.cache.embedder = WordsEmbedder()
-    first = (await house.run(ask("Who created Berserk?"))).answer
-    house.backends["local"].state = BackendState.DEAD
-    answer = (await house.run(ask("Who made Berserk?", generation_id="gen_2"))).answer
+    rig = build_rig(route=SIMILAR)
+    rig.cache.embedder = WordsEmbedder()
+    first = (await rig.run(ask("Who created Berserk?"))).answer
+    rig.backends["local"].state = BackendState.DEAD
+    answer = (await rig.run(ask("Who made Berserk?", generation_id="gen_2"))).answer
     assert first is not None and answer is not None and answer.fallback is not None
     assert (answer.fallback.kind, answer.output_text) == ("response_cache", first.output_text)
     assert answer.warnings == ("answered from a similar question (0.67)",)
@@ -57,22 +57,22 @@ async def test_a_similar_question_is_answered_with_a_warning_that_says_how_simil
     ],
 )
 async def test_no_similarity_crosses_tenants_contexts_locales_and_numbers(
-    build_house: Build, ask: Ask, first: str, then: str, change: dict[str, object]
+    build_rig: Build, ask: Ask, first: str, then: str, change: dict[str, object]
 ) -> None:
-    house = build_house(route=SIMILAR)
-    house.cache.embedder = WordsEmbedder()
-    await house.run(ask(first))
-    house.backends["local"].state = BackendState.DEAD
-    answer = (await house.run(ask(then, generation_id="gen_2", **change))).answer
+    rig = build_rig(route=SIMILAR)
+    rig.cache.embedder = WordsEmbedder()
+    await rig.run(ask(first))
+    rig.backends["local"].state = BackendState.DEAD
+    answer = (await rig.run(ask(then, generation_id="gen_2", **change))).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
 
 
-async def test_a_route_without_a_model_embeds_nothing(build_house: Build, ask: Ask) -> None:
-    house = build_house(route=CACHED)
-    house.cache.embedder = embedder = WordsEmbedder()
-    await house.run(ask("Who created Berserk?"))
-    house.backends["local"].state = BackendState.DEAD
-    await house.run(ask("Who made Berserk?", generation_id="gen_2"))
+async def test_a_route_without_a_model_embeds_nothing(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route=CACHED)
+    rig.cache.embedder = embedder = WordsEmbedder()
+    await rig.run(ask("Who created Berserk?"))
+    rig.backends["local"].state = BackendState.DEAD
+    await rig.run(ask("Who made Berserk?", generation_id="gen_2"))
     assert embedder.calls == []
 
 
@@ -85,87 +85,87 @@ async def test_a_route_without_a_model_embeds_nothing(build_house: Build, ask: A
     ],
 )
 async def test_another_tenant_context_or_locale_gets_no_stored_answer(
-    build_house: Build, ask: Ask, change: dict[str, object]
+    build_rig: Build, ask: Ask, change: dict[str, object]
 ) -> None:
-    house = build_house(route=CACHED)
-    await house.run(ask("Who created Berserk?"))
-    house.backends["local"].state = BackendState.DEAD
-    answer = (await house.run(ask("Who created Berserk?", **change))).answer
+    rig = build_rig(route=CACHED)
+    await rig.run(ask("Who created Berserk?"))
+    rig.backends["local"].state = BackendState.DEAD
+    answer = (await rig.run(ask("Who created Berserk?", **change))).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
 
 
-async def test_an_answer_from_the_cache_is_not_kept_again(build_house: Build, ask: Ask) -> None:
-    house = build_house(route=CACHED)
-    await house.run(ask("Who created Berserk?"))
-    house.backends["local"].state = BackendState.DEAD
-    await house.run(ask("Who created Berserk?", generation_id="gen_2"))
-    figures = house.cache.figures()
+async def test_an_answer_from_the_cache_is_not_kept_again(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route=CACHED)
+    await rig.run(ask("Who created Berserk?"))
+    rig.backends["local"].state = BackendState.DEAD
+    await rig.run(ask("Who created Berserk?", generation_id="gen_2"))
+    figures = rig.cache.figures()
     assert figures is not None and figures.entries == 1
 
 
-async def test_a_leg_at_its_limit_of_spending_is_passed_over(build_house: Build, ask: Ask) -> None:
+async def test_a_leg_at_its_limit_of_spending_is_passed_over(build_rig: Build, ask: Ask) -> None:
     dead = ScriptedBackend("local", state=BackendState.DEAD)
     pool = ScriptedBackend("pool")
-    house = build_house(
+    rig = build_rig(
         backends=[dead, pool],
         route={"fallback": ["pool", "degraded"]},
         legs={"pool": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)},
     )
-    answer = (await house.run(ask())).answer
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
-    assert pool.calls == [] and house.skipped == [LegSkipped("pool", "spend")]
-    assert house.left_behind() == []
+    assert pool.calls == [] and rig.skipped == [LegSkipped("pool", "spend")]
+    assert rig.in_use() == []
 
 
-async def test_a_leg_is_charged_for_the_tokens_that_it_used(build_house: Build, ask: Ask) -> None:
+async def test_a_leg_is_charged_for_the_tokens_that_it_used(build_rig: Build, ask: Ask) -> None:
     dead = ScriptedBackend("local", state=BackendState.DEAD)
-    house = build_house(
+    rig = build_rig(
         backends=[dead, ScriptedBackend("pool")],
         route={"fallback": ["pool", "degraded"]},
         legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, price=PRICE)},
     )
-    answer = (await house.run(ask())).answer
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.backend_name == "pool"
     tokens = answer.usage.input_tokens + answer.usage.output_tokens
-    figures = house.limits.figures()["pool"]
+    figures = rig.limits.figures()["pool"]
     assert (figures.in_use, figures.reserved_nanousd, figures.spent_nanousd) == (0, 0, tokens * 1000)
 
 
-async def test_a_leg_that_refuses_costs_nothing(build_house: Build, ask: Ask) -> None:
+async def test_a_leg_that_refuses_costs_nothing(build_rig: Build, ask: Ask) -> None:
     dead = ScriptedBackend("local", state=BackendState.DEAD)
     throttled = Script((), failure=BackendFailure(FailureKind.THROTTLED, "slow down"))
-    house = build_house(
+    rig = build_rig(
         backends=[dead, ScriptedBackend("pool", scripts=[throttled])],
         route={"fallback": ["pool", "degraded"]},
         legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, price=PRICE)},
     )
-    answer = (await house.run(ask())).answer
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
-    assert house.limits.figures()["pool"].spent_nanousd == 0
+    assert rig.limits.figures()["pool"].spent_nanousd == 0
 
 
-async def test_the_primary_backend_has_no_leg_limit(build_house: Build, ask: Ask) -> None:
-    house = build_house(legs={"local": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)})
-    answer = (await house.run(ask())).answer
-    assert answer is not None and answer.backend_name == "local" and house.skipped == []
+async def test_the_primary_backend_has_no_leg_limit(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(legs={"local": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)})
+    answer = (await rig.run(ask())).answer
+    assert answer is not None and answer.backend_name == "local" and rig.skipped == []
 
 
-async def test_a_stored_answer_has_its_reasoning_again(build_house: Build, ask: Ask) -> None:
+async def test_a_stored_answer_has_its_reasoning_again(build_rig: Build, ask: Ask) -> None:
     script = Script(events=(Reasoning("Hm.", 1), Delta("Kentaro Miura.", 1)))
-    house = build_house(backends=[ScriptedBackend("local", scripts=[script])], route=CACHED)
-    await house.run(ask())
-    house.backends["local"].state = BackendState.DEAD
-    sink = await house.run(ask(generation_id="gen_2", stream=True))
+    rig = build_rig(backends=[ScriptedBackend("local", scripts=[script])], route=CACHED)
+    await rig.run(ask())
+    rig.backends["local"].state = BackendState.DEAD
+    sink = await rig.run(ask(generation_id="gen_2", stream=True))
     assert sink.answer is not None and sink.answer.fallback is not None
     assert sink.answer.fallback.kind == "response_cache"
     assert (sink.answer.reasoning, sink.answer.output_text) == ("Hm.", "Kentaro Miura.")
     assert [type(one) for one in sink.deltas] == [Reasoning, Delta]
 
 
-async def test_an_answer_with_a_tool_call_is_not_kept(build_house: Build, ask: Ask) -> None:
+async def test_an_answer_with_a_tool_call_is_not_kept(build_rig: Build, ask: Ask) -> None:
     call = (ToolBegin("order", 1, id="a"), ToolArgs("{}", 1), ToolEnd("", 0))
     script = Script(events=(Delta("Ordering.", 1), *call), finish_reason=FinishReason.STOP)
-    house = build_house(backends=[ScriptedBackend("local", scripts=[script])], route=CACHED)
-    await house.run(ask())
-    figures = house.cache.figures()
+    rig = build_rig(backends=[ScriptedBackend("local", scripts=[script])], route=CACHED)
+    await rig.run(ask())
+    figures = rig.cache.figures()
     assert figures is not None and figures.entries == 0

@@ -20,9 +20,9 @@ from gateway.keys.rate_limits import KeyLimiter, month_of
 from gateway.keys.shared_limits import SharedLimits
 from resilience.failures import BackendFailure, FailureKind
 from tests.gateway.test_shared_limits import FakeStore
-from tests.journey.house import CALLER, House, RecordingSink
+from tests.journey.rig import CALLER, JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 DAY = 86_400.0
@@ -43,53 +43,51 @@ def spender(**budget: int) -> Caller:
     return replace(CALLER, budget=Budget(**budget))
 
 
-def priced(house: House, clock: Clock, tenants: dict[str, Budget] | None = None) -> House:
+def priced(rig: JourneyRig, clock: Clock, tenants: dict[str, Budget] | None = None) -> JourneyRig:
     limiter = KeyLimiter(Quotas(clock=clock), unix_time=clock, tenant_budgets=tenants or {})
-    accounts = Accounts(house.outbox, BOOK.priced)
-    return replace(house, journey=replace(house.journey, limiter=limiter, accounts=accounts))
+    accounts = Accounts(rig.outbox, BOOK.priced)
+    return replace(rig, journey=replace(rig.journey, limiter=limiter, accounts=accounts))
 
 
-async def run(house: House, request: GenerateRequest) -> RecordingSink:
+async def run(rig: JourneyRig, request: GenerateRequest) -> RecordingSink:
     sink = RecordingSink()
-    await house.journey.run(request, sink)
+    await rig.journey.run(request, sink)
     return sink
 
 
-async def test_a_request_is_booked_at_its_bill_and_not_at_its_estimate(build_house: Build, ask: Ask) -> None:
-    house = priced(build_house(Script(("Hel", "lo"))), Clock())
+async def test_a_request_is_booked_at_its_bill_and_not_at_its_estimate(build_rig: Build, ask: Ask) -> None:
+    rig = priced(build_rig(Script(("Hel", "lo"))), Clock())
     caller = spender(nanousd_per_day=10**9)
-    sink = await run(house, ask(caller=caller, sampling=Sampling(max_tokens=500)))
+    sink = await run(rig, ask(caller=caller, sampling=Sampling(max_tokens=500)))
     assert sink.answer is not None
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     usage = sink.answer.usage
     assert row.cost_nanousd == 1_000 * usage.input_tokens + 2_000 * usage.output_tokens > 0
-    spent = await house.journey.limiter.spent(caller.key_id, caller.budget)
+    spent = await rig.journey.limiter.spent(caller.key_id, caller.budget)
     assert spent == {"usd_per_day": row.cost_nanousd}
 
 
 @pytest.mark.parametrize("of_tenant", [False, True])
 async def test_a_request_over_its_budget_is_refused_without_fallback_row_or_backend(
-    build_house: Build, ask: Ask, of_tenant: bool
+    build_rig: Build, ask: Ask, of_tenant: bool
 ) -> None:
     budget = Budget(nanousd_per_day=500_000)
     tenants = {CALLER.tenant: budget} if of_tenant else None
     caller = CALLER if of_tenant else replace(CALLER, budget=budget)
-    house = priced(build_house(), Clock(), tenants)
-    sink = await run(house, ask(caller=caller, sampling=Sampling(max_tokens=500)))
+    rig = priced(build_rig(), Clock(), tenants)
+    sink = await run(rig, ask(caller=caller, sampling=Sampling(max_tokens=500)))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (429, "budget_exceeded")
     assert "usd_per_day" in sink.error.message and "0.0005 USD" in sink.error.message
-    assert not house.outbox.rows
+    assert not rig.outbox.rows
 
 
-async def test_a_request_that_fails_before_its_first_token_costs_nothing(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_a_request_that_fails_before_its_first_token_costs_nothing(build_rig: Build, ask: Ask) -> None:
     broken = BackendFailure(FailureKind.INVALID_INPUT, "not this one")
-    house = priced(build_house(Script((), failure=broken)), Clock())
+    rig = priced(build_rig(Script((), failure=broken)), Clock())
     caller = spender(nanousd_per_month=10**9)
-    sink = await run(house, ask(caller=caller, sampling=Sampling(max_tokens=8), allow_fallback=False))
+    sink = await run(rig, ask(caller=caller, sampling=Sampling(max_tokens=8), allow_fallback=False))
     assert sink.error is not None
-    spent = await house.journey.limiter.spent(caller.key_id, caller.budget)
+    spent = await rig.journey.limiter.spent(caller.key_id, caller.budget)
     assert spent == {"usd_per_month": 0}
 
 

@@ -14,9 +14,9 @@ from gateway.routing.canary import CanaryPlan, CanaryState, Phase, in_force, jud
 from gateway.routing.canary_tally import MAX_EXAMINED, CanaryTally
 from gateway.shadow.checks import make_checks
 from gateway.shadow.guardrail import CanaryGuardrail
-from tests.journey.house import House
+from tests.journey.rig import JourneyRig
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 QUESTION = "How long does the delivery of a book take in Germany?"
@@ -37,24 +37,24 @@ class Time:
 
 
 async def judged(
-    build_house: Build, ask: Ask, answer: str, *, requests: int = 80, **changes: object
+    build_rig: Build, ask: Ask, answer: str, *, requests: int = 80, **changes: object
 ) -> tuple[CanaryState, CanaryTally]:
     """Returns the canary after one window in which ``new`` gives ``answer`` and ``old`` a good one."""
     backends = [
         ScriptedBackend("old", scripts=(Script((GOOD,)),)),
         ScriptedBackend("new", scripts=(Script((answer,)),)),
     ]
-    house, time = build_house(backends=backends, route=SPLIT), Time()
+    rig, time = build_rig(backends=backends, route=SPLIT), Time()
     tally = CanaryTally(lambda name: None, time)
     tally.watch(PLAN)
     guardrail = CanaryGuardrail(make_checks(NAMES), tally)
-    journey = replace(house.journey, mirror=guardrail.offer)
-    house = replace(house, journey=journey)
+    journey = replace(rig.journey, mirror=guardrail.offer)
+    rig = replace(rig, journey=journey)
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(guardrail.run())
         for number in range(requests):
             names = {"request_id": f"r{number}", "generation_id": f"g{number}", "session_id": f"s{number}"}
-            sink = await house.run(ask(QUESTION, chunks=EVIDENCE, **names, **changes))
+            sink = await rig.run(ask(QUESTION, chunks=EVIDENCE, **names, **changes))
             assert sink.answer is not None
         while guardrail.waiting:  # noqa: ASYNC110 - the guardrail sets no event
             await asyncio.sleep(0.01)
@@ -75,16 +75,16 @@ async def judged(
     ],
 )
 async def test_bad_content_rolls_the_canary_back_and_the_reason_names_the_check(
-    build_house: Build, ask: Ask, answer: str, check: str
+    build_rig: Build, ask: Ask, answer: str, check: str
 ) -> None:
-    state, _ = await judged(build_house, ask, answer)
+    state, _ = await judged(build_rig, ask, answer)
     assert state.phase is Phase.ROLLED_BACK
     bad = {name: counts.canary_bad for name, counts in state.counts.items()}
     assert bad[f"guardrail.{check}"] > 0 and state.reason.startswith("guardrail.")
 
 
-async def test_content_as_good_as_the_baselines_is_no_reason(build_house: Build, ask: Ask) -> None:
-    state, _ = await judged(build_house, ask, "In Germany the delivery takes two to three working days.")
+async def test_content_as_good_as_the_baselines_is_no_reason(build_rig: Build, ask: Ask) -> None:
+    state, _ = await judged(build_rig, ask, "In Germany the delivery takes two to three working days.")
     assert state.phase is Phase.RUNNING
     assert set(state.counts) >= {"guardrail.language", "guardrail.grounding"}
 

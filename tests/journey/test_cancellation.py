@@ -17,122 +17,124 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from resilience.time_limits import TimeLimit, TimeLimits
-from tests.journey.house import House, RecordingSink
+from tests.journey.rig import JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 # Far more turns of the event loop than any of these journeys takes.
 MOST_TURNS = 400
 
 
-async def cancel_at_every_turn(build: Callable[[], House], request: GenerateRequest) -> tuple[int, House]:
+async def cancel_at_every_turn(
+    build: Callable[[], JourneyRig], request: GenerateRequest
+) -> tuple[int, JourneyRig]:
     """Runs the journey repeatedly, cancelled one loop turn later each time; returns the turns it takes."""
     for turns in range(MOST_TURNS):
-        house = build()
+        rig = build()
         sink = RecordingSink()
-        journey = asyncio.get_running_loop().create_task(house.journey.run(request, sink))
+        journey = asyncio.get_running_loop().create_task(rig.journey.run(request, sink))
         for _ in range(turns):
             await asyncio.sleep(0)
         finished = journey.done()
         journey.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await journey
-        assert house.left_behind() == [], f"after {turns} turns"
-        assert len(house.outbox.rows) <= 1, f"billed twice after {turns} turns"
-        assert len(house.records) == (1 if turns else 0)
+        assert rig.in_use() == [], f"after {turns} turns"
+        assert len(rig.outbox.rows) <= 1, f"billed twice after {turns} turns"
+        assert len(rig.records) == (1 if turns else 0)
         delivered = sum(delta.tokens for delta in sink.deltas)
-        for row in house.outbox.rows:
+        for row in rig.outbox.rows:
             assert row.output_tokens >= delivered
             if not finished and sink.answer is None and row.finish_reason == "cancelled":
                 assert row.output_tokens <= delivered + 1, "the piece on its way out counts, no other"
         if finished:
-            return turns, house
+            return turns, rig
     pytest.fail(f"the journey took more than {MOST_TURNS} turns")
 
 
 async def test_nothing_is_left_when_the_caller_leaves_a_plain_request_at_any_await(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     adapter = Adapter("jp_style_v1", 1, "scripted", "adapters/jp")
     request = ask(
         adapter_id="jp_style_v1", chunks=(EvidenceChunk("m1", "catalog", "Vinland Saga"),), stream=True
     )
-    turns, house = await cancel_at_every_turn(lambda: build_house(adapters=[adapter]), request)
+    turns, rig = await cancel_at_every_turn(lambda: build_rig(adapters=[adapter]), request)
     assert turns > 5
-    assert house.outbox.rows[0].finish_reason == "stop"
+    assert rig.outbox.rows[0].finish_reason == "stop"
 
 
-async def test_nothing_is_left_when_the_caller_leaves_during_a_retry(build_house: Build, ask: Ask) -> None:
+async def test_nothing_is_left_when_the_caller_leaves_during_a_retry(build_rig: Build, ask: Ask) -> None:
     failing = BackendFailure(FailureKind.NAN_OUTPUT, "nan")
     turns, _ = await cancel_at_every_turn(
-        lambda: build_house(Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))),
+        lambda: build_rig(Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))),
         ask(stream=True),
     )
     assert turns > 2
-    house = build_house(Script((), failure=failing), Script())
-    journey = asyncio.get_running_loop().create_task(house.journey.run(ask(), RecordingSink()))
+    rig = build_rig(Script((), failure=failing), Script())
+    journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(), RecordingSink()))
     await asyncio.sleep(0.02)
     assert not journey.done(), "it waits before the retry"
     journey.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await journey
-    assert house.left_behind() == []
-    assert house.outbox.rows[0].finish_reason == "cancelled"
+    assert rig.in_use() == []
+    assert rig.outbox.rows[0].finish_reason == "cancelled"
 
 
-async def test_nothing_is_left_when_the_caller_leaves_during_a_fallback(build_house: Build, ask: Ask) -> None:
-    def build() -> House:
+async def test_nothing_is_left_when_the_caller_leaves_during_a_fallback(build_rig: Build, ask: Ask) -> None:
+    def build() -> JourneyRig:
         dead = ScriptedBackend("local", state=BackendState.DEAD)
-        return build_house(
+        return build_rig(
             backends=[dead, ScriptedBackend("pool", scripts=[Script(("a", "b", "c"))])],
             route={"fallback": ["response_cache", "pool", "degraded"]},
         )
 
-    turns, house = await cancel_at_every_turn(build, ask(stream=True))
+    turns, rig = await cancel_at_every_turn(build, ask(stream=True))
     assert turns > 3
-    assert house.outbox.rows[0].fallback == "pool"
+    assert rig.outbox.rows[0].fallback == "pool"
 
 
 async def test_nothing_is_left_when_the_caller_leaves_while_a_large_prompt_is_planned(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house()
+    rig = build_rig()
     journey = asyncio.get_running_loop().create_task(
-        house.journey.run(ask("volume " * 3000, sampling=ask().sampling), RecordingSink())
+        rig.journey.run(ask("volume " * 3000, sampling=ask().sampling), RecordingSink())
     )
     await asyncio.sleep(0)
     journey.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await journey
-    assert house.left_behind() == []
-    assert house.outbox.rows == []
+    assert rig.in_use() == []
+    assert rig.outbox.rows == []
 
 
 async def test_a_request_over_its_time_limit_ends_alike_for_the_caller_the_record_and_the_ledger(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("Hello",), delay_s=60.0))
-    house.journey = replace(house.journey, time_limit=partial(TimeLimit, TimeLimits(), 0.05))
-    sink = await house.run(ask())
+    rig = build_rig(Script(("Hello",), delay_s=60.0))
+    rig.journey = replace(rig.journey, time_limit=partial(TimeLimit, TimeLimits(), 0.05))
+    sink = await rig.run(ask())
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
-    (record,) = house.records
+    (record,) = rig.records
     assert (record.status, record.error_code, record.finish_reason) == (504, "deadline_exceeded", "error")
-    assert {row.error_code for row in house.outbox.rows} <= {"deadline_exceeded"}
-    assert house.left_behind() == []
+    assert {row.error_code for row in rig.outbox.rows} <= {"deadline_exceeded"}
+    assert rig.in_use() == []
 
 
 async def test_a_caller_who_leaves_before_the_time_limit_is_reported_as_gone(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("Hello",), delay_s=60.0))
-    house.journey = replace(house.journey, time_limit=partial(TimeLimit, TimeLimits(), 60.0))
-    journey = asyncio.get_running_loop().create_task(house.journey.run(ask(), RecordingSink()))
+    rig = build_rig(Script(("Hello",), delay_s=60.0))
+    rig.journey = replace(rig.journey, time_limit=partial(TimeLimit, TimeLimits(), 60.0))
+    journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(), RecordingSink()))
     for _ in range(50):
         await asyncio.sleep(0)
     journey.cancel()
     with pytest.raises(asyncio.CancelledError):
         await journey
-    (record,) = house.records
+    (record,) = rig.records
     assert (record.status, record.error_code) == (499, "cancelled")

@@ -16,9 +16,9 @@ from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, Too
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
 from observability.events import ToolCallCounts
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.house import House, RecordingSink
+from tests.journey.rig import JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 EVENTS: tuple[Delta, ...] = (
@@ -55,7 +55,7 @@ def folded(sink: RecordingSink) -> AnswerFold:
     return fold
 
 
-def check_whole(house: House, sink: RecordingSink, *, stream: bool) -> None:
+def check_whole(rig: JourneyRig, sink: RecordingSink, *, stream: bool) -> None:
     answer = sink.answer
     assert answer is not None, sink.error
     assert answer.output_text == "Let me look."
@@ -70,30 +70,30 @@ def check_whole(house: House, sink: RecordingSink, *, stream: bool) -> None:
             answer.reasoning,
             answer.tool_calls,
         )
-    assert len(house.outbox.rows) == 1
-    assert house.left_behind() == []
+    assert len(rig.outbox.rows) == 1
+    assert rig.in_use() == []
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_whole_answer_is_the_fold_of_its_events(build_house: Build, ask: Ask, stream: bool) -> None:
-    house = build_house(backends=[backend(WHOLE)])
-    check_whole(house, await house.run(ask(stream=stream)), stream=stream)
+async def test_the_whole_answer_is_the_fold_of_its_events(build_rig: Build, ask: Ask, stream: bool) -> None:
+    rig = build_rig(backends=[backend(WHOLE)])
+    check_whole(rig, await rig.run(ask(stream=stream)), stream=stream)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("k", range(1, len(EVENTS) + 1))
 async def test_an_answer_that_breaks_after_any_event_is_resumed_without_a_repeated_or_missing_byte(
-    build_house: Build, ask: Ask, k: int, stream: bool
+    build_rig: Build, ask: Ask, k: int, stream: bool
 ) -> None:
     # The next call gives the same events, but other ids to its tool calls.
     again = list(EVENTS)
     again[4], again[8] = structs.replace(again[4], id="call_x"), structs.replace(again[8], id="call_y")
-    house = build_house(
+    rig = build_rig(
         backends=[
             backend(replace(WHOLE, failure=BROKEN, breaks_after=k), replace(WHOLE, events=tuple(again)))
         ]
     )
-    sink = await house.run(ask(stream=stream))
+    sink = await rig.run(ask(stream=stream))
     assert sink.answer is not None, sink.error
     # Tool calls that the first call had not begun have the ids of the second call.
     begun = [call.id for call in sink.answer.tool_calls]
@@ -106,56 +106,56 @@ async def test_an_answer_that_breaks_after_any_event_is_resumed_without_a_repeat
     if stream:
         assert folded(sink).tool_calls() == named
         assert folded(sink).reasoning() == "The user wants stock."
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 @pytest.mark.parametrize("k", [1, 6])
 @pytest.mark.parametrize("continues", [frozenset({Continue.TOKENS, Continue.TEXT}), frozenset[Continue]()])
 async def test_a_backend_that_cannot_resume_events_ends_a_broken_stream_with_an_error(
-    build_house: Build, ask: Ask, k: int, continues: frozenset[Continue]
+    build_rig: Build, ask: Ask, k: int, continues: frozenset[Continue]
 ) -> None:
     broken = replace(WHOLE, failure=BROKEN, breaks_after=k)
-    house = build_house(
+    rig = build_rig(
         backends=[backend(broken, continues=continues)],
         route={"resume": {"commit_chunks": 0}},
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is None
     assert sink.error is not None
     assert sink.error.code == "backend_unavailable"
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert row.output_tokens == k
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 @pytest.mark.parametrize("mode", [ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED])
 async def test_a_required_call_is_resumed_where_constrained_answers_are(
-    build_house: Build, ask: Ask, mode: ToolChoiceMode
+    build_rig: Build, ask: Ask, mode: ToolChoiceMode
 ) -> None:
     broken = replace(WHOLE, failure=BROKEN, breaks_after=6)
     asked = ask(stream=True, tools=(Tool("stock"), Tool("order")), tool_choice=ToolChoice(mode, "stock"))
     for ways in (EXACT, EXACT | {Continue.SHAPED}):
-        house = build_house(
+        rig = build_rig(
             backends=[backend(broken, WHOLE, continues=ways)], route={"resume": {"commit_chunks": 0}}
         )
-        sink = await house.run(asked)
+        sink = await rig.run(asked)
         assert (sink.answer is not None) is (Continue.SHAPED in ways)
         assert (sink.error is not None) is (Continue.SHAPED not in ways)
-        assert house.left_behind() == []
+        assert rig.in_use() == []
 
 
 async def test_a_resumed_call_that_differs_from_what_the_caller_has_is_refused(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     other = (Reasoning("Something else.", 1), *EVENTS[1:])
-    house = build_house(
+    rig = build_rig(
         backends=[backend(replace(WHOLE, failure=BROKEN, breaks_after=6), replace(WHOLE, events=other))],
         route={"resume": {"commit_chunks": 0}},
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is None
     assert sink.error is not None
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 NOT_JSON: tuple[Delta, ...] = (
@@ -167,9 +167,9 @@ NOT_JSON: tuple[Delta, ...] = (
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_faulty_call_is_made_again_while_the_caller_has_nothing_of_it(
-    build_house: Build, ask: Ask, stream: bool
+    build_rig: Build, ask: Ask, stream: bool
 ) -> None:
-    house = build_house(
+    rig = build_rig(
         backends=[
             backend(
                 Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS), WHOLE, continues=frozenset()
@@ -177,32 +177,32 @@ async def test_a_faulty_call_is_made_again_while_the_caller_has_nothing_of_it(
         ],
         route={"resume": {"commit_chunks": 8}},
     )
-    sink = await house.run(ask(stream=stream))
-    check_whole(house, sink, stream=stream)
+    sink = await rig.run(ask(stream=stream))
+    check_whole(rig, sink, stream=stream)
 
 
 @pytest.mark.parametrize(
     "changes", [{"stream": True}, {"sampling": Sampling(temperature=0.0)}], ids=["sent", "greedy"]
 )
 async def test_a_faulty_call_never_ends_as_tool_calls(
-    build_house: Build, ask: Ask, changes: dict[str, Any]
+    build_rig: Build, ask: Ask, changes: dict[str, Any]
 ) -> None:
     script = Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS)
-    house = build_house(backends=[backend(script)], route={"resume": {"commit_chunks": 0}})
-    sink = await house.run(ask(**changes))
+    rig = build_rig(backends=[backend(script)], route={"resume": {"commit_chunks": 0}})
+    sink = await rig.run(ask(**changes))
     assert sink.answer is not None, sink.error
     assert sink.answer.finish_reason is FinishReason.ERROR
     assert "the arguments of tool call 0 (stock) are not JSON" in sink.answer.warnings
-    assert len(house.backends["local"].calls) == 1
+    assert len(rig.backends["local"].calls) == 1
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
 async def test_an_answer_that_is_cut_inside_a_call_says_so(
-    build_house: Build, ask: Ask, reason: FinishReason
+    build_rig: Build, ask: Ask, reason: FinishReason
 ) -> None:
     script = Script(events=NOT_JSON[:2], finish_reason=reason)
-    house = build_house(backends=[backend(script)], route={"resume": {"commit_chunks": 0}})
-    sink = await house.run(ask(stream=True))
+    rig = build_rig(backends=[backend(script)], route={"resume": {"commit_chunks": 0}})
+    sink = await rig.run(ask(stream=True))
     if reason is FinishReason.LENGTH:
         assert sink.answer is not None, sink.error
         assert sink.answer.finish_reason is FinishReason.LENGTH
@@ -214,16 +214,16 @@ async def test_an_answer_that_is_cut_inside_a_call_says_so(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_call_that_a_stop_string_ends_is_cut_and_no_fault_of_the_backend(
-    build_house: Build, ask: Ask, stream: bool
+    build_rig: Build, ask: Ask, stream: bool
 ) -> None:
     local = backend(Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS))
-    house = build_house(backends=[local], route={"resume": {"commit_chunks": 0}})
-    sink = await house.run(ask(stream=stream, sampling=Sampling(temperature=0.7, stop=("Vinland",))))
+    rig = build_rig(backends=[local], route={"resume": {"commit_chunks": 0}})
+    sink = await rig.run(ask(stream=stream, sampling=Sampling(temperature=0.7, stop=("Vinland",))))
     assert sink.answer is not None, sink.error
     assert (sink.answer.finish_reason, sink.answer.warnings) == (FinishReason.LENGTH, ())
     assert sink.answer.tool_calls[0].arguments == '{"item": '
     assert len(local.calls) == 1
-    [record] = house.records
+    [record] = rig.records
     assert record.tool_calls == ToolCallCounts(cut=1)
 
 
@@ -236,16 +236,14 @@ async def test_a_call_that_a_stop_string_ends_is_cut_and_no_fault_of_the_backend
     ],
 )
 async def test_events_out_of_order_are_an_error_and_never_reach_the_caller(
-    build_house: Build, ask: Ask, illegal: tuple[Delta, ...]
+    build_rig: Build, ask: Ask, illegal: tuple[Delta, ...]
 ) -> None:
-    house = build_house(
-        backends=[backend(Script(events=illegal), continues=frozenset())], route={"fallback": []}
-    )
-    sink = await house.run(ask(stream=True))
+    rig = build_rig(backends=[backend(Script(events=illegal), continues=frozenset())], route={"fallback": []})
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is None
     assert sink.error is not None
     assert illegal[-1] not in sink.deltas
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 STOCK = '{"type": "object", "properties": {"item": {"type": "integer"}}, "required": ["item"]}'
@@ -253,24 +251,24 @@ STOCK = '{"type": "object", "properties": {"item": {"type": "integer"}}, "requir
 
 @pytest.mark.parametrize("strict", [True, False])
 async def test_arguments_that_break_a_strict_schema_never_end_as_tool_calls(
-    build_house: Build, ask: Ask, strict: bool
+    build_rig: Build, ask: Ask, strict: bool
 ) -> None:
-    house = build_house(backends=[backend(WHOLE)], route={"resume": {"commit_chunks": 0}})
-    sink = await house.run(ask(stream=True, tools=(Tool("stock", parameters=STOCK, strict=strict),)))
+    rig = build_rig(backends=[backend(WHOLE)], route={"resume": {"commit_chunks": 0}})
+    sink = await rig.run(ask(stream=True, tools=(Tool("stock", parameters=STOCK, strict=strict),)))
     assert sink.answer is not None, sink.error
     said = "the arguments of tool call 0 (stock) break the schema of the strict tool"
     assert (said in sink.answer.warnings) is strict
     assert sink.answer.finish_reason is (FinishReason.ERROR if strict else FinishReason.TOOL_CALLS)
-    [record] = house.records
+    [record] = rig.records
     assert record.tool_calls == (ToolCallCounts(whole=1, not_schema=1) if strict else ToolCallCounts(whole=2))
 
 
-async def test_calls_and_reasoning_are_in_the_usage_row(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[backend(WHOLE)])
-    sink = await house.run(ask())
+async def test_calls_and_reasoning_are_in_the_usage_row(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[backend(WHOLE)])
+    sink = await rig.run(ask())
     assert sink.answer is not None
     assert sink.answer.usage.reasoning_tokens == 2
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.reasoning_tokens, row.tool_calls, row.output_tokens) == (2, 2, len(EVENTS))
 
 
@@ -285,24 +283,24 @@ async def test_calls_and_reasoning_are_in_the_usage_row(build_house: Build, ask:
     ids=["retried", "cut", "faulty again", "none"],
 )
 async def test_every_call_is_counted_once_by_its_outcome(
-    build_house: Build, ask: Ask, scripts: tuple[Script, ...], expected: ToolCallCounts
+    build_rig: Build, ask: Ask, scripts: tuple[Script, ...], expected: ToolCallCounts
 ) -> None:
-    house = build_house(backends=[backend(*scripts, continues=frozenset())], route={"fallback": []})
-    await house.run(ask(sampling=Sampling(temperature=0.7)))
-    [record] = house.records
+    rig = build_rig(backends=[backend(*scripts, continues=frozenset())], route={"fallback": []})
+    await rig.run(ask(sampling=Sampling(temperature=0.7)))
+    [record] = rig.records
     assert record.answered
     assert record.tool_calls == expected
 
 
-async def test_a_call_that_a_broken_stream_leaves_is_counted_as_failed(build_house: Build, ask: Ask) -> None:
+async def test_a_call_that_a_broken_stream_leaves_is_counted_as_failed(build_rig: Build, ask: Ask) -> None:
     script = Script(events=NOT_JSON, failure=BROKEN, breaks_after=2)
-    house = build_house(
+    rig = build_rig(
         backends=[backend(script, continues=frozenset())],
         route={"resume": {"commit_chunks": 0}, "fallback": []},
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.error is not None
-    [record] = house.records
+    [record] = rig.records
     assert record.tool_calls == ToolCallCounts(failed=1)
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert row.tool_calls == 1

@@ -23,9 +23,9 @@ from gateway.images.fetch import Hold, ImageFetcher
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BodyMemory
 from tests.images.samples import data_url, png, sample
-from tests.journey.house import House, RecordingSink
+from tests.journey.rig import JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 PNG = sample("png")
 URL = data_url(PNG)
@@ -41,11 +41,11 @@ def shown(*urls: str) -> dict[str, Any]:
     return {"messages": (message,), "needs": frozenset({Feature.IMAGES}), "contract": Contract.CHAT}
 
 
-async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_house: Build, ask: Ask) -> None:
-    house = build_house()
-    plain = await house.run(ask("What is this?"))
-    sink = await house.run(ask(**shown(URL, URL)))
-    [_, work] = house.backends["local"].calls
+async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
+    plain = await rig.run(ask("What is this?"))
+    sink = await rig.run(ask(**shown(URL, URL)))
+    [_, work] = rig.backends["local"].calls
     [message] = work.messages
     assert message.parts == ("What is this?", *[ImageContent(width=5, height=3, sha256=SHA256)] * 2)
     assert work.images == {SHA256: ImageData("image/png", memoryview(b64encode(PNG)), in_base64=True)}
@@ -53,58 +53,58 @@ async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_ho
     assert plain.answer is not None and sink.answer is not None
     counted = [one.answer.budget.recent_turns for one in (plain, sink) if one.answer is not None]
     assert counted[1] == counted[0] + 2 * TOKENS
-    billed = house.outbox.rows[-1].input_tokens
+    billed = rig.outbox.rows[-1].input_tokens
     assert billed == sink.answer.usage.input_tokens == len(work.token_ids), "what the backend reported"
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_no_record_row_or_trace_has_the_image(build_house: Build, ask: Ask) -> None:
-    house = build_house(route=CACHED)
-    await house.run(ask(**shown(URL)))
-    [work] = house.backends["local"].calls
+async def test_no_record_row_or_trace_has_the_image(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route=CACHED)
+    await rig.run(ask(**shown(URL)))
+    [work] = rig.backends["local"].calls
     pixels = URL.partition(",")[2]
     assert SHA256 in repr(work.messages)
-    assert pixels not in repr((work, house.outbox.rows, house.records, house.events))
+    assert pixels not in repr((work, rig.outbox.rows, rig.records, rig.events))
 
 
 async def test_a_backend_without_images_is_passed_over_and_alone_refused_by_name(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     blind = ScriptedBackend("blind", features=frozenset(Feature) - {Feature.IMAGES})
     seeing = ScriptedBackend("seeing")
     weights = [{"name": "blind", "weight": 99}, {"name": "seeing", "weight": 1}]
-    both = build_house(backends=[blind, seeing], route={"backends": weights})
+    both = build_rig(backends=[blind, seeing], route={"backends": weights})
     answer = (await both.run(ask(**shown(URL)))).answer
     assert answer is not None and answer.backend_name == "seeing"
-    error = (await build_house(backends=[blind]).run(ask(**shown("data:no image")))).error
+    error = (await build_rig(backends=[blind]).run(ask(**shown("data:no image")))).error
     assert error is not None and (error.status, error.param) == (422, "messages")
     assert error.message.startswith("no backend of this route supports messages with images")
     assert blind.calls == []
 
 
-async def test_a_broken_image_is_refused_before_a_backend_is_asked(build_house: Build, ask: Ask) -> None:
-    house = build_house()
-    error = (await house.run(ask(**shown(URL, data_url(b"GIF89a"))))).error
+async def test_a_broken_image_is_refused_before_a_backend_is_asked(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
+    error = (await rig.run(ask(**shown(URL, data_url(b"GIF89a"))))).error
     assert error is not None and (error.status, error.param) == (422, "messages.0.content.2")
-    assert not house.backends["local"].calls and not house.outbox.rows
-    assert house.left_behind() == []
+    assert not rig.backends["local"].calls and not rig.outbox.rows
+    assert rig.in_use() == []
 
 
-@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.parametrize("uncached", [False, True])
 async def test_an_answer_is_stored_for_the_same_image_alone(
-    build_house: Build, ask: Ask, another: bool
+    build_rig: Build, ask: Ask, uncached: bool
 ) -> None:
-    house = build_house(route=CACHED)
-    await house.run(ask(**shown(URL)))
-    house.backends["local"].state = BackendState.DEAD
-    url = data_url(png(5, 3)) if another else URL
-    answer = (await house.run(ask(**shown(url), generation_id="gen_2"))).answer
+    rig = build_rig(route=CACHED)
+    await rig.run(ask(**shown(URL)))
+    rig.backends["local"].state = BackendState.DEAD
+    url = data_url(png(5, 3)) if uncached else URL
+    answer = (await rig.run(ask(**shown(url), generation_id="gen_2"))).answer
     assert answer is not None
-    assert (answer.finish_reason is FinishReason.DEGRADED) is another
+    assert (answer.finish_reason is FinishReason.DEGRADED) is uncached
 
 
 async def test_a_fetched_image_counts_as_the_requests_memory_until_its_end(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     held: list[int] = []
 
@@ -116,17 +116,17 @@ async def test_a_fetched_image_counts_as_the_requests_memory_until_its_end(
             hold(len(sample("png")))
             return sample("png")
 
-    house = build_house(Script(("one", "two")))
+    rig = build_rig(Script(("one", "two")))
     memory = BodyMemory(1 << 20)
     reader = ImageReader(ImagesSection(), memory.holding, Fetcher())
-    house = replace(house, journey=replace(house.journey, images=reader))
+    rig = replace(rig, journey=replace(rig.journey, images=reader))
 
     class Sink(RecordingSink):
         async def delta(self, delta: Delta) -> None:
             held.append(memory.held_bytes)
 
-    await house.journey.run(ask(stream=True, **shown("https://example.org/a.png")), sink := Sink())
+    await rig.journey.run(ask(stream=True, **shown("https://example.org/a.png")), sink := Sink())
     assert sink.answer is not None
-    assert house.backends["local"].calls[0].images == {SHA256: ImageData("image/png", memoryview(PNG))}
+    assert rig.backends["local"].calls[0].images == {SHA256: ImageData("image/png", memoryview(PNG))}
     assert held == [len(PNG)] * 2
     assert memory.held_bytes == 0

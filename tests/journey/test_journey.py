@@ -27,28 +27,28 @@ from gateway.contracts.values import (
 from gateway.errors import PublicError
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns
-from tests.journey.house import House, RecordingSink
+from tests.journey.rig import JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 
-async def test_an_answer_passes_every_stage_and_is_billed_once(build_house: Build, ask: Ask) -> None:
-    house = build_house()
-    sink = await house.run(ask())
+async def test_an_answer_passes_every_stage_and_is_billed_once(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
+    sink = await rig.run(ask())
     answer = sink.answer
     assert answer is not None
     assert (answer.output_text, answer.finish_reason) == ("Hello there.", FinishReason.STOP)
     assert answer.backend_name == "local"
     assert answer.usage.output_tokens == 3
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.input_tokens, row.output_tokens) == (answer.usage.input_tokens, 3)
     assert row.finish_reason == "stop"
-    [record] = house.records
+    [record] = rig.records
     assert list(record.stage_ms) == [
         "canonicalize", "adapter", "rank", "budget", "admit", "generate", "respond",
     ]  # fmt: skip
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 class NotedTurns(Turns):
@@ -65,26 +65,26 @@ class NotedTurns(Turns):
         super().urgent_ended()
 
 
-async def test_a_chat_is_urgent_until_it_is_passed_to_the_backend(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(("a", "b"), delay_s=0.05))
+async def test_a_chat_is_urgent_until_it_is_passed_to_the_backend(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(Script(("a", "b"), delay_s=0.05))
     turns = NotedTurns()
-    house.journey = dataclasses.replace(house.journey, turns=turns)
+    rig.journey = dataclasses.replace(rig.journey, turns=turns)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        chat = group.create_task(house.run(ask()))
+        chat = group.create_task(rig.run(ask()))
         for _ in range(1_000):
-            if not house.admission.in_flight("local"):
+            if not rig.admission.in_flight("local"):
                 await asyncio.sleep(0)
         assert (turns.begun_count, turns.over_count, chat.done()) == (1, 1, False)
     assert (turns.begun_count, turns.over_count) == (1, 1)
 
 
-async def test_the_budget_counts_add_up_to_the_input_tokens(build_house: Build, ask: Ask) -> None:
+async def test_the_budget_counts_add_up_to_the_input_tokens(build_rig: Build, ask: Ask) -> None:
     request = ask(
         chunks=(EvidenceChunk("m1", "catalog", "Vinland Saga, 27 volumes"),),
         context={"time": "2026-11-20T10:00:00Z"},
         prompt_version="chat-manga-2.1",
     )
-    answer = (await build_house().run(request)).answer
+    answer = (await build_rig().run(request)).answer
     assert answer is not None
     budget = answer.budget
     total = budget.system + budget.retrieval + budget.recent_turns + budget.older_summary
@@ -93,86 +93,86 @@ async def test_the_budget_counts_add_up_to_the_input_tokens(build_house: Build, 
     assert total + budget.generation_reserve <= 4096
 
 
-async def test_the_native_contract_puts_the_routes_prompt_version_first(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"prompt_version": "chat-manga-2.1"})
-    await house.run(ask())
-    [work] = house.backends["local"].calls
+async def test_the_native_contract_puts_the_routes_prompt_version_first(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route={"prompt_version": "chat-manga-2.1"})
+    await rig.run(ask())
+    [work] = rig.backends["local"].calls
     assert work.messages[0].role is Role.SYSTEM
     assert work.messages[0].content.startswith("You are a manga shopping assistant.")
 
 
-async def test_the_tenant_is_the_salt_of_the_backends_prefix_cache(build_house: Build, ask: Ask) -> None:
-    house = build_house()
-    await house.run(ask())
-    [work] = house.backends["local"].calls
+async def test_the_tenant_is_the_salt_of_the_backends_prefix_cache(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
+    await rig.run(ask())
+    [work] = rig.backends["local"].calls
     assert work.cache_salt == "acme"
 
 
-async def test_openais_contract_adds_nothing_unless_asked(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"prompt_version": "chat-manga-2.1"})
-    await house.run(ask(contract=Contract.CHAT, model="scripted"))
-    [work] = house.backends["local"].calls
+async def test_openais_contract_adds_nothing_unless_asked(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route={"prompt_version": "chat-manga-2.1"})
+    await rig.run(ask(contract=Contract.CHAT, model="scripted"))
+    [work] = rig.backends["local"].calls
     assert [message.role for message in work.messages] == [Role.USER]
 
 
-async def test_volatile_context_changes_nothing_before_the_boundary(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"prompt_version": "chat-manga-2.1"})
+async def test_volatile_context_changes_nothing_before_the_boundary(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route={"prompt_version": "chat-manga-2.1"})
     history = (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello"), Message(Role.USER, "and now?"))
     for second in ("00", "01"):
-        await house.run(
+        await rig.run(
             ask(
                 messages=history,
                 context={"time": f"2026-11-20T10:00:{second}Z"},
                 generation_id=f"gen_{second}",
             )
         )
-    first, second_ids = (work.token_ids for work in house.backends["local"].calls)
+    first, second_ids = (work.token_ids for work in rig.backends["local"].calls)
     shared = next(i for i, (a, b) in enumerate(zip(first, second_ids, strict=True)) if a != b)
-    await house.run(ask(messages=history[:2] + history[:1], generation_id="gen_x"))
+    await rig.run(ask(messages=history[:2] + history[:1], generation_id="gen_x"))
     assert shared > 60, "the system part and the earlier turns are shared"
 
 
-async def test_an_unknown_route_is_refused_by_name(build_house: Build, ask: Ask) -> None:
-    sink = await build_house().run(ask(route="nowhere"))
+async def test_an_unknown_route_is_refused_by_name(build_rig: Build, ask: Ask) -> None:
+    sink = await build_rig().run(ask(route="nowhere"))
     assert sink.error is not None
     assert (sink.error.status, sink.error.code, sink.error.param) == (404, "unknown_route", "route")
 
 
 async def test_an_unknown_model_an_unknown_adapter_and_an_unknown_version_are_refused(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house()
+    rig = build_rig()
     for changes, code in (
         ({"contract": Contract.CHAT, "model": "gpt-9"}, "unknown_model"),
         ({"adapter_id": "nope"}, "unknown_adapter"),
         ({"prompt_version": "nope"}, "unknown_prompt_version"),
     ):
-        sink = await house.run(ask(**changes))
+        sink = await rig.run(ask(**changes))
         assert sink.error is not None and sink.error.code == code
-    assert house.outbox.rows == [], "nothing was generated, nothing is billed"
-    assert house.left_behind() == []
+    assert rig.outbox.rows == [], "nothing was generated, nothing is billed"
+    assert rig.in_use() == []
 
 
-async def test_a_backend_named_as_model_is_the_only_candidate(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[ScriptedBackend("local"), ScriptedBackend("other")])
-    answer = (await house.run(ask(contract=Contract.CHAT, model="other"))).answer
+async def test_a_backend_named_as_model_is_the_only_candidate(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[ScriptedBackend("local"), ScriptedBackend("other")])
+    answer = (await rig.run(ask(contract=Contract.CHAT, model="other"))).answer
     assert answer is not None and answer.backend_name == "other"
 
 
 async def test_a_request_of_the_same_id_in_flight_is_a_duplicate_of_its_own_tenant_only(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(delay_s=0.05))
+    rig = build_rig(Script(delay_s=0.05))
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(house.run(ask()))
+        first = tasks.create_task(rig.run(ask()))
         await asyncio.sleep(0.02)
-        second = await house.run(ask(generation_id="gen_2"))
+        second = await rig.run(ask(generation_id="gen_2"))
     assert first.result().answer is not None
     assert second.error is not None and second.error.code == "duplicate_request"
 
 
-async def test_the_sink_gets_the_prompt_before_the_first_piece(build_house: Build, ask: Ask) -> None:
-    sink = await build_house().run(ask(stream=True))
+async def test_the_sink_gets_the_prompt_before_the_first_piece(build_rig: Build, ask: Ask) -> None:
+    sink = await build_rig().run(ask(stream=True))
     assert sink.answer is not None
     (plan,) = sink.plans
     assert (plan.counts.total, plan.generation_reserve) == (
@@ -181,32 +181,32 @@ async def test_the_sink_gets_the_prompt_before_the_first_piece(build_house: Buil
     )
 
 
-async def test_requests_whose_label_came_by_a_header_may_share_it(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(delay_s=0.05))
+async def test_requests_whose_label_came_by_a_header_may_share_it(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(Script(delay_s=0.05))
     async with asyncio.TaskGroup() as tasks:
         runs = [
-            tasks.create_task(house.run(ask(generation_id=f"gen_{number}", labelled=False)))
+            tasks.create_task(rig.run(ask(generation_id=f"gen_{number}", labelled=False)))
             for number in range(3)
         ]
     assert all(run.result().answer is not None for run in runs)
-    assert house.in_flight.in_flight == 0
+    assert rig.in_flight.in_flight == 0
 
 
 async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(delay_s=0.02))
+    rig = build_rig(Script(delay_s=0.02))
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(house.run(ask()))
+        first = tasks.create_task(rig.run(ask()))
         await asyncio.sleep(0.01)
-        house.in_flight.drain()
-        refused = await house.run(ask(request_id="req_2", generation_id="gen_2"))
-        await house.in_flight.drained()
+        rig.in_flight.drain()
+        refused = await rig.run(ask(request_id="req_2", generation_id="gen_2"))
+        await rig.in_flight.drained()
     assert first.result().answer is not None
     assert refused.error is not None and (refused.error.status, refused.error.code) == (503, "draining")
 
 
-async def test_a_drain_waits_until_a_cut_request_has_got_its_error(build_house: Build, ask: Ask) -> None:
+async def test_a_drain_waits_until_a_cut_request_has_got_its_error(build_rig: Build, ask: Ask) -> None:
     may_send = asyncio.Event()
 
     class Slow(RecordingSink):
@@ -214,200 +214,196 @@ async def test_a_drain_waits_until_a_cut_request_has_got_its_error(build_house: 
             await may_send.wait()
             await super().fail(error, request_id=request_id, trace_id=trace_id)
 
-    house, sink = build_house(Script(delay_s=60)), Slow()
+    rig, sink = build_rig(Script(delay_s=60)), Slow()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.journey.run(ask(), sink))
-        while not house.backends["local"].active:  # noqa: ASYNC110 - the backend sets no event
+        tasks.create_task(rig.journey.run(ask(), sink))
+        while not rig.backends["local"].active:  # noqa: ASYNC110 - the backend sets no event
             await asyncio.sleep(0)
-        house.in_flight.cut()
-        drained = tasks.create_task(house.in_flight.drained())
+        rig.in_flight.cut()
+        drained = tasks.create_task(rig.in_flight.drained())
         for _ in range(20):
             await asyncio.sleep(0)
-        assert not drained.done() and house.in_flight.in_flight == 1
+        assert not drained.done() and rig.in_flight.in_flight == 1
         may_send.set()
     assert sink.error is not None and sink.error.code == "draining"
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(build_rig: Build, ask: Ask) -> None:
     full = ScriptedBackend(
         load=BackendLoad(running=1, kv_usage=0.97, total_blocks=100, block_size=16, max_running=8)
     )
-    house = build_house(backends=[full])
-    answer = (await house.run(ask())).answer
+    rig = build_rig(backends=[full])
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.fallback is not None
     assert (answer.fallback.kind, answer.fallback.reason) == ("degraded_response", "memory_pressure")
     assert answer.finish_reason is FinishReason.DEGRADED
     assert answer.usage.input_tokens == answer.usage.output_tokens == 0
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.fallback, row.input_tokens, row.output_tokens) == ("degraded_response", 0, 0)
 
 
-async def test_a_caller_who_wants_errors_gets_503_and_when_to_come_back(build_house: Build, ask: Ask) -> None:
+async def test_a_caller_who_wants_errors_gets_503_and_when_to_come_back(build_rig: Build, ask: Ask) -> None:
     full = ScriptedBackend(load=BackendLoad(running=8, waiting=100, max_running=8))
-    house = build_house(backends=[full], limits=AdmissionLimits(max_queue=100))
-    sink = await house.run(ask(allow_fallback=False))
+    rig = build_rig(backends=[full], limits=AdmissionLimits(max_queue=100))
+    sink = await rig.run(ask(allow_fallback=False))
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (503, "queue_full")
     assert sink.error.retry_after_ms is not None and sink.error.retry_after_ms > 0
 
 
-async def test_a_remembered_answer_is_given_when_the_engine_is_dead(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"fallback": ["response_cache", "degraded"]})
-    await house.run(ask())
-    house.backends["local"].state = BackendState.DEAD
-    answer = (await house.run(ask(generation_id="gen_2"))).answer
+async def test_a_remembered_answer_is_given_when_the_engine_is_dead(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route={"fallback": ["response_cache", "degraded"]})
+    await rig.run(ask())
+    rig.backends["local"].state = BackendState.DEAD
+    answer = (await rig.run(ask(generation_id="gen_2"))).answer
     assert answer is not None and answer.fallback is not None
     assert (answer.output_text, answer.fallback.kind, answer.fallback.reason) == (
         "Hello there.", "response_cache", "engine_dead",
     )  # fmt: skip
-    other = (await house.run(ask("Another question", generation_id="gen_3"))).answer
+    other = (await rig.run(ask("Another question", generation_id="gen_3"))).answer
     assert other is not None and other.fallback is not None and other.fallback.kind == "degraded_response"
 
 
-async def test_another_backend_can_be_a_fallback_target(build_house: Build, ask: Ask) -> None:
+async def test_another_backend_can_be_a_fallback_target(build_rig: Build, ask: Ask) -> None:
     broken = ScriptedBackend(
         "local", scripts=[Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))]
     )
-    house = build_house(backends=[broken, ScriptedBackend("pool")], route={"fallback": ["pool", "degraded"]})
-    answer = (await house.run(ask())).answer
+    rig = build_rig(backends=[broken, ScriptedBackend("pool")], route={"fallback": ["pool", "degraded"]})
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.fallback is not None
     assert (answer.backend_name, answer.fallback.kind, answer.output_text) == ("pool", "pool", "Hello there.")
 
 
 async def test_a_failure_that_may_be_retried_is_invisible_before_the_first_token(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     oom = Script((), failure=BackendFailure(FailureKind.CUDA_OOM, "no memory"))
-    house = build_house(oom, Script())
-    answer = (await house.run(ask())).answer
+    rig = build_rig(oom, Script())
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.fallback is None
-    assert len(house.backends["local"].calls) == 2
-    assert len(house.outbox.rows) == 1
+    assert len(rig.backends["local"].calls) == 2
+    assert len(rig.outbox.rows) == 1
 
 
 async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivered(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(
+    rig = build_rig(
         Script(("a", "b"), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")),
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.text == "ab"
     assert sink.error is not None and sink.error.code == "backend_unavailable"
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.finish_reason, row.output_tokens, row.error_code) == ("error", 2, "backend_unavailable")
     assert row.input_tokens > 0
 
 
 async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_is(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a",) * 200, delay_s=0.01))
-    sink = await house.run(ask(deadline=time.monotonic() + 1.0))
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01))
+    sink = await rig.run(ask(deadline=time.monotonic() + 1.0))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert 0 < sink.answer.usage.output_tokens < 200
-    assert house.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens
-    assert house.left_behind() == []
+    assert rig.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens
+    assert rig.in_use() == []
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_time_of_a_route_ends_an_answer_without_a_deadline_with_what_there_is(
-    build_house: Build, ask: Ask, stream: bool
+    build_rig: Build, ask: Ask, stream: bool
 ) -> None:
-    house = build_house(Script(("a",) * 200, delay_s=0.01), route={"timeout_ms": 1000})
-    sink = await house.run(ask(stream=stream))
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01), route={"timeout_ms": 1000})
+    sink = await rig.run(ask(stream=stream))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert 0 < sink.answer.usage.output_tokens < 200
     assert sink.answer.output_text == "a" * sink.answer.usage.output_tokens
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 async def test_a_backend_that_hangs_holds_a_caller_no_longer_than_the_routes_time(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a",), delay_s=3600), route={"timeout_ms": 100, "fallback": []})
-    sink = await house.run(ask())
+    rig = build_rig(Script(("a",), delay_s=3600), route={"timeout_ms": 100, "fallback": []})
+    sink = await rig.run(ask())
     assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_a_callers_own_deadline_takes_the_place_of_the_routes_time(
-    build_house: Build, ask: Ask
-) -> None:
-    house = build_house(Script(("a",) * 4, delay_s=0.05), route={"timeout_ms": 10})
-    sink = await house.run(ask(deadline=time.monotonic() + 60))
+async def test_a_callers_own_deadline_takes_the_place_of_the_routes_time(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(Script(("a",) * 4, delay_s=0.05), route={"timeout_ms": 10})
+    sink = await rig.run(ask(deadline=time.monotonic() + 60))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("asked", [{"allow_fallback": False}, {}], ids=["no fallback", "no degraded leg"])
 async def test_a_deadline_before_the_first_token_is_504(
-    build_house: Build, ask: Ask, asked: dict[str, bool]
+    build_rig: Build, ask: Ask, asked: dict[str, bool]
 ) -> None:
-    house = build_house(Script(("a",), delay_s=50), route={} if asked else {"fallback": []})
-    sink = await house.run(ask(deadline=time.monotonic() + 0.05, **asked))
+    rig = build_rig(Script(("a",), delay_s=50), route={} if asked else {"fallback": []})
+    sink = await rig.run(ask(deadline=time.monotonic() + 0.05, **asked))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 async def test_before_a_deadline_without_a_token_the_degraded_text_is_given(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a",), delay_s=50))
-    sink = await house.run(ask(deadline=time.monotonic() + 2))
+    rig = build_rig(Script(("a",), delay_s=50))
+    sink = await rig.run(ask(deadline=time.monotonic() + 2))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
     assert sink.answer.fallback is not None
     assert (sink.answer.fallback.kind, sink.answer.fallback.reason) == ("degraded_response", "wait_exceeded")
     assert sink.answer.usage.output_tokens == 0
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_a_field_that_no_backend_supports_is_refused_by_name(build_house: Build, ask: Ask) -> None:
+async def test_a_field_that_no_backend_supports_is_refused_by_name(build_rig: Build, ask: Ask) -> None:
     plain = ScriptedBackend(features=frozenset({Feature.TEMPERATURE}))
-    house = build_house(backends=[plain])
+    rig = build_rig(backends=[plain])
     shaped = ask(response_format=ResponseFormat(FormatType.JSON_OBJECT))
-    sink = await house.run(shaped)
+    sink = await rig.run(shaped)
     assert sink.error is not None and (sink.error.code, sink.error.param) == (
         "invalid_request",
         "response_format",
     )
     openai = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(presence_penalty=1.0))
-    sink = await house.run(openai)
+    sink = await rig.run(openai)
     assert sink.error is not None and sink.error.param == "presence_penalty"
 
 
 async def test_a_sampling_hint_that_a_backend_lacks_is_dropped_and_named_in_the_native_contract(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[ScriptedBackend(features=frozenset({Feature.TEMPERATURE}))])
-    answer = (await house.run(ask(sampling=Sampling(top_k=5, temperature=0.3)))).answer
+    rig = build_rig(backends=[ScriptedBackend(features=frozenset({Feature.TEMPERATURE}))])
+    answer = (await rig.run(ask(sampling=Sampling(top_k=5, temperature=0.3)))).answer
     assert answer is not None
     assert len(answer.warnings) == 1 and "top_k" in answer.warnings[0]
-    [work] = house.backends["local"].calls
+    [work] = rig.backends["local"].calls
     assert (work.sampling.top_k, work.sampling.temperature) == (None, 0.3)
 
 
-async def test_the_rule_that_chose_an_adapter_is_on_record(build_house: Build, ask: Ask) -> None:
+async def test_the_rule_that_chose_an_adapter_is_on_record(build_rig: Build, ask: Ask) -> None:
     adapter = Adapter("jp_style_v1", 1, "scripted", "adapters/jp")
-    house = build_house(
+    rig = build_rig(
         adapters=[adapter], route={"adapter_rules": [{"when": {"locale": "ja"}, "adapter": "jp_style_v1"}]}
     )
-    answer = (await house.run(ask(locale="ja"))).answer
+    answer = (await rig.run(ask(locale="ja"))).answer
     assert answer is not None and answer.backend_version == "scripted+jp_style_v1"
-    assert house.records[0].adapter_rule == "rule[0]"
-    assert house.adapters.leased() == {}
+    assert rig.records[0].adapter_rule == "rule[0]"
+    assert rig.adapters.leased() == {}
 
 
-async def test_a_prompt_that_cannot_be_trimmed_is_refused_not_sent(build_house: Build, ask: Ask) -> None:
-    house = build_house()
-    sink = await house.run(ask("volume " * 6000))
+async def test_a_prompt_that_cannot_be_trimmed_is_refused_not_sent(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
+    sink = await rig.run(ask("volume " * 6000))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (422, "context_too_long")
-    assert house.backends["local"].calls == []
+    assert rig.backends["local"].calls == []
 
 
-async def test_a_defect_of_the_gateway_tells_the_caller_nothing(build_house: Build, ask: Ask) -> None:
+async def test_a_defect_of_the_gateway_tells_the_caller_nothing(build_rig: Build, ask: Ask) -> None:
     class Broken(ScriptedBackend):
         @property
         def load(self) -> BackendLoad | None:
@@ -417,19 +413,19 @@ async def test_a_defect_of_the_gateway_tells_the_caller_nothing(build_house: Bui
         def load(self, value: BackendLoad | None) -> None:
             del value
 
-    house = build_house(backends=[Broken()])
-    sink = await house.run(ask())
+    rig = build_rig(backends=[Broken()])
+    sink = await rig.run(ask())
     assert sink.error is not None and (sink.error.status, sink.error.code) == (500, "internal")
     assert "secret" not in sink.error.message
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 async def test_several_texts_and_their_logprobs_reach_the_answer_and_are_billed_together(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("Hello", " there.")))
+    rig = build_rig(Script(("Hello", " there.")))
     asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=3, logprobs=0), stream=True)
-    sink = await house.run(asked)
+    sink = await rig.run(asked)
     answer = sink.answer
     assert answer is not None
     assert [choice.text for choice in answer.choices] == ["Hello there."] * 3
@@ -438,44 +434,44 @@ async def test_several_texts_and_their_logprobs_reach_the_answer_and_are_billed_
         assert [entry.text for entry in choice.logprobs or ()] == ["Hello", " there."]
     assert [delta.index for delta in sink.deltas] == [0, 1, 2] * 2
     assert answer.usage.output_tokens == 6
-    assert answer.usage.input_tokens == house.outbox.rows[0].input_tokens
-    assert house.outbox.rows[0].output_tokens == 6
-    assert house.left_behind() == []
+    assert answer.usage.input_tokens == rig.outbox.rows[0].input_tokens
+    assert rig.outbox.rows[0].output_tokens == 6
+    assert rig.in_use() == []
 
 
-async def test_a_plain_answer_has_one_choice_and_no_logprobs(build_house: Build, ask: Ask) -> None:
-    answer = (await build_house().run(ask())).answer
+async def test_a_plain_answer_has_one_choice_and_no_logprobs(build_rig: Build, ask: Ask) -> None:
+    answer = (await build_rig().run(ask())).answer
     assert answer is not None
     assert [(choice.text, choice.logprobs) for choice in answer.choices] == [("Hello there.", None)]
 
 
-async def test_a_deadline_ends_every_text_with_what_there_is(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(("a",) * 200, delay_s=0.01))
+async def test_a_deadline_ends_every_text_with_what_there_is(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01))
     asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=2))
-    sink = await house.run(replace(asked, deadline=time.monotonic() + 1.0))
+    sink = await rig.run(replace(asked, deadline=time.monotonic() + 1.0))
     assert sink.answer is not None
     choices = sink.answer.choices
     assert [choice.finish_reason for choice in choices] == [FinishReason.DEADLINE] * 2
     assert sum(len(choice.text) for choice in choices) == sink.answer.usage.output_tokens > 0
 
 
-async def test_the_response_cache_keeps_plain_answers_only(build_house: Build, ask: Ask) -> None:
+async def test_the_response_cache_keeps_plain_answers_only(build_rig: Build, ask: Ask) -> None:
     gone = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
     for sampling, kind in (
         (Sampling(temperature=0.5), "response_cache"),
         (Sampling(n=2), "degraded_response"),
     ):
-        house = build_house(Script(), gone, route={"fallback": ["response_cache", "degraded"]})
+        rig = build_rig(Script(), gone, route={"fallback": ["response_cache", "degraded"]})
         asked = ask(contract=Contract.CHAT, model="scripted", sampling=sampling)
-        await house.run(asked)
-        answer = (await house.run(replace(asked, request_id="again"))).answer
+        await rig.run(asked)
+        answer = (await rig.run(replace(asked, request_id="again"))).answer
         assert answer is not None and answer.fallback is not None
         assert answer.fallback.kind == kind
 
 
-async def test_a_field_that_the_backend_refuses_is_named(build_house: Build, ask: Ask) -> None:
+async def test_a_field_that_the_backend_refuses_is_named(build_rig: Build, ask: Ask) -> None:
     bad = BackendFailure(FailureKind.INVALID_INPUT, "the regex is not valid", param="response_format")
-    sink = await build_house(Script((), failure=bad)).run(ask())
+    sink = await build_rig(Script((), failure=bad)).run(ask())
     assert sink.error is not None
     assert (sink.error.status, sink.error.code, sink.error.param) == (
         422,

@@ -14,9 +14,9 @@ from gateway.contracts.values import Caller, Contract, GenerateRequest, Sampling
 from gateway.errors import BudgetExceeded
 from gateway.keys.rate_limits import KeyLimiter
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.house import CALLER, House, RecordingSink
+from tests.journey.rig import CALLER, JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 BOTH = {"backends": [{"name": "local"}, {"name": "spare", "weight": 0}]}
 
@@ -25,57 +25,53 @@ def limited(**limits: int) -> Caller:
     return replace(CALLER, limits=KeyLimits(**limits))
 
 
-async def remaining(house: House, caller: Caller) -> int:
-    headers = dict(await house.journey.limiter.headers(caller))
+async def remaining(rig: JourneyRig, caller: Caller) -> int:
+    headers = dict(await rig.journey.limiter.headers(caller))
     return int(headers[b"x-ratelimit-remaining-tokens"])
 
 
-async def test_a_request_is_charged_what_it_used_and_not_what_it_reserved(
-    build_house: Build, ask: Ask
-) -> None:
-    house, sink = build_house(Script(("Hel", "lo"))), RecordingSink()
+async def test_a_request_is_charged_what_it_used_and_not_what_it_reserved(build_rig: Build, ask: Ask) -> None:
+    rig, sink = build_rig(Script(("Hel", "lo"))), RecordingSink()
     caller = limited(tokens_per_minute=1_000)
-    await house.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=500)), sink)
+    await rig.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=500)), sink)
     assert sink.answer is not None
     used = sink.answer.usage.input_tokens + sink.answer.usage.output_tokens
-    assert 0 < used < 100 and await remaining(house, caller) == 1_000 - used
+    assert 0 < used < 100 and await remaining(rig, caller) == 1_000 - used
 
 
-async def test_a_request_over_a_limit_is_429_without_fallback_or_row(build_house: Build, ask: Ask) -> None:
-    house = build_house()
+async def test_a_request_over_a_limit_is_429_without_fallback_or_row(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
     for limits, code in (
         ({"tokens_per_minute": 100}, "rate_limited"),
         ({"tokens_per_day": 100}, "quota_exceeded"),
     ):
         sink = RecordingSink()
         request = ask(caller=limited(**limits), sampling=Sampling(max_tokens=500))
-        await house.journey.run(request, sink)
+        await rig.journey.run(request, sink)
         assert sink.error is not None and (sink.error.status, sink.error.code) == (429, code)
         assert sink.error.retry_after_ms is None, "it will never fit"
-        assert not house.outbox.rows and await remaining(house, request.caller) == 100
+        assert not rig.outbox.rows and await remaining(rig, request.caller) == 100
 
 
-async def test_a_second_request_waits_for_the_minute_of_the_first(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(), Script())
+async def test_a_second_request_waits_for_the_minute_of_the_first(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(Script(), Script())
     caller = limited(tokens_per_minute=100)
     first, second = RecordingSink(), RecordingSink()
-    await house.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=8)), first)
+    await rig.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=8)), first)
     assert first.answer is not None
-    left = await remaining(house, caller)
-    await house.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=left)), second)
+    left = await remaining(rig, caller)
+    await rig.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=left)), second)
     assert second.error is not None and second.error.code == "rate_limited"
     assert second.error.retry_after_ms is not None and 0 < second.error.retry_after_ms <= 61_000
 
 
-async def test_a_request_that_fails_before_its_first_token_costs_nothing(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_a_request_that_fails_before_its_first_token_costs_nothing(build_rig: Build, ask: Ask) -> None:
     broken = BackendFailure(FailureKind.INVALID_INPUT, "not this one")
-    house = build_house(Script((), failure=broken))
+    rig = build_rig(Script((), failure=broken))
     sink, caller = RecordingSink(), limited(tokens_per_minute=1_000)
     request = ask(caller=caller, sampling=Sampling(max_tokens=8), allow_fallback=False)
-    await house.journey.run(request, sink)
-    assert sink.error is not None and await remaining(house, caller) == 1_000
+    await rig.journey.run(request, sink)
+    assert sink.error is not None and await remaining(rig, caller) == 1_000
 
 
 def per_model(model: str, budget: Budget = NO_BUDGET, **limits: int) -> Caller:
@@ -91,15 +87,15 @@ def per_model(model: str, budget: Budget = NO_BUDGET, **limits: int) -> Caller:
     ],
 )
 async def test_a_limit_for_a_model_holds_for_that_model_alone(
-    build_house: Build, ask: Ask, limits: dict[str, int], code: str
+    build_rig: Build, ask: Ask, limits: dict[str, int], code: str
 ) -> None:
     both = [ScriptedBackend("local", model="large"), ScriptedBackend("spare", model="small")]
-    house, caller = build_house(backends=both, route=BOTH), per_model("small", **limits)
+    rig, caller = build_rig(backends=both, route=BOTH), per_model("small", **limits)
 
     async def sent(model: str) -> RecordingSink:
         sink = RecordingSink()
         request = ask(caller=caller, model=model, contract=Contract.CHAT, sampling=Sampling(max_tokens=20))
-        await house.journey.run(request, sink)
+        await rig.journey.run(request, sink)
         return sink
 
     assert (await sent("small")).answer is not None
@@ -109,7 +105,7 @@ async def test_a_limit_for_a_model_holds_for_that_model_alone(
     assert errors[0].retry_after_ms is not None
     assert (await sent("large")).answer is not None and (await sent("large")).answer is not None
     [limit] = [one.limits for one in caller.model_limits]
-    used = await house.journey.limiter.used(caller.key_id, limit, "small")
+    used = await rig.journey.limiter.used(caller.key_id, limit, "small")
     assert list(used) == list(limits) and 0 < used[next(iter(limits))] <= 60
 
 

@@ -14,9 +14,9 @@ from gateway.contracts.values import GenerateRequest
 from gateway.keys.usable_models import usable
 from gateway.routing.target import may_use
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.house import CALLER, House, RecordingSink
+from tests.journey.rig import CALLER, JourneyRig, RecordingSink
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 ROUTE = "self_hosted_generation"
@@ -25,23 +25,23 @@ BOTH = {"backends": [{"name": "local", "weight": 100}, {"name": "spare", "weight
 RULES = {"adapter_rules": [{"when": {"locale": "ja"}, "adapter": "jp"}]}
 
 
-async def sent(house: House, request: GenerateRequest) -> tuple[str, str | None]:
+async def sent(rig: JourneyRig, request: GenerateRequest) -> tuple[str, str | None]:
     """Returns the error's code and param, or the answer's backend and adapter."""
     sink = RecordingSink()
-    await house.journey.run(request, sink)
-    usable_again = may_use(request, house.journey.revision(), house.journey.fleet, house.adapters)
+    await rig.journey.run(request, sink)
+    usable_again = may_use(request, rig.journey.revision(), rig.journey.fleet, rig.adapters)
     assert usable_again == (sink.error is None), "a stored answer is given by the same rule"
-    assert not house.adapters.leased()
+    assert not rig.adapters.leased()
     if sink.error is not None:
         if sink.error.code == "forbidden":
-            assert sink.error.status == 403 and not house.outbox.rows and not house.adapters.leased()
+            assert sink.error.status == 403 and not rig.outbox.rows and not rig.adapters.leased()
         return sink.error.code, sink.error.param
     assert sink.answer is not None
     return sink.answer.backend_name, sink.answer.adapter_id
 
 
 @pytest.mark.parametrize(
-    ("routes", "asked", "told"),
+    ("routes", "asked", "expected"),
     [
         ((ROUTE,), {}, ("local", None)),
         (("other",), {}, ("forbidden", "route")),
@@ -53,18 +53,18 @@ async def sent(house: House, request: GenerateRequest) -> tuple[str, str | None]
     ],
 )
 async def test_a_key_may_use_only_its_routes(
-    build_house: Build,
+    build_rig: Build,
     ask: Ask,
     routes: tuple[str, ...] | None,
     asked: dict[str, str],
-    told: tuple[str, str | None],
+    expected: tuple[str, str | None],
 ) -> None:
-    house = build_house(backends=[ScriptedBackend(), ScriptedBackend("spare")])
-    assert await sent(house, ask(caller=replace(CALLER, routes=routes), **asked)) == told
+    rig = build_rig(backends=[ScriptedBackend(), ScriptedBackend("spare")])
+    assert await sent(rig, ask(caller=replace(CALLER, routes=routes), **asked)) == expected
 
 
 @pytest.mark.parametrize(
-    ("adapters", "asked", "told"),
+    ("adapters", "asked", "expected"),
     [
         (("jp",), {}, ("local", None)),
         (("jp",), {"adapter_id": "jp"}, ("local", "jp")),
@@ -75,18 +75,18 @@ async def test_a_key_may_use_only_its_routes(
     ],
 )
 async def test_a_key_may_use_only_its_adapters_whether_named_or_chosen_by_a_rule(
-    build_house: Build,
+    build_rig: Build,
     ask: Ask,
     adapters: tuple[str, ...] | None,
     asked: dict[str, str],
-    told: tuple[str, str | None],
+    expected: tuple[str, str | None],
 ) -> None:
-    house = build_house(adapters=ADAPTERS, route=RULES)
-    assert await sent(house, ask(caller=replace(CALLER, adapters=adapters), **asked)) == told
+    rig = build_rig(adapters=ADAPTERS, route=RULES)
+    assert await sent(rig, ask(caller=replace(CALLER, adapters=adapters), **asked)) == expected
 
 
 @pytest.mark.parametrize(
-    ("models", "asked", "told"),
+    ("models", "asked", "expected"),
     [
         (("scripted",), {}, ("local", None)),
         (("big",), {}, ("spare", None)),
@@ -101,31 +101,31 @@ async def test_a_key_may_use_only_its_adapters_whether_named_or_chosen_by_a_rule
     ],
 )
 async def test_a_key_may_use_only_its_models_whether_named_or_drawn(
-    build_house: Build,
+    build_rig: Build,
     ask: Ask,
     models: tuple[str, ...] | None,
     asked: dict[str, str],
-    told: tuple[str, str | None],
+    expected: tuple[str, str | None],
 ) -> None:
-    house = build_house(
+    rig = build_rig(
         backends=[ScriptedBackend(), ScriptedBackend("spare", model="big")], adapters=ADAPTERS, route=BOTH
     )
     caller = replace(CALLER, models=models, aliases=(("best", "big"),))
-    assert await sent(house, ask(caller=caller, **asked)) == told
+    assert await sent(rig, ask(caller=caller, **asked)) == expected
 
 
 async def test_a_fallback_gives_no_answer_of_a_model_that_the_key_may_not_use(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     gone = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
-    house = build_house(
+    rig = build_rig(
         backends=[ScriptedBackend(scripts=(gone, gone)), ScriptedBackend("spare", model="big")],
         route={"fallback": ["spare"]},
     )
-    assert await sent(house, ask()) == ("spare", None)
+    assert await sent(rig, ask()) == ("spare", None)
     caller = replace(CALLER, models=("scripted",))
     sink = RecordingSink()
-    await house.journey.run(ask(caller=caller), sink)
+    await rig.journey.run(ask(caller=caller), sink)
     assert sink.answer is None and sink.error is not None and sink.error.code == "backend_unavailable"
 
 
@@ -147,9 +147,9 @@ async def test_a_fallback_gives_no_answer_of_a_model_that_the_key_may_not_use(
     ],
 )
 def test_the_models_shown_are_those_that_the_key_may_name(
-    build_house: Build, limits: dict[str, tuple[object, ...]], shown: list[str]
+    build_rig: Build, limits: dict[str, tuple[object, ...]], shown: list[str]
 ) -> None:
-    house = build_house(backends=[ScriptedBackend(), ScriptedBackend("spare")])
+    rig = build_rig(backends=[ScriptedBackend(), ScriptedBackend("spare")])
     cards = [
         ModelCard("base", "base"),
         ModelCard("jp", "jp", "base", kind=CardKind.ADAPTER),
@@ -160,12 +160,12 @@ def test_the_models_shown_are_those_that_the_key_may_name(
         ModelCard("big", "big"),
         ModelCard("big-jp", "big-jp", "big", kind=CardKind.ADAPTER),
     ]
-    found = usable(cards, replace(CALLER, **limits), house.journey.revision())  # type: ignore[arg-type]
+    found = usable(cards, replace(CALLER, **limits), rig.journey.revision())  # type: ignore[arg-type]
     assert [card.id for card in found] == shown
 
 
-def test_a_keys_own_name_is_shown_as_what_it_selects(build_house: Build) -> None:
-    house = build_house(backends=[ScriptedBackend(), ScriptedBackend("spare")])
+def test_a_keys_own_name_is_shown_as_what_it_selects(build_rig: Build) -> None:
+    rig = build_rig(backends=[ScriptedBackend(), ScriptedBackend("spare")])
     cards = [
         ModelCard("base", "base", None, 4096),
         ModelCard("jp", "jp", "base", 4096, CardKind.ADAPTER),
@@ -175,9 +175,9 @@ def test_a_keys_own_name_is_shown_as_what_it_selects(build_house: Build) -> None
     ]
     aliases = (("gpt-5", "small"), ("style", "jp"), ("taken", "jp"), ("none", "gone"), ("small", "gone"))
     caller = replace(CALLER, aliases=aliases[:-1])
-    found = {card.id: card for card in usable(cards, caller, house.journey.revision())}
+    found = {card.id: card for card in usable(cards, caller, rig.journey.revision())}
     assert found.keys() == {"base", "jp", "local", "small", "gpt-5", "style", "taken"}
     assert (found["gpt-5"].root, found["gpt-5"].max_model_len) == ("base", 4096)
     assert [(found[name].root, found[name].parent) for name in ("style", "taken")] == [("jp", "base")] * 2
-    hidden = usable(cards, replace(CALLER, aliases=aliases), house.journey.revision())
+    hidden = usable(cards, replace(CALLER, aliases=aliases), rig.journey.revision())
     assert "small" not in {card.id for card in hidden}

@@ -24,9 +24,9 @@ from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from resilience.failures import BackendFailure, FailureKind
 from tests.budgeting.folders import CHATML, byte_level, write_folder
-from tests.journey.house import House
+from tests.journey.rig import JourneyRig
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 DEAD = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
@@ -73,37 +73,37 @@ def talk(turns: int) -> tuple[Message, ...]:
 
 @pytest.mark.parametrize("model", ["large", "small"])
 async def test_the_prompt_is_counted_with_the_tokenizer_of_the_model_that_answers(
-    build_house: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText], model: str
+    build_rig: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText], model: str
 ) -> None:
-    house = build_house(backends=two(), route=BOTH, models=models)
+    rig = build_rig(backends=two(), route=BOTH, models=models)
     request = ask(contract=Contract.CHAT, model=model, messages=talk(3))
-    answer = (await house.run(request)).answer
+    answer = (await rig.run(request)).answer
     assert answer is not None and answer.model == model
-    [work] = house.backends[model].calls
+    [work] = rig.backends[model].calls
     assert work.token_ids == texts[model].service.encode_chat(request.messages)
     assert work.sampling.max_tokens == texts[model].max_model_len - len(work.token_ids)
 
 
 async def test_a_prompt_that_fits_one_model_may_be_too_long_for_another_and_the_numbers_are_given(
-    build_house: Build, ask: Ask, models: Models
+    build_rig: Build, ask: Ask, models: Models
 ) -> None:
-    house = build_house(backends=two(), route=BOTH, models=models)
+    rig = build_rig(backends=two(), route=BOTH, models=models)
     words = talk(101)
-    assert (await house.run(ask(contract=Contract.CHAT, model="large", messages=words))).answer is not None
-    error = (await house.run(ask(contract=Contract.CHAT, model="small", messages=words))).error
+    assert (await rig.run(ask(contract=Contract.CHAT, model="large", messages=words))).answer is not None
+    error = (await rig.run(ask(contract=Contract.CHAT, model="small", messages=words))).error
     assert error is not None and error.code == "context_too_long"
     assert str(LENGTH - 1) in error.message
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 async def test_a_fallback_plans_the_prompt_for_its_own_model_and_says_what_was_cut(
-    build_house: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText]
+    build_rig: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText]
 ) -> None:
     route = {**BOTH, "budgets": {"recent_turns": 3000}}
-    house = build_house(backends=two(DEAD), route=route, models=models)
-    answer = (await house.run(ask(messages=talk(101)))).answer
+    rig = build_rig(backends=two(DEAD), route=route, models=models)
+    answer = (await rig.run(ask(messages=talk(101)))).answer
     assert answer is not None and (answer.model, answer.backend_name) == ("small", "small")
-    [sent], [first] = house.backends["small"].calls, house.backends["large"].calls
+    [sent], [first] = rig.backends["small"].calls, rig.backends["large"].calls
     assert sent.token_ids == texts["small"].tokenizer.encode_chat(sent.messages)
     assert len(sent.messages) < len(first.messages) and sent.messages[-1] == first.messages[-1]
     assert sent.sampling.max_tokens is not None
@@ -113,19 +113,19 @@ async def test_a_fallback_plans_the_prompt_for_its_own_model_and_says_what_was_c
     assert answer.budget.dropped_turns > 0
     counted = answer.budget.system + answer.budget.recent_turns + answer.budget.older_summary
     assert counted == len(sent.token_ids) == answer.usage.input_tokens
-    assert [row.model for row in house.outbox.rows] == ["small"]
+    assert [row.model for row in rig.outbox.rows] == ["small"]
 
 
 async def test_a_models_own_budgets_trim_prompts_for_it_alone(
-    build_house: Build, ask: Ask, texts: Mapping[str, ModelText]
+    build_rig: Build, ask: Ask, texts: Mapping[str, ModelText]
 ) -> None:
     own = SectionBudgets(system=50, retrieval=0, recent_turns=100, older_summary=0)
     models = Models(texts["large"], {"small": texts["large"]}, {"small": own})
     words = talk(101)
-    house = build_house(backends=two(DEAD), route=BOTH, models=models)
-    answer = (await house.run(ask(messages=words))).answer
+    rig = build_rig(backends=two(DEAD), route=BOTH, models=models)
+    answer = (await rig.run(ask(messages=words))).answer
     assert answer is not None and answer.model == "small"
-    [first], [sent] = house.backends["large"].calls, house.backends["small"].calls
+    [first], [sent] = rig.backends["large"].calls, rig.backends["small"].calls
     assert len(first.messages) >= len(words) > len(sent.messages)
     assert "planned again for small" in answer.warnings[0]
 
@@ -159,10 +159,10 @@ def test_a_models_budgets_are_the_last_to_be_asked_and_only_where_trimming_is_al
 
 
 async def test_a_fallback_that_cuts_nothing_adds_no_warning(
-    build_house: Build, ask: Ask, models: Models
+    build_rig: Build, ask: Ask, models: Models
 ) -> None:
-    house = build_house(backends=two(DEAD), route=BOTH, models=models)
-    answer = (await house.run(ask(messages=talk(3)))).answer
+    rig = build_rig(backends=two(DEAD), route=BOTH, models=models)
+    answer = (await rig.run(ask(messages=talk(3)))).answer
     assert answer is not None and (answer.model, answer.warnings) == ("small", ())
 
 
@@ -176,19 +176,19 @@ async def test_a_fallback_that_cuts_nothing_adds_no_warning(
     ids=["longer", "a longer answer", "another model's ids"],
 )
 async def test_a_fallback_whose_model_cannot_hold_the_prompt_is_passed_over(
-    build_house: Build, ask: Ask, models: Models, changes: dict[str, object]
+    build_rig: Build, ask: Ask, models: Models, changes: dict[str, object]
 ) -> None:
     route = {"backends": [{"name": "large"}], "fallback": ["small", "degraded"]}
-    house = build_house(backends=two(DEAD), route=route, models=models)
-    answer = (await house.run(ask(**changes))).answer
+    rig = build_rig(backends=two(DEAD), route=route, models=models)
+    answer = (await rig.run(ask(**changes))).answer
     assert answer is not None and answer.fallback is not None
     assert answer.fallback.kind == "degraded_response"
-    assert house.backends["small"].calls == [] and house.left_behind() == []
+    assert rig.backends["small"].calls == [] and rig.in_use() == []
 
 
 @pytest.mark.parametrize("continues", [Continue.TOKENS, Continue.TEXT])
 async def test_a_partial_answer_is_resumed_on_another_model_with_that_models_prompt(
-    build_house: Build,
+    build_rig: Build,
     ask: Ask,
     models: Models,
     texts: Mapping[str, ModelText],
@@ -198,53 +198,53 @@ async def test_a_partial_answer_is_resumed_on_another_model_with_that_models_pro
     ids = tuple(texts["large"].tokenizer.encode("Vinland Saga", add_special_tokens=False))[:1] * 3
     whole = Script(pieces, token_ids=ids)
     cut = replace(whole, failure=BackendFailure(FailureKind.STREAM_BROKEN, "cut"), breaks_after=1)
-    house = build_house(
+    rig = build_rig(
         backends=two(cut, DEAD, small=(Script(pieces),), continues=frozenset({continues})),
         route={**BOTH, "resume": {"commit_chunks": 0}},
         models=models,
     )
-    sink = await house.run(ask(messages=talk(3), stream=True))
+    sink = await rig.run(ask(messages=talk(3), stream=True))
     assert sink.answer is not None and sink.text == "Vinland Saga"
-    [rest] = house.backends["small"].calls
+    [rest] = rig.backends["small"].calls
     assert rest.token_ids == texts["small"].service.encode_chat(talk(3))
     assert rest.partial is not None and rest.partial.text == "Vin"
-    spelled = texts["small"].tokenizer.encode("Vin", add_special_tokens=False)
-    assert rest.partial.token_ids == (spelled if continues is Continue.TOKENS else None)
+    prefix_ids = texts["small"].tokenizer.encode("Vin", add_special_tokens=False)
+    assert rest.partial.token_ids == (prefix_ids if continues is Continue.TOKENS else None)
 
 
-async def test_blocks_of_a_prefix_have_the_models_size(build_house: Build, ask: Ask, models: Models) -> None:
-    house = build_house(backends=two(), route=BOTH, models=models)
-    house = replace(
-        house,
-        journey=replace(house.journey, prefixes=type(house.journey.prefixes)(block_size=models.block_size)),
+async def test_blocks_of_a_prefix_have_the_models_size(build_rig: Build, ask: Ask, models: Models) -> None:
+    rig = build_rig(backends=two(), route=BOTH, models=models)
+    rig = replace(
+        rig,
+        journey=replace(rig.journey, prefixes=type(rig.journey.prefixes)(block_size=models.block_size)),
     )
     system = Message(Role.SYSTEM, "Follow the catalog. " * 12)
-    await house.run(ask(model="small", contract=Contract.CHAT, messages=(system, *talk(3)[1:])))
-    [record] = house.records
+    await rig.run(ask(model="small", contract=Contract.CHAT, messages=(system, *talk(3)[1:])))
+    [record] = rig.records
     assert record.prefix_tokens is not None and record.prefix_tokens > 0 and record.prefix_tokens % 32 == 0
 
 
 async def test_the_catalogue_changes_while_requests_are_served(
-    build_house: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText]
+    build_rig: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText]
 ) -> None:
     models.remove("small")
-    house = build_house(backends=two(), route=BOTH, models=models)
+    rig = build_rig(backends=two(), route=BOTH, models=models)
     request = ask(contract=Contract.CHAT, model="small", messages=talk(3))
-    await house.run(request)
+    await rig.run(request)
     models.put("small", texts["small"])
-    await house.run(structs.replace(request, request_id="req_2", generation_id="gen_2"))
-    before, after = house.backends["small"].calls
+    await rig.run(structs.replace(request, request_id="req_2", generation_id="gen_2"))
+    before, after = rig.backends["small"].calls
     assert before.token_ids == texts["large"].service.encode_chat(request.messages)
     assert after.token_ids == texts["small"].service.encode_chat(request.messages)
 
 
 async def test_a_pool_of_several_models_falls_back_with_the_requests_model_where_it_has_it(
-    build_house: Build, ask: Ask, models: Models
+    build_rig: Build, ask: Ask, models: Models
 ) -> None:
     pool = [ScriptedBackend(f"gpus/{model}", model=model) for model in ("large", "small")]
     for asked, expected in (("small", "gpus/small"), ("large", "gpus/large"), ("third", "gpus/large")):
         dead = ScriptedBackend("local", scripts=(DEAD,), model=asked)
         route = {"backends": [{"name": "local"}], "fallback": [one.name for one in pool]}
-        house = build_house(backends=[dead, *pool], route=route, models=models)
-        answer = (await house.run(ask())).answer
+        rig = build_rig(backends=[dead, *pool], route=route, models=models)
+        answer = (await rig.run(ask())).answer
         assert answer is not None and answer.backend_name == expected

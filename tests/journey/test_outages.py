@@ -16,9 +16,9 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, FinishReason, FormatType, GenerateRequest, ResponseFormat
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.house import House, RestartingBackend
+from tests.journey.rig import JourneyRig, RestartingBackend
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 NOTHING: Mapping[str, object] = {"fallback": [], "fallback_text_in": ["native"]}
@@ -37,19 +37,17 @@ def loading(restart_s: float | None) -> RestartingBackend:
     ids=["no fallback", "no fallback, openai's contract", "text for the native contract only"],
 )
 async def test_a_dead_backend_is_an_error_where_no_text_is_asked_for(
-    build_house: Build, ask: Ask, route: Mapping[str, object], contract: Contract
+    build_rig: Build, ask: Ask, route: Mapping[str, object], contract: Contract
 ) -> None:
-    house = build_house(backends=[ScriptedBackend(state=BackendState.DEAD)], route=route)
-    sink = await house.run(ask(contract=contract))
+    rig = build_rig(backends=[ScriptedBackend(state=BackendState.DEAD)], route=route)
+    sink = await rig.run(ask(contract=contract))
     assert sink.answer is None and sink.error is not None
     assert (sink.error.status, sink.error.code) == (503, "backend_unavailable")
 
 
-async def test_the_native_contract_gets_the_text_that_its_route_asks_for(
-    build_house: Build, ask: Ask
-) -> None:
-    house = build_house(backends=[ScriptedBackend(state=BackendState.DEAD)], route=NATIVE)
-    answer = (await house.run(ask())).answer
+async def test_the_native_contract_gets_the_text_that_its_route_asks_for(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[ScriptedBackend(state=BackendState.DEAD)], route=NATIVE)
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
 
 
@@ -64,44 +62,44 @@ CALLING: Mapping[str, object] = {
 @pytest.mark.parametrize("contract", [Contract.NATIVE, Contract.CHAT])
 @pytest.mark.parametrize("asked", [SHAPED, CALLING], ids=["a shape", "a call"])
 async def test_the_degraded_text_is_no_answer_to_a_request_for_a_shape_or_a_call(
-    build_house: Build, ask: Ask, asked: Mapping[str, object], contract: Contract
+    build_rig: Build, ask: Ask, asked: Mapping[str, object], contract: Contract
 ) -> None:
-    house = build_house(
+    rig = build_rig(
         backends=[ScriptedBackend(state=BackendState.DEAD)],
         route={"fallback": ["response_cache", "degraded"]},
     )
-    sink = await house.run(ask(contract=contract, **asked))
+    sink = await rig.run(ask(contract=contract, **asked))
     assert sink.answer is None and sink.error is not None
     assert (sink.error.status, sink.error.code) == (503, "backend_unavailable")
-    plain = (await house.run(ask(contract=contract))).answer
+    plain = (await rig.run(ask(contract=contract))).answer
     assert plain is not None and plain.finish_reason is FinishReason.DEGRADED
 
 
-async def test_a_stored_answer_is_not_given_in_openais_contract_either(build_house: Build, ask: Ask) -> None:
-    house = build_house(route=NATIVE)
-    assert (await house.run(ask(contract=Contract.CHAT))).answer is not None
-    house.backends["local"].state = BackendState.DEAD
-    again = await house.run(ask(contract=Contract.CHAT, request_id="req_2", generation_id="gen_2"))
+async def test_a_stored_answer_is_not_given_in_openais_contract_either(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route=NATIVE)
+    assert (await rig.run(ask(contract=Contract.CHAT))).answer is not None
+    rig.backends["local"].state = BackendState.DEAD
+    again = await rig.run(ask(contract=Contract.CHAT, request_id="req_2", generation_id="gen_2"))
     assert again.answer is None and again.error is not None and again.error.status == 503
 
 
 @pytest.mark.parametrize("route", [NOTHING, NATIVE], ids=["no fallback", "degraded text"])
 async def test_a_request_that_arrives_while_the_engine_loads_waits_for_it(
-    build_house: Build, ask: Ask, route: Mapping[str, object]
+    build_rig: Build, ask: Ask, route: Mapping[str, object]
 ) -> None:
-    house = build_house(backends=[loading(0.2)], route=route)
+    rig = build_rig(backends=[loading(0.2)], route=route)
     for deadline_s in (None, 30.0):
-        house.backends["local"].state = BackendState.STARTING
+        rig.backends["local"].state = BackendState.STARTING
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
-        answer = (await house.run(ask(f"Within {deadline_s} s?", deadline=deadline))).answer
+        answer = (await rig.run(ask(f"Within {deadline_s} s?", deadline=deadline))).answer
         assert answer is not None and answer.fallback is None and answer.backend_name == "local"
 
 
 async def test_an_engine_that_loads_past_the_deadline_is_an_error_that_says_so(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[loading(60.0)], route=NOTHING)
-    sink = await house.run(ask(deadline=time.monotonic() + 0.1))
+    rig = build_rig(backends=[loading(60.0)], route=NOTHING)
+    sink = await rig.run(ask(deadline=time.monotonic() + 0.1))
     assert sink.answer is None and sink.error is not None
     assert sink.error.status == 503 and (sink.error.retry_after_ms or 0) >= 1000
     assert sink.error.message == "backend_unavailable: the engine of local is away"
@@ -136,54 +134,52 @@ class SlowToLoad(RestartingBackend):
     "admission", [{}, {"refuse_late": True}], ids=["learned patience", "refused when late"]
 )
 async def test_the_wait_for_the_engine_does_not_count_against_the_admission_of_a_request(
-    build_house: Build, ask: Ask, admission: Mapping[str, object]
+    build_rig: Build, ask: Ask, admission: Mapping[str, object]
 ) -> None:
     clock = Clock()
     away_s = 6 * PATIENCE_S
-    house = build_house(
+    rig = build_rig(
         backends=[SlowToLoad(clock, away_s)], route={**NOTHING, "admission": admission}, clock=clock
     )
     for number in range(LEARNED_FROM):
-        warm = await house.run(ask(f"Number {number}?", arrived_at=clock(), deadline=clock() + 60.0))
+        warm = await rig.run(ask(f"Number {number}?", arrived_at=clock(), deadline=clock() + 60.0))
         assert warm.answer is not None
-    house.backends["local"].state = BackendState.STARTING
-    sink = await house.run(ask("After it?", arrived_at=clock(), deadline=clock() + 60.0))
+    rig.backends["local"].state = BackendState.STARTING
+    sink = await rig.run(ask("After it?", arrived_at=clock(), deadline=clock() + 60.0))
     assert sink.error is None and sink.answer is not None
     assert clock() >= 1000.0 + away_s
 
 
 async def test_a_broken_request_is_admitted_again_where_a_route_refuses_what_is_late(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     clock = Clock()
     died = Script(failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"), breaks_after=0)
     engine = SlowToLoad(clock, 20.0, died, Script())
     engine.restart_s = 20.0
-    house = build_house(backends=[engine], route={**NOTHING, "admission": {"refuse_late": True}}, clock=clock)
-    sink = await house.run(ask(arrived_at=clock(), deadline=clock() + 60.0))
+    rig = build_rig(backends=[engine], route={**NOTHING, "admission": {"refuse_late": True}}, clock=clock)
+    sink = await rig.run(ask(arrived_at=clock(), deadline=clock() + 60.0))
     assert sink.error is None and sink.answer is not None and len(engine.calls) == 2
 
 
 async def test_after_the_wait_for_the_engine_the_deadline_ends_the_wait_for_a_place(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     engine = loading(0.01)
-    house = build_house(backends=[engine], route=NOTHING)
+    rig = build_rig(backends=[engine], route=NOTHING)
     engine.load = BackendLoad(max_running=1)
     engine._scripts = [Script(delay_s=60.0)]
-    gate = house.admission.gate("local")
+    gate = rig.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(house.run(ask()))
+        first = tasks.create_task(rig.run(ask()))
         async with asyncio.timeout(30):
             while not gate.in_flight:  # noqa: ASYNC110 - a gate sets no event when it changes
                 await asyncio.sleep(0.001)
         engine.state = BackendState.STARTING
         began = time.monotonic()
-        late = await house.run(
-            ask(request_id="req_2", generation_id="gen_2", priority=1, deadline=began + 0.5)
-        )
+        late = await rig.run(ask(request_id="req_2", generation_id="gen_2", priority=1, deadline=began + 0.5))
         took_s = time.monotonic() - began
         first.cancel()
     assert late.answer is None and late.error is not None and late.error.status == 503
     assert 0.4 < took_s < 30
-    assert house.left_behind() == []
+    assert rig.in_use() == []

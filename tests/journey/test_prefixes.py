@@ -8,9 +8,9 @@ from budgeting.values import Message, Role
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.house import House
+from tests.journey.rig import JourneyRig
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 ROUTE = {"prompt_version": "chat-manga-2.1"}
@@ -20,11 +20,11 @@ def stamped(at: str) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, f"Be brief. It is {at} now."), Message(Role.USER, "hi"))
 
 
-async def test_a_prefix_is_expected_once_it_was_computed(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(cached_tokens=0), Script(cached_tokens=1_000), route=ROUTE)
+async def test_a_prefix_is_expected_once_it_was_computed(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(Script(cached_tokens=0), Script(cached_tokens=1_000), route=ROUTE)
     for at in ("10:00:01", "10:00:02"):
-        await house.run(ask(messages=stamped(at), generation_id=f"gen_{at}"))
-    first, second = house.records
+        await rig.run(ask(messages=stamped(at), generation_id=f"gen_{at}"))
+    first, second = rig.records
     assert first.prefix_fingerprint == second.prefix_fingerprint is not None
     assert first.prefix_tokens == second.prefix_tokens
     assert first.prefix_tokens is not None and first.prefix_tokens % 16 == 0
@@ -33,60 +33,60 @@ async def test_a_prefix_is_expected_once_it_was_computed(build_house: Build, ask
 
 
 async def test_the_answer_and_the_record_report_moved_content_without_its_words(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(route=ROUTE)
-    answer = (await house.run(ask(messages=stamped("10:00:01")))).answer
+    rig = build_rig(route=ROUTE)
+    answer = (await rig.run(ask(messages=stamped("10:00:01")))).answer
     assert answer is not None
     assert answer.warnings == (
         "volatile content in system messages (time) was moved behind the prefix that requests share; "
         "send it in context",
     )
-    [record] = house.records
+    [record] = rig.records
     assert (record.volatile, record.volatile_action) == (("time",), "moved")
     assert "10:00:01" not in repr(record)
-    [work] = house.backends["local"].calls
+    [work] = rig.backends["local"].calls
     assert [message.content for message in work.messages][1:3] == [
         "Be brief.",
         "Context:\nIt is 10:00:01 now.",
     ]
 
 
-async def test_openais_contract_reports_and_sends_what_was_written(build_house: Build, ask: Ask) -> None:
-    house = build_house()
+async def test_openais_contract_reports_and_sends_what_was_written(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
     asked = ask(messages=stamped("10:00:01"), contract=Contract.CHAT, model="scripted")
-    answer = (await house.run(asked)).answer
+    answer = (await rig.run(asked)).answer
     assert answer is not None
     [warning] = answer.warnings
     assert "(time) shortens" in warning and "sluice.context" in warning
-    assert (house.records[0].volatile, house.records[0].volatile_action) == (("time",), "reported")
-    [work] = house.backends["local"].calls
+    assert (rig.records[0].volatile, rig.records[0].volatile_action) == (("time",), "reported")
+    [work] = rig.backends["local"].calls
     assert work.messages == stamped("10:00:01")
 
 
-async def test_a_request_without_anything_volatile_has_no_warning(build_house: Build, ask: Ask) -> None:
-    house = build_house(route=ROUTE)
-    answer = (await house.run(ask())).answer
+async def test_a_request_without_anything_volatile_has_no_warning(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route=ROUTE)
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.warnings == ()
-    assert (house.records[0].volatile, house.records[0].volatile_action) == (None, None)
+    assert (rig.records[0].volatile, rig.records[0].volatile_action) == (None, None)
 
 
 async def test_the_answer_of_a_fallback_reports_nothing_about_the_cache_of_the_first_backend(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     broken = ScriptedBackend(
         scripts=(Script(pieces=(), failure=BackendFailure(FailureKind.ENGINE_DEAD, "x")),)
     )
     spare = ScriptedBackend("spare")
-    house = build_house(backends=[broken, spare], route={**ROUTE, "fallback": ["spare"]})
-    answer = (await house.run(ask())).answer
+    rig = build_rig(backends=[broken, spare], route={**ROUTE, "fallback": ["spare"]})
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.backend_name == "spare"
-    [record] = house.records
+    [record] = rig.records
     assert record.prefix_fingerprint is not None
     assert record.prefix_tokens is record.prefix_expected_tokens is record.prefix_cached_tokens is None
 
 
-async def test_a_raw_prompt_has_no_stable_prefix(build_house: Build, ask: Ask) -> None:
-    house = build_house()
-    await house.run(ask(messages=(), raw_prompt="Once", contract=Contract.COMPLETIONS, model="scripted"))
-    assert house.records[0].prefix_fingerprint is None
+async def test_a_raw_prompt_has_no_stable_prefix(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig()
+    await rig.run(ask(messages=(), raw_prompt="Once", contract=Contract.COMPLETIONS, model="scripted"))
+    assert rig.records[0].prefix_fingerprint is None

@@ -31,18 +31,18 @@ from gateway.testing import CALLER_KEY, fake_services, serving
 from resilience.events import Resumed
 from resilience.failures import BackendFailure, FailureKind
 from resilience.fallback_policy import MAX_RESUMES
-from tests.journey.house import House, RecordingSink, RestartingBackend, Spelled
+from tests.journey.rig import JourneyRig, PieceTokenizer, RecordingSink, RestartingBackend
 from tests.journey.test_cancellation import cancel_at_every_turn
 from tests.sse import json_events
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 # As in engines, some text comes late: the text of the third token comes with the fourth.
 PIECES = ("Vin", "land", "", " Saga", ", of", " cour", "se", "。")
 BYTES = ("Vin", "land", " Sa", "ga", ", of", " cour", "se", "。")
 TEXT, IDS = "".join(PIECES), tuple(range(len(PIECES)))
-SPELLING = Spelled(BYTES)
+SPELLING = PieceTokenizer(BYTES)
 EXACT = frozenset({Continue.TOKENS})
 WHOLE = Script(PIECES, token_ids=IDS)
 GONE = BackendFailure(FailureKind.ENGINE_DEAD, "gone")
@@ -69,30 +69,30 @@ def restarting(*scripts: Script, restart_s: float | None = 0.01, **more: Any) ->
 BROKEN_AT_ONCE = breaking(0)
 
 
-def check_whole(house: House, sink: RecordingSink) -> None:
+def check_whole(rig: JourneyRig, sink: RecordingSink) -> None:
     """Checks that there is one answer and one row, with every token once."""
     answer = sink.answer
     assert answer is not None, sink.error
     assert answer.output_text == TEXT
     assert answer.usage.output_tokens == len(PIECES)
     assert answer.finish_reason is FinishReason.STOP
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.output_tokens, row.input_tokens) == (len(PIECES), answer.usage.input_tokens)
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 @pytest.mark.parametrize("k", range(len(PIECES) + 1))
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_that_breaks_after_any_token_goes_on_where_it_broke(
-    build_house: Build, ask: Ask, k: int, stream: bool
+    build_rig: Build, ask: Ask, k: int, stream: bool
 ) -> None:
-    house = build_house(
+    rig = build_rig(
         backends=[backend(breaking(k), WHOLE), backend(WHOLE, name="other")],
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=stream))
-    check_whole(house, sink)
+    sink = await rig.run(ask(stream=stream))
+    check_whole(rig, sink)
     assert sink.answer is not None
     if stream:
         assert sink.text == TEXT
@@ -104,13 +104,13 @@ async def test_an_answer_that_breaks_after_any_token_goes_on_where_it_broke(
 
 
 @pytest.mark.parametrize("k", range(1, len(PIECES) + 1))
-@pytest.mark.parametrize("told", [True, False], ids=["ids told", "ids not told"])
+@pytest.mark.parametrize("with_ids", [True, False], ids=["with ids", "without ids"])
 @pytest.mark.parametrize("way", [Continue.TOKENS, Continue.TEXT])
 async def test_another_backend_goes_on_when_the_first_cannot(
-    build_house: Build, ask: Ask, k: int, told: bool, way: Continue
+    build_rig: Build, ask: Ask, k: int, with_ids: bool, way: Continue
 ) -> None:
-    script = WHOLE if told else replace(WHOLE, token_ids=())
-    house = build_house(
+    script = WHOLE if with_ids else replace(WHOLE, token_ids=())
+    rig = build_rig(
         backends=[
             backend(breaking(k, GONE, script), continues=frozenset()),
             backend(replace(script, token_ids=()), name="far", model="other", continues=frozenset({way})),
@@ -118,28 +118,26 @@ async def test_another_backend_goes_on_when_the_first_cannot(
         route={"fallback": ["far", "degraded"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     answer = sink.answer
     assert answer is not None, sink.error
     assert answer.output_text == sink.text == TEXT
     assert (answer.backend_name, answer.fallback and answer.fallback.kind) == ("far", "far")
     assert answer.fallback is not None and answer.fallback.reason == "engine_dead"
-    [event] = [event for event in house.events if isinstance(event, Resumed)]
+    [event] = [event for event in rig.events if isinstance(event, Resumed)]
     mode = "text" if way is Continue.TEXT else "spelled"
     assert (event.source, event.target, event.mode, event.result) == ("local", "far", mode, "whole")
-    assert len(house.outbox.rows) == 1
-    assert house.left_behind() == []
+    assert len(rig.outbox.rows) == 1
+    assert rig.in_use() == []
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_waits_for_its_engine_to_come_back(
-    build_house: Build, ask: Ask, stream: bool
-) -> None:
-    house = build_house(backends=[restarting(breaking(3, GONE), WHOLE)], spelling=SPELLING)
-    sink = await house.run(ask(stream=stream))
-    check_whole(house, sink)
+async def test_an_answer_waits_for_its_engine_to_come_back(build_rig: Build, ask: Ask, stream: bool) -> None:
+    rig = build_rig(backends=[restarting(breaking(3, GONE), WHOLE)], spelling=SPELLING)
+    sink = await rig.run(ask(stream=stream))
+    check_whole(rig, sink)
     assert sink.answer is not None and sink.answer.fallback is None
-    first, second = house.backends["local"].calls
+    first, second = rig.backends["local"].calls
     assert second.partial is not None and second.partial.token_ids == first.token_ids[:0] + IDS[:2]
     assert second.partial.text == "Vinland"
     assert second.token_ids == first.token_ids
@@ -147,67 +145,65 @@ async def test_an_answer_waits_for_its_engine_to_come_back(
     assert second.sampling.max_tokens == first.sampling.max_tokens - 2
 
 
-async def test_an_answer_that_was_not_begun_waits_too_and_is_not_degraded(
-    build_house: Build, ask: Ask
-) -> None:
-    house = build_house(backends=[restarting(breaking(0, GONE), WHOLE)], spelling=SPELLING)
-    check_whole(house, await house.run(ask()))
+async def test_an_answer_that_was_not_begun_waits_too_and_is_not_degraded(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[restarting(breaking(0, GONE), WHOLE)], spelling=SPELLING)
+    check_whole(rig, await rig.run(ask()))
 
 
-async def test_a_leg_that_is_ready_is_preferred_to_a_long_restart(build_house: Build, ask: Ask) -> None:
-    house = build_house(
+async def test_a_leg_that_is_ready_is_preferred_to_a_long_restart(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(
         backends=[restarting(breaking(2, GONE), WHOLE, restart_s=30), backend(WHOLE, name="other")],
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
     began = time.monotonic()
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert time.monotonic() - began < 15, "the restart takes half a minute"
-    check_whole(house, sink)
+    check_whole(rig, sink)
     assert sink.answer is not None and sink.answer.backend_name == "other"
 
 
-async def test_a_short_restart_is_preferred_to_a_leg(build_house: Build, ask: Ask) -> None:
-    house = build_house(
+async def test_a_short_restart_is_preferred_to_a_leg(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(
         backends=[restarting(breaking(2, GONE), WHOLE), backend(WHOLE, name="other")],
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is not None and sink.answer.backend_name == "local"
 
 
-async def test_a_new_request_does_not_wait_for_a_long_restart(build_house: Build, ask: Ask) -> None:
+async def test_a_new_request_does_not_wait_for_a_long_restart(build_rig: Build, ask: Ask) -> None:
     away = restarting(WHOLE, restart_s=30, state=BackendState.STARTING)
     away.ready_in_s = 30.0
-    answer = (await build_house(backends=[away], spelling=SPELLING).run(ask())).answer
+    answer = (await build_rig(backends=[away], spelling=SPELLING).run(ask())).answer
     assert answer is not None and answer.fallback is not None
     assert answer.fallback.kind == "degraded_response"
 
 
-async def test_a_new_request_waits_for_a_short_restart(build_house: Build, ask: Ask) -> None:
+async def test_a_new_request_waits_for_a_short_restart(build_rig: Build, ask: Ask) -> None:
     away = restarting(WHOLE, state=BackendState.STARTING)
     away.ready_in_s = 0.01
-    answer = (await build_house(backends=[away], spelling=SPELLING).run(ask())).answer
+    answer = (await build_rig(backends=[away], spelling=SPELLING).run(ask())).answer
     assert answer is not None and (answer.output_text, answer.fallback) == (TEXT, None)
 
 
 async def test_an_engine_that_never_comes_back_leaves_a_part_or_the_degraded_text(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[restarting(breaking(4, GONE), restart_s=None)], spelling=SPELLING)
-    sink = await house.run(ask(stream=True))
+    rig = build_rig(backends=[restarting(breaking(4, GONE), restart_s=None)], spelling=SPELLING)
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is None and sink.error is not None
     assert sink.error.code == "backend_unavailable"
     assert sink.text == "Vinland Saga"
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.output_tokens, row.finish_reason) == (4, "error")
-    answer = (await house.run(ask(generation_id="gen_2"))).answer
+    answer = (await rig.run(ask(generation_id="gen_2"))).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
 
 
-async def test_a_resumed_answer_that_breaks_is_resumed_again(build_house: Build, ask: Ask) -> None:
-    house = build_house(
+async def test_a_resumed_answer_that_breaks_is_resumed_again(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(
         backends=[
             backend(breaking(2), breaking(2), BROKEN_AT_ONCE),
             backend(breaking(1), WHOLE, name="other"),
@@ -215,16 +211,16 @@ async def test_a_resumed_answer_that_breaks_is_resumed_again(build_house: Build,
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=True))
-    check_whole(house, sink)
-    assert (house.records[0].seams or ())[0].tokens == 2
-    assert [seam.target for seam in (house.records[0].seams or ())] == ["local", "local", "other", "other"]
+    sink = await rig.run(ask(stream=True))
+    check_whole(rig, sink)
+    assert (rig.records[0].seams or ())[0].tokens == 2
+    assert [resume.target for resume in (rig.records[0].seams or ())] == ["local", "local", "other", "other"]
 
 
 async def test_when_both_legs_break_the_caller_keeps_a_part_and_pays_for_it(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(
+    rig = build_rig(
         backends=[
             backend(breaking(2), BROKEN_AT_ONCE),
             backend(breaking(2), BROKEN_AT_ONCE, name="other"),
@@ -232,124 +228,124 @@ async def test_when_both_legs_break_the_caller_keeps_a_part_and_pays_for_it(
         route={"fallback": ["other", "degraded"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is None and sink.error is not None
     assert sink.text == "Vinland Saga"
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.output_tokens, row.error_code) == (4, "backend_unavailable")
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("found", [0, 2], ids=["cold", "warm"])
 @pytest.mark.parametrize("breaks", [1, 2])
 async def test_a_resumed_answer_does_not_count_its_own_prompt_as_cached_tokens(
-    build_house: Build, ask: Ask, found: int, breaks: int, stream: bool
+    build_rig: Build, ask: Ask, found: int, breaks: int, stream: bool
 ) -> None:
     again = replace(WHOLE, cached_tokens=3)
     first = breaking(2, script=replace(WHOLE, cached_tokens=found))
     second = again if breaks == 1 else breaking(1, script=again)
-    house = build_house(
+    rig = build_rig(
         backends=[backend(first, second), backend(again, name="other")],
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=stream))
-    check_whole(house, sink)
+    sink = await rig.run(ask(stream=stream))
+    check_whole(rig, sink)
     assert sink.answer is not None and sink.answer.usage.cached_tokens == found
-    [row], [record] = house.outbox.rows, house.records
+    [row], [record] = rig.outbox.rows, rig.records
     assert (row.cached_tokens, record.cached_tokens) == (found, found)
 
 
 @pytest.mark.parametrize("cut_by", ["a break", "the deadline"])
 async def test_an_answer_that_ends_as_a_part_has_the_cached_tokens_of_its_first_call(
-    build_house: Build, ask: Ask, cut_by: str
+    build_rig: Build, ask: Ask, cut_by: str
 ) -> None:
     again = replace(WHOLE, cached_tokens=3)
     rest = breaking(1, script=again) if cut_by == "a break" else replace(again, delay_s=0.4)
-    house = build_house(backends=[backend(breaking(2), rest)], spelling=SPELLING)
-    await house.run(ask(stream=True, deadline=time.monotonic() + 1.5))
-    [row] = house.outbox.rows
+    rig = build_rig(backends=[backend(breaking(2), rest)], spelling=SPELLING)
+    await rig.run(ask(stream=True, deadline=time.monotonic() + 1.5))
+    [row] = rig.outbox.rows
     assert (row.cached_tokens, 2 < row.output_tokens < len(PIECES)) == (0, True)
 
 
 async def test_an_answer_that_is_made_again_has_the_cached_tokens_of_its_own_call(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     first, again = replace(WHOLE, cached_tokens=1), replace(WHOLE, cached_tokens=3)
-    house = build_house(backends=[backend(breaking(2, script=first), again, continues=frozenset())])
-    sink = await house.run(ask())
-    check_whole(house, sink)
+    rig = build_rig(backends=[backend(breaking(2, script=first), again, continues=frozenset())])
+    sink = await rig.run(ask())
+    check_whole(rig, sink)
     assert sink.answer is not None and sink.answer.usage.cached_tokens == 3
 
 
-async def test_the_number_of_resumes_is_bounded(build_house: Build, ask: Ask) -> None:
+async def test_the_number_of_resumes_is_bounded(build_rig: Build, ask: Ask) -> None:
     letters = Script(tuple("abcdefghij"), token_ids=tuple(range(10)))
-    house = build_house(backends=[backend(breaking(1, script=letters))], spelling=Spelled("abcdefghij"))
-    sink = await house.run(ask(stream=True))
+    rig = build_rig(backends=[backend(breaking(1, script=letters))], spelling=PieceTokenizer("abcdefghij"))
+    sink = await rig.run(ask(stream=True))
     assert sink.error is not None and sink.text == "abcdefghij"[: MAX_RESUMES + 1]
-    assert len(house.records[0].seams or ()) == MAX_RESUMES
+    assert len(rig.records[0].seams or ()) == MAX_RESUMES
 
 
 async def test_a_caller_who_wants_errors_still_gets_the_rest_from_the_same_backend(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     legs = {"fallback": ["other", "degraded"]}
     local, other = backend(breaking(3), WHOLE), backend(WHOLE, name="other")
-    house = build_house(backends=[local, other], route=legs, spelling=SPELLING)
-    check_whole(house, await house.run(ask(stream=True, allow_fallback=False)))
-    house = build_house(
+    rig = build_rig(backends=[local, other], route=legs, spelling=SPELLING)
+    check_whole(rig, await rig.run(ask(stream=True, allow_fallback=False)))
+    rig = build_rig(
         backends=[backend(breaking(3), continues=frozenset()), backend(WHOLE, name="other")],
         route={**legs},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=True, allow_fallback=False))
-    assert sink.error is not None and house.backends["other"].calls == []
+    sink = await rig.run(ask(stream=True, allow_fallback=False))
+    assert sink.error is not None and rig.backends["other"].calls == []
 
 
-async def test_a_route_may_say_that_broken_streams_stay_broken(build_house: Build, ask: Ask) -> None:
-    house = build_house(
+async def test_a_route_may_say_that_broken_streams_stay_broken(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(
         backends=[backend(breaking(5), WHOLE), backend(WHOLE, name="other")],
         route={"fallback": ["other"], "resume": {"enabled": False}},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.error is not None and TEXT.startswith(sink.text) and sink.text
 
 
 @pytest.mark.parametrize("sampling", [Sampling(n=2), Sampling()])
 async def test_an_answer_that_cannot_be_resumed_ends_as_a_part(
-    build_house: Build, ask: Ask, sampling: Sampling
+    build_rig: Build, ask: Ask, sampling: Sampling
 ) -> None:
     shape = ResponseFormat(FormatType.JSON_OBJECT) if sampling.n == 1 else ResponseFormat()
-    house = build_house(backends=[backend(breaking(4), WHOLE)], spelling=SPELLING)
+    rig = build_rig(backends=[backend(breaking(4), WHOLE)], spelling=SPELLING)
     asked = ask(
         stream=True, contract=Contract.CHAT, model="scripted", sampling=sampling, response_format=shape
     )
-    sink = await house.run(asked)
-    assert sink.error is not None and len(house.backends["local"].calls) == 1
+    sink = await rig.run(asked)
+    assert sink.error is not None and len(rig.backends["local"].calls) == 1
 
 
-async def test_no_request_waits_for_an_engine_that_could_not_resume_it(build_house: Build, ask: Ask) -> None:
+async def test_no_request_waits_for_an_engine_that_could_not_resume_it(build_rig: Build, ask: Ask) -> None:
     engine = restarting(breaking(4, GONE), WHOLE, continues=frozenset())
-    house = build_house(backends=[engine], spelling=SPELLING)
-    sink = await house.run(ask(stream=True))
+    rig = build_rig(backends=[engine], spelling=SPELLING)
+    sink = await rig.run(ask(stream=True))
     assert sink.error is not None and sink.text
     assert not engine.waited_for.is_set()
 
 
-async def test_a_shaped_answer_goes_on_where_its_shape_survives(build_house: Build, ask: Ask) -> None:
+async def test_a_shaped_answer_goes_on_where_its_shape_survives(build_rig: Build, ask: Ask) -> None:
     able = EXACT | {Continue.SHAPED}
-    house = build_house(backends=[backend(breaking(4), WHOLE, continues=able)], spelling=SPELLING)
+    rig = build_rig(backends=[backend(breaking(4), WHOLE, continues=able)], spelling=SPELLING)
     asked = ask(stream=True, response_format=ResponseFormat(FormatType.JSON_OBJECT))
-    check_whole(house, await house.run(asked))
+    check_whole(rig, await rig.run(asked))
 
 
 async def test_an_undelivered_broken_answer_is_generated_anew_rather_than_resumed_by_text(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     fresh = Script(("Quite", " another."), token_ids=(0, 1))
-    house = build_house(
+    rig = build_rig(
         backends=[
             backend(breaking(6, GONE), continues=frozenset()),
             backend(fresh, name="far", continues=frozenset({Continue.TEXT})),
@@ -357,182 +353,178 @@ async def test_an_undelivered_broken_answer_is_generated_anew_rather_than_resume
         route={"fallback": ["far"]},
         spelling=SPELLING,
     )
-    answer = (await house.run(ask())).answer
+    answer = (await rig.run(ask())).answer
     assert answer is not None and answer.output_text == "Quite another."
-    assert answer.usage.output_tokens == house.outbox.rows[0].output_tokens == 2
-    [work] = house.backends["far"].calls
+    assert answer.usage.output_tokens == rig.outbox.rows[0].output_tokens == 2
+    [work] = rig.backends["far"].calls
     assert work.partial is None
 
 
-async def test_a_deadline_ends_the_wait_with_what_there_is(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[restarting(breaking(4, GONE), restart_s=30)], spelling=SPELLING)
+async def test_a_deadline_ends_the_wait_with_what_there_is(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[restarting(breaking(4, GONE), restart_s=30)], spelling=SPELLING)
     began = time.monotonic()
-    sink = await house.run(ask(stream=True, deadline=began + 2.0))
+    sink = await rig.run(ask(stream=True, deadline=began + 2.0))
     assert time.monotonic() - began < 15, "the restart takes half a minute"
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert sink.answer.output_text == sink.text == "Vinland Saga"
-    assert sink.answer.usage.output_tokens == house.outbox.rows[0].output_tokens == 4
-    assert house.left_behind() == []
+    assert sink.answer.usage.output_tokens == rig.outbox.rows[0].output_tokens == 4
+    assert rig.in_use() == []
 
 
-async def test_a_deadline_in_a_continuation_ends_it_with_what_there_is(build_house: Build, ask: Ask) -> None:
+async def test_a_deadline_in_a_continuation_ends_it_with_what_there_is(build_rig: Build, ask: Ask) -> None:
     slow = replace(WHOLE, delay_s=0.8)
-    house = build_house(backends=[backend(breaking(4), slow)], spelling=SPELLING)
-    sink = await house.run(ask(stream=True, deadline=time.monotonic() + 2.5))
+    rig = build_rig(backends=[backend(breaking(4), slow)], spelling=SPELLING)
+    sink = await rig.run(ask(stream=True, deadline=time.monotonic() + 2.5))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert TEXT.startswith(sink.text) and len(sink.text) > len("Vinland Saga")
-    assert sink.answer.usage.output_tokens == house.outbox.rows[0].output_tokens < len(PIECES)
+    assert sink.answer.usage.output_tokens == rig.outbox.rows[0].output_tokens < len(PIECES)
 
 
 async def test_a_wait_that_passes_the_deadline_leaves_time_for_the_degraded_text(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[restarting(breaking(0, GONE), restart_s=30)], spelling=SPELLING)
-    sink = await house.run(ask(deadline=time.monotonic() + 1.5))
+    rig = build_rig(backends=[restarting(breaking(0, GONE), restart_s=30)], spelling=SPELLING)
+    sink = await rig.run(ask(deadline=time.monotonic() + 1.5))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
 
 
-async def test_an_answer_that_breaks_behind_its_last_token_is_whole(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[backend(breaking(8), WHOLE)], spelling=SPELLING)
-    sink = await house.run(ask(stream=True, sampling=Sampling(max_tokens=len(PIECES))))
+async def test_an_answer_that_breaks_behind_its_last_token_is_whole(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[backend(breaking(8), WHOLE)], spelling=SPELLING)
+    sink = await rig.run(ask(stream=True, sampling=Sampling(max_tokens=len(PIECES))))
     assert sink.answer is not None
     assert (sink.answer.output_text, sink.answer.finish_reason) == (TEXT, FinishReason.LENGTH)
     assert sink.answer.usage.output_tokens == len(PIECES)
-    assert len(house.backends["local"].calls) == 1
+    assert len(rig.backends["local"].calls) == 1
 
 
-async def test_log_probabilities_come_once_for_each_token(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[backend(breaking(3), WHOLE)], spelling=SPELLING)
+async def test_log_probabilities_come_once_for_each_token(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[backend(breaking(3), WHOLE)], spelling=SPELLING)
     asked = ask(stream=True, contract=Contract.CHAT, model="scripted", sampling=Sampling(logprobs=0))
-    sink = await house.run(asked)
-    check_whole(house, sink)
+    sink = await rig.run(asked)
+    check_whole(rig, sink)
     assert sink.answer is not None and sink.answer.logprobs is not None
     assert [entry.text for entry in sink.answer.logprobs] == list(PIECES)
     assert [entry.text for delta in sink.deltas for entry in delta.logprobs] == list(PIECES)
 
 
 async def test_nothing_is_left_when_the_caller_leaves_at_any_await_of_a_seam(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     plain = Script(BYTES, token_ids=IDS)  # each piece has its text, so tokens delivered are tokens sent
     scripts = [breaking(3, script=plain), breaking(1, script=plain), breaking(0, script=plain)]
 
-    def build() -> House:
-        return build_house(
+    def build() -> JourneyRig:
+        return build_rig(
             backends=[backend(*scripts), backend(plain, name="other")],
             route={"fallback": ["other"]},
             spelling=SPELLING,
         )
 
-    turns, house = await cancel_at_every_turn(build, ask(stream=True))
+    turns, rig = await cancel_at_every_turn(build, ask(stream=True))
     assert turns > 12
-    assert (house.outbox.rows[0].finish_reason, house.outbox.rows[0].fallback) == ("stop", "other")
+    assert (rig.outbox.rows[0].finish_reason, rig.outbox.rows[0].fallback) == ("stop", "other")
 
 
 async def test_nothing_is_left_when_the_caller_leaves_while_waiting_for_a_restart(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     engine = restarting(breaking(2, GONE), restart_s=30)
-    house = build_house(backends=[engine], spelling=SPELLING)
+    rig = build_rig(backends=[engine], spelling=SPELLING)
     sink = RecordingSink()
-    journey = asyncio.get_running_loop().create_task(house.journey.run(ask(stream=True), sink))
+    journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(stream=True), sink))
     async with asyncio.timeout(30):
         await engine.waited_for.wait()
     assert not journey.done()
     journey.cancel()
     await asyncio.gather(journey, return_exceptions=True)
-    assert house.left_behind() == []
-    assert (house.outbox.rows[0].finish_reason, house.outbox.rows[0].output_tokens) == ("cancelled", 2)
+    assert rig.in_use() == []
+    assert (rig.outbox.rows[0].finish_reason, rig.outbox.rows[0].output_tokens) == ("cancelled", 2)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(breaks=st.lists(st.integers(1, len(PIECES)), max_size=4), stream=st.booleans())
 async def test_any_split_over_up_to_four_breaks_gives_the_same_text_and_count(
-    build_house: Build, ask: Ask, breaks: Sequence[int], stream: bool
+    build_rig: Build, ask: Ask, breaks: Sequence[int], stream: bool
 ) -> None:
     # A call that gives no new text is not repeated on the same backend, so each call here gives some.
     scripts = [breaking(after) for after in breaks]
-    house = build_house(
+    rig = build_rig(
         backends=[backend(*scripts, WHOLE), backend(WHOLE, name="other")],
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=stream))
-    check_whole(house, sink)
+    sink = await rig.run(ask(stream=stream))
+    check_whole(rig, sink)
     if stream:
         assert sink.text == TEXT
 
 
 @pytest.mark.parametrize("k", [1, 2])
-async def test_the_commit_buffer_makes_an_early_failure_invisible(
-    build_house: Build, ask: Ask, k: int
-) -> None:
+async def test_the_commit_buffer_makes_an_early_failure_invisible(build_rig: Build, ask: Ask, k: int) -> None:
     fresh = Script(("Quite", " another", " answer", "."))
-    house = build_house(
+    rig = build_rig(
         backends=[
             backend(breaking(k, GONE), continues=frozenset()),
             backend(fresh, name="far", continues=frozenset()),
         ],
         route={"fallback": ["far"], **HELD_BACK},
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is not None and sink.answer.fallback is not None
     assert sink.text == sink.answer.output_text == "Quite another answer."
-    assert house.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens == 4
-    assert house.left_behind() == []
+    assert rig.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens == 4
+    assert rig.in_use() == []
 
 
 async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(
-        Script(("a", "b"), delay_s=0.8), route={"resume": {"commit_chunks": 3, "commit_ms": 20}}
-    )
+    rig = build_rig(Script(("a", "b"), delay_s=0.8), route={"resume": {"commit_chunks": 3, "commit_ms": 20}})
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
-        journey = tasks.create_task(house.journey.run(ask(stream=True), sink))
+        journey = tasks.create_task(rig.journey.run(ask(stream=True), sink))
         async with asyncio.timeout(30):
-            await sink.heard.wait()
+            await sink.first_delta.wait()
         assert not journey.done() and sink.text == "a"
     assert sink.text == "ab"
-    assert house.left_behind() == []
+    assert rig.in_use() == []
 
 
-async def test_an_answer_that_can_be_resumed_exactly_is_not_held_back(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[backend(replace(WHOLE, delay_s=0.1))], spelling=SPELLING)
+async def test_an_answer_that_can_be_resumed_exactly_is_not_held_back(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[backend(replace(WHOLE, delay_s=0.1))], spelling=SPELLING)
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.journey.run(ask(stream=True), sink))
+        tasks.create_task(rig.journey.run(ask(stream=True), sink))
         async with asyncio.timeout(30):
-            await sink.heard.wait()
+            await sink.first_delta.wait()
         assert len(sink.deltas) == 1
 
 
 async def test_nothing_is_left_when_the_caller_leaves_while_pieces_are_held_back(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     for turns in range(60):
-        house = build_house(
+        rig = build_rig(
             backends=[
                 backend(breaking(2, GONE), continues=frozenset()),
                 backend(WHOLE, name="far", continues=frozenset()),
             ],
             route={"fallback": ["far"]},
         )
-        journey = asyncio.get_running_loop().create_task(house.journey.run(ask(stream=True), RecordingSink()))
+        journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(stream=True), RecordingSink()))
         for _ in range(turns):
             await asyncio.sleep(0)
         journey.cancel()
         await asyncio.gather(journey, return_exceptions=True)
-        assert house.left_behind() == [], f"after {turns} turns"
-        assert len(house.outbox.rows) <= 1
+        assert rig.in_use() == [], f"after {turns} turns"
+        assert len(rig.outbox.rows) <= 1
 
 
 # Resumed streams in each contract
 
 
-def broken_house(build_house: Build, k: int) -> House:
-    return build_house(
+def broken_rig(build_rig: Build, k: int) -> JourneyRig:
+    return build_rig(
         backends=[backend(breaking(k), WHOLE)], route={"prompt_version": None}, spelling=SPELLING
     )
 
@@ -540,8 +532,8 @@ def broken_house(build_house: Build, k: int) -> House:
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
-async def posted(house: House, path: str, body: dict[str, Any]) -> list[Any]:
-    app = create_app(fake_services(journey=house.journey))  # type: ignore[arg-type]
+async def posted(rig: JourneyRig, path: str, body: dict[str, Any]) -> list[Any]:
+    app = create_app(fake_services(journey=rig.journey))  # type: ignore[arg-type]
     headers = {"authorization": f"Bearer {CALLER_KEY}"}
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://gw", headers=headers) as client:
@@ -551,20 +543,20 @@ async def posted(house: House, path: str, body: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("k", range(1, len(PIECES) + 1))
-async def test_a_native_stream_shows_no_seam(build_house: Build, k: int) -> None:
-    house = broken_house(build_house, k)
-    events = await posted(house, "/v1/generate", BODY)
+async def test_a_native_stream_shows_no_seam(build_rig: Build, k: int) -> None:
+    rig = broken_rig(build_rig, k)
+    events = await posted(rig, "/v1/generate", BODY)
     assert "".join(event["delta"] for event in events[:-1]) == TEXT
     assert events[-1]["type"] == "done"
     assert events[-1]["usage"]["output_tokens"] == len(PIECES)
-    assert len(house.outbox.rows) == 1
+    assert len(rig.outbox.rows) == 1
 
 
 @pytest.mark.parametrize("k", range(1, len(PIECES) + 1))
-async def test_an_openai_stream_shows_no_seam(build_house: Build, k: int) -> None:
-    house = broken_house(build_house, k)
+async def test_an_openai_stream_shows_no_seam(build_rig: Build, k: int) -> None:
+    rig = broken_rig(build_rig, k)
     body = {**BODY, "model": "scripted", "stream_options": {"include_usage": True}}
-    chunks = await posted(house, "/v1/chat/completions", body)
+    chunks = await posted(rig, "/v1/chat/completions", body)
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == TEXT
     assert sum("role" in delta for delta in deltas) == 1
@@ -572,10 +564,10 @@ async def test_an_openai_stream_shows_no_seam(build_house: Build, k: int) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions"])
-async def test_without_a_continuation_a_stream_ends_in_an_error_event(build_house: Build, path: str) -> None:
-    house = build_house(backends=[backend(breaking(4), continues=frozenset())], spelling=SPELLING)
+async def test_without_a_continuation_a_stream_ends_in_an_error_event(build_rig: Build, path: str) -> None:
+    rig = build_rig(backends=[backend(breaking(4), continues=frozenset())], spelling=SPELLING)
     body = {**BODY, "model": "scripted"} if "chat" in path else BODY
-    events = await posted(house, path, body)
+    events = await posted(rig, path, body)
     assert events[-1]["error"]["code"] == "backend_unavailable"
     if path == "/v1/generate":
         assert events[-1]["partial"] is True
@@ -583,10 +575,10 @@ async def test_without_a_continuation_a_stream_ends_in_an_error_event(build_hous
 
 @pytest.mark.parametrize("continues", [EXACT, frozenset[Continue]()])
 async def test_a_web_socket_shows_no_seam_or_the_error(
-    build_house: Build, continues: frozenset[Continue]
+    build_rig: Build, continues: frozenset[Continue]
 ) -> None:
-    house = build_house(backends=[backend(breaking(4), WHOLE, continues=continues)], spelling=SPELLING)
-    with serving(fake_services(journey=house.journey)) as base:  # type: ignore[arg-type]
+    rig = build_rig(backends=[backend(breaking(4), WHOLE, continues=continues)], spelling=SPELLING)
+    with serving(fake_services(journey=rig.journey)) as base:  # type: ignore[arg-type]
         url = base.replace("http", "ws") + "/v1/generate/ws"
         async with connect_socket(
             url, additional_headers={"Authorization": f"Bearer {CALLER_KEY}"}
@@ -600,9 +592,9 @@ async def test_a_web_socket_shows_no_seam_or_the_error(
         assert (text, events[-1]["type"], events[-1]["partial"]) == ("Vinland Saga", "error", True)
 
 
-async def test_a_leg_that_refuses_to_go_on_is_no_fault_of_the_request(build_house: Build, ask: Ask) -> None:
+async def test_a_leg_that_refuses_to_go_on_is_no_fault_of_the_request(build_rig: Build, ask: Ask) -> None:
     strangers = Script(("Quite", " another"), token_ids=(0, 1))  # refuses to resume another answer
-    house = build_house(
+    rig = build_rig(
         backends=[
             backend(breaking(3, GONE), continues=frozenset()),
             backend(strangers, name="far"),
@@ -611,68 +603,66 @@ async def test_a_leg_that_refuses_to_go_on_is_no_fault_of_the_request(build_hous
         route={"fallback": ["far", "near"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask(stream=True))
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is not None and sink.answer.backend_name == "near"
     assert sink.text == TEXT
-    results = [event.result for event in house.events if isinstance(event, Resumed)]
+    results = [event.result for event in rig.events if isinstance(event, Resumed)]
     assert results == ["broken", "whole"]
 
 
-async def test_a_retry_of_an_answer_that_nobody_has_seen_keeps_its_tokens(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_a_retry_of_an_answer_that_nobody_has_seen_keeps_its_tokens(build_rig: Build, ask: Ask) -> None:
     preempted = BackendFailure(FailureKind.PREEMPTED, "pushed out")
-    house = build_house(backends=[backend(breaking(5, preempted), WHOLE)], spelling=SPELLING)
-    check_whole(house, await house.run(ask()))
-    [_, second] = house.backends["local"].calls
+    rig = build_rig(backends=[backend(breaking(5, preempted), WHOLE)], spelling=SPELLING)
+    check_whole(rig, await rig.run(ask()))
+    [_, second] = rig.backends["local"].calls
     assert second.partial is not None and second.partial.token_ids == IDS[:5]
 
 
-async def test_an_answer_that_was_not_delivered_is_not_billed(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[backend(breaking(5, GONE), continues=frozenset())], route={"fallback": []})
-    sink = await house.run(ask())
+async def test_an_answer_that_was_not_delivered_is_not_billed(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(backends=[backend(breaking(5, GONE), continues=frozenset())], route={"fallback": []})
+    sink = await rig.run(ask())
     assert sink.error is not None
-    [row] = house.outbox.rows
+    [row] = rig.outbox.rows
     assert (row.output_tokens, row.finish_reason) == (0, "error")
 
 
-async def test_many_answers_of_a_dead_engine_all_come_back_whole(build_house: Build, ask: Ask) -> None:
+async def test_many_answers_of_a_dead_engine_all_come_back_whole(build_rig: Build, ask: Ask) -> None:
     count = 24
     slow = replace(WHOLE, delay_s=0.002)
     engine = restarting(*[breaking(k, GONE, slow) for k in range(0, 9, 2)], slow)
-    engine.together = asyncio.Barrier(5)
+    engine.start_barrier = asyncio.Barrier(5)
     engine.load = BackendLoad(running=1, max_running=5, total_blocks=1000, block_size=16)
-    house = build_house(backends=[engine], spelling=SPELLING, limits=AdmissionLimits(max_input_tokens=4096))
+    rig = build_rig(backends=[engine], spelling=SPELLING, limits=AdmissionLimits(max_input_tokens=4096))
     sinks = await asyncio.gather(
-        *[house.run(ask(request_id=f"r{i}", generation_id=f"g{i}", stream=i % 2 == 0)) for i in range(count)]
+        *[rig.run(ask(request_id=f"r{i}", generation_id=f"g{i}", stream=i % 2 == 0)) for i in range(count)]
     )
     for sink in sinks:
         assert sink.answer is not None and sink.answer.output_text == TEXT
         assert sink.answer.usage.output_tokens == len(PIECES)
-    assert len(house.outbox.rows) == count
-    assert house.left_behind() == []
+    assert len(rig.outbox.rows) == count
+    assert rig.in_use() == []
 
 
 async def test_pieces_that_are_held_back_are_not_given_before_the_degraded_text(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[backend(breaking(2, GONE), continues=frozenset())], route=HELD_BACK)
-    sink = await house.run(ask(stream=True))
+    rig = build_rig(backends=[backend(breaking(2, GONE), continues=frozenset())], route=HELD_BACK)
+    sink = await rig.run(ask(stream=True))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
     assert sink.text == sink.answer.output_text
     assert "Vin" not in sink.text
 
 
-async def test_a_degenerate_answer_is_never_resumed(build_house: Build, ask: Ask) -> None:
+async def test_a_degenerate_answer_is_never_resumed(build_rig: Build, ask: Ask) -> None:
     nonsense = BackendFailure(FailureKind.DEGENERATE_OUTPUT, "it repeats itself", no_retry_here=True)
-    house = build_house(
+    rig = build_rig(
         backends=[backend(breaking(5, nonsense)), backend(WHOLE, name="other")],
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
-    sink = await house.run(ask())
+    sink = await rig.run(ask())
     assert sink.answer is not None and sink.answer.output_text == TEXT
-    [work] = house.backends["other"].calls
+    [work] = rig.backends["other"].calls
     assert work.partial is None
-    sink = await house.run(ask(stream=True, generation_id="gen_2"))
-    assert sink.error is not None and len(house.backends["other"].calls) == 1
+    sink = await rig.run(ask(stream=True, generation_id="gen_2"))
+    assert sink.error is not None and len(rig.backends["other"].calls) == 1

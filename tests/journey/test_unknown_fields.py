@@ -14,9 +14,9 @@ from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
-from tests.journey.house import House
+from tests.journey.rig import JourneyRig
 
-Build = Callable[..., House]
+Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 
 UNKNOWN = {"extra": {"frobnicate": [1]}, "needs": frozenset({Feature.UNKNOWN_FIELDS})}
@@ -33,20 +33,20 @@ def backend(policy: UnknownFields) -> ScriptedBackend:
     [(UnknownFields.REFUSE, UNKNOWN), (UnknownFields.REFUSE, VLLMS), (UnknownFields.DROP, VLLMS)],
 )
 async def test_a_field_that_the_backend_does_not_take_is_refused_by_its_name(
-    build_house: Build, ask: Ask, policy: UnknownFields, asked: dict[str, object]
+    build_rig: Build, ask: Ask, policy: UnknownFields, asked: dict[str, object]
 ) -> None:
-    house = build_house(backends=[backend(policy)])
-    sink = await house.run(ask(contract=Contract.CHAT, **asked))
+    rig = build_rig(backends=[backend(policy)])
+    sink = await rig.run(ask(contract=Contract.CHAT, **asked))
     [name] = asked["extra"]  # type: ignore[misc]
     assert sink.error is not None and (sink.error.status, sink.error.param) == (422, name)
-    [record] = house.records
+    [record] = rig.records
     assert (record.status, record.error_param) == (400, name), "the status that is sent on OpenAI's paths"
     assert record.error_message == sink.error.message and name in sink.error.message
     assert ("is not a known field" in sink.error.message) == (asked is UNKNOWN)
 
 
-async def test_a_late_refusal_names_the_bodys_field_in_the_log_and_in_the_answer(build_house: Build) -> None:
-    house = build_house()
+async def test_a_late_refusal_names_the_bodys_field_in_the_log_and_in_the_answer(build_rig: Build) -> None:
+    rig = build_rig()
     chat = {
         "model": "base",
         "messages": [{"role": "user", "content": "hi"}],
@@ -55,38 +55,38 @@ async def test_a_late_refusal_names_the_bodys_field_in_the_log_and_in_the_answer
     native = {"messages": chat["messages"], "route": "none"}
     names = []
     for dialect, body in ((OpenAIDialect(chat=True), chat), (NativeDialect(), native)):
-        sink = await house.run(dialect.parse(json.dumps(body).encode(), ORIGIN).request)
-        assert sink.error is not None and house.records[-1].error_message == sink.error.message
-        names.append((sink.error.param, house.records[-1].error_param))
+        sink = await rig.run(dialect.parse(json.dumps(body).encode(), ORIGIN).request)
+        assert sink.error is not None and rig.records[-1].error_message == sink.error.message
+        names.append((sink.error.param, rig.records[-1].error_param))
     assert names == [("sluice.route",) * 2, ("route",) * 2]
 
 
-async def test_a_dropped_field_is_named_in_the_answer(build_house: Build, ask: Ask) -> None:
+async def test_a_dropped_field_is_named_in_the_answer(build_rig: Build, ask: Ask) -> None:
     dropping = backend(UnknownFields.DROP)
-    sink = await build_house(backends=[dropping]).run(ask(contract=Contract.CHAT, **UNKNOWN))
+    sink = await build_rig(backends=[dropping]).run(ask(contract=Contract.CHAT, **UNKNOWN))
     assert sink.answer is not None
     assert sink.answer.warnings == ("frobnicate is not a known field and was dropped",)
     assert not dropping.calls[0].extra
 
 
 async def test_an_unknown_field_of_a_message_is_dropped_and_named_or_refused_by_its_path(
-    build_house: Build, ask: Ask
+    build_rig: Build, ask: Ask
 ) -> None:
     inner = {"dropped": ("messages.0.frob",), "needs": UNKNOWN["needs"], "contract": Contract.CHAT}
     for policy in (UnknownFields.DROP, UnknownFields.PASS):
-        sink = await build_house(backends=[backend(policy)]).run(ask(**inner))
+        sink = await build_rig(backends=[backend(policy)]).run(ask(**inner))
         assert sink.answer is not None
         assert sink.answer.warnings == ("messages.0.frob is not a known field and was dropped",)
-    sink = await build_house(backends=[backend(UnknownFields.REFUSE)]).run(ask(**inner))
+    sink = await build_rig(backends=[backend(UnknownFields.REFUSE)]).run(ask(**inner))
     assert sink.error is not None and sink.error.param == "messages.0.frob"
 
 
 @pytest.mark.parametrize("asked", [UNKNOWN, VLLMS])
 async def test_a_passed_field_reaches_the_backend(
-    build_house: Build, ask: Ask, asked: dict[str, object]
+    build_rig: Build, ask: Ask, asked: dict[str, object]
 ) -> None:
     passing = backend(UnknownFields.PASS)
-    sink = await build_house(backends=[passing]).run(ask(contract=Contract.CHAT, **asked))
+    sink = await build_rig(backends=[passing]).run(ask(contract=Contract.CHAT, **asked))
     assert sink.answer is not None and not sink.answer.warnings
     assert passing.calls[0].extra == asked["extra"]
 

@@ -39,7 +39,7 @@ class Collected:
         return [span for span in self.spans if span.kind == SERVER]
 
 
-def told(span: Span) -> dict[str, Any]:
+def attributes_of(span: Span) -> dict[str, Any]:
     """A span's attributes."""
     values: dict[str, Any] = {}
     for one in span.attributes:

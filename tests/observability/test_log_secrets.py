@@ -47,9 +47,9 @@ def lines() -> Iterator[Lines]:
 
     def read() -> list[dict[str, Any]]:
         closed.append(logs.close())
-        told = stream.getvalue()
-        assert not [secret for secret in SECRETS if secret in told]
-        return [json.loads(line) for line in told.splitlines()]
+        output = stream.getvalue()
+        assert not [secret for secret in SECRETS if secret in output]
+        return [json.loads(line) for line in output.splitlines()]
 
     yield read
     if not closed:
@@ -57,7 +57,7 @@ def lines() -> Iterator[Lines]:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Gateway:
+def built(tmp_path: Path) -> Gateway:
     worker = {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "base"}
     route = {"backends": [{"name": "pool", "weight": 100}]}
     (tmp_path / "routing.yaml").write_text(yaml.safe_dump({"routes": {"self_hosted_generation": route}}))
@@ -73,7 +73,7 @@ def house(tmp_path: Path) -> Gateway:
     return build(load_settings(tmp_path / "sluice.yaml", {}), admin_key=SECRETS[1])
 
 
-class Heard:
+class ErrorSink:
     """A sink that stores the error."""
 
     def __init__(self) -> None:
@@ -99,44 +99,44 @@ class Crashing:
         raise ValueError(f"cannot read {request.messages[0].content}") from KeyError(LEAKY)
 
 
-def asking(house: Gateway) -> GenerateRequest:
+def request_of(built: Gateway) -> GenerateRequest:
     return GenerateRequest(
         request_id="req_1",
         generation_id="gen_1",
         contract=Contract.NATIVE,
         caller=Caller(tenant="shop", key_id="key_1", role=CallerRole.CALLER),
-        arrived_at=house.services.clock(),
+        arrived_at=built.services.clock(),
         created=1_700_000_000,
         messages=(Message(Role.USER, LEAKY),),
     )
 
 
-async def test_a_stage_that_crashes_is_told_by_type_and_place_alone(house: Gateway, lines: Lines) -> None:
-    journey = house.services.journey
+async def test_a_stage_that_crashes_is_told_by_type_and_place_alone(built: Gateway, lines: Lines) -> None:
+    journey = built.services.journey
     assert isinstance(journey, Journey)
-    heard = Heard()
-    async with house.running():
+    sink = ErrorSink()
+    async with built.running():
         crashing = replace(journey, canonicalizer=Crashing())  # type: ignore[arg-type]
-        await crashing.run(asking(house), heard)
-    assert heard.error is not None and heard.error.code == "internal"
-    assert LEAKY not in heard.error.message
-    told = lines()
-    (defect,) = [line for line in told if "unexpected ValueError" in line["event"]]
+        await crashing.run(request_of(built), sink)
+    assert sink.error is not None and sink.error.code == "internal"
+    assert LEAKY not in sink.error.message
+    logged = lines()
+    (defect,) = [line for line in logged if "unexpected ValueError" in line["event"]]
     assert "canonical_async" in defect["event"]
-    (request,) = [line for line in told if line["event"] == "request"]
+    (request,) = [line for line in logged if line["event"] == "request"]
     assert (request["status"], request["error_code"], request["level"]) == (500, "internal", "error")
     assert request["trace_id"]
 
 
-async def test_a_backend_that_is_away_is_told_without_the_prompt(house: Gateway, lines: Lines) -> None:
-    heard = Heard()
-    asked = asking(house)
+async def test_a_backend_that_is_away_is_told_without_the_prompt(built: Gateway, lines: Lines) -> None:
+    sink = ErrorSink()
+    asked = request_of(built)
     request = msgspec.structs.replace(asked, allow_fallback=False, deadline=asked.arrived_at + 0.3)
-    async with house.running():
-        await house.services.journey.run(request, heard)
-    assert heard.error is not None
+    async with built.running():
+        await built.services.journey.run(request, sink)
+    assert sink.error is not None
     (line,) = [line for line in lines() if line["event"] == "request"]
-    assert line["status"] == heard.error.status == 503
+    assert line["status"] == sink.error.status == 503
 
 
 @pytest.mark.parametrize(
@@ -144,12 +144,12 @@ async def test_a_backend_that_is_away_is_told_without_the_prompt(house: Gateway,
     [("native", "/v1/generate", "request"), (None, "/admin/keys", "http request")],
 )
 def test_a_request_that_the_http_layer_refuses_is_one_line(
-    house: Gateway, lines: Lines, contract: str | None, path: str, event: str
+    built: Gateway, lines: Lines, contract: str | None, path: str, event: str
 ) -> None:
-    house.services.emit_edge(
+    built.services.emit_edge(
         EdgeOutcome(
             request_id=f"mine {SECRETS[1]}", trace_id="ab" * 16, trace_parent=None, trace_state=None,
-            arrived_at=house.services.clock(), method="POST", path=path, contract=contract, tenant=None,
+            arrived_at=built.services.clock(), method="POST", path=path, contract=contract, tenant=None,
             status=401, error=PublicError(401, "invalid_key", f"not {SECRETS[1]}", "key"),
         )
     )  # fmt: skip

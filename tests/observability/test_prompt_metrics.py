@@ -99,9 +99,9 @@ def test_more_versions_than_a_label_may_have_are_one_series(metrics: Metrics, re
 
 
 def test_trace_and_log_carry_the_fingerprint_and_leave_out_what_is_not_known(record: Make) -> None:
-    told = record(prefix_fingerprint="00ff00ff00ff00ff", volatile=("date",), volatile_action="moved")
-    assert attributes(told)["sluice.prefix.fingerprint"] == "00ff00ff00ff00ff"
-    assert attributes(told)["sluice.prompt.volatile"] == ("date",)
-    assert request_line(told)["prefix_fingerprint"] == "00ff00ff00ff00ff"
+    marked = record(prefix_fingerprint="00ff00ff00ff00ff", volatile=("date",), volatile_action="moved")
+    assert attributes(marked)["sluice.prefix.fingerprint"] == "00ff00ff00ff00ff"
+    assert attributes(marked)["sluice.prompt.volatile"] == ("date",)
+    assert request_line(marked)["prefix_fingerprint"] == "00ff00ff00ff00ff"
     assert not [name for name in attributes(record()) if "fingerprint" in name or "volatile" in name]
     assert not [name for name in request_line(record()) if "fingerprint" in name or "volatile" in name]

@@ -85,7 +85,7 @@ def test_a_line_is_json_with_the_calls_of_tools_and_where_the_answer_was_resumed
     """A value that orjson cannot encode would send each line to a slower encoder, which writes only types."""
     plain = orjson.loads(orjson.dumps(request_line(record())))
     assert "tool_calls" not in plain
-    seam = ResumeFact(12.5, "local", "local", "exact", 3)
-    line = request_line(record(tool_calls=ToolCallCounts(whole=2), seams=(seam,)))
-    told = orjson.loads(orjson.dumps(line))
-    assert told["tool_calls"] == {"whole": 2} and told["seams"][0]["mode"] == "exact"
+    resume = ResumeFact(12.5, "local", "local", "exact", 3)
+    line = request_line(record(tool_calls=ToolCallCounts(whole=2), seams=(resume,)))
+    parsed = orjson.loads(orjson.dumps(line))
+    assert parsed["tool_calls"] == {"whole": 2} and parsed["seams"][0]["mode"] == "exact"

@@ -26,7 +26,7 @@ from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
 from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
 from observability.trace_facts import CallFact, Content, EdgeRecord, StepFact, TraceFacts
 from observability.tracing import RootSpan, Tracing, parse_traceparent, usable_tracestate
-from tests.observability.collector import CLIENT, SERVER, Collected, collecting, told
+from tests.observability.collector import CLIENT, SERVER, Collected, attributes_of, collecting
 from tests.observability.conftest import RECORD
 
 Make = Callable[..., RequestRecord]
@@ -34,7 +34,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 START_NS = 1_700_000_000_000_000_000
 
 
-class Kept(SpanExporter):
+class MemoryExporter(SpanExporter):
     """An exporter that stores its batches; the first ``failures`` exports fail."""
 
     def __init__(self, failures: int = 0) -> None:
@@ -86,7 +86,7 @@ def until(true: Callable[[], bool]) -> None:
 
 @dataclass
 class Recorded:
-    exporter: Kept
+    exporter: MemoryExporter
     tracing: Tracing
 
     def spans(self) -> list[Span]:
@@ -99,7 +99,7 @@ class Recorded:
 
 
 def recording(**settings: object) -> Recorded:
-    exporter = Kept()
+    exporter = MemoryExporter()
     scrub = settings.pop("scrub", str)
     tracing = Tracing(
         sender_to(exporter, scrub),  # type: ignore[arg-type]
@@ -152,9 +152,9 @@ def test_an_invalid_parent_begins_a_new_trace_and_its_state_goes_with_it() -> No
 
 
 def test_a_trace_id_already_in_use_is_kept_unless_the_caller_sent_a_trace() -> None:
-    told_id, brought = "a" * 32, "b" * 32
-    assert Tracing().begin(None, trace_id=told_id).trace_id == told_id
-    assert Tracing().begin(f"00-{brought}-{'c' * 16}-01", trace_id=told_id).trace_id == brought
+    given_id, brought = "a" * 32, "b" * 32
+    assert Tracing().begin(None, trace_id=given_id).trace_id == given_id
+    assert Tracing().begin(f"00-{brought}-{'c' * 16}-01", trace_id=given_id).trace_id == brought
 
 
 def test_a_call_takes_the_context_along_below_its_own_span() -> None:
@@ -230,20 +230,20 @@ def test_attempts_waits_and_calls_hang_below_the_stage_that_made_them(
     (first, again) = [span for span in spans if span.name == "attempt pool"]
     assert first.parent_span_id == again.parent_span_id == by_name["generate"].span_id
     assert (first.kind, first.status.code) == (CLIENT, Status.STATUS_CODE_ERROR)
-    assert told(first)["error.type"] == "timeout"
-    assert told(again)["sluice.attempt.number"] == 2
-    assert told(again)["sluice.attempt.waited_ms"] == 100.0
-    assert told(again)["sluice.step.mode"] == "spelled"
+    assert attributes_of(first)["error.type"] == "timeout"
+    assert attributes_of(again)["sluice.attempt.number"] == 2
+    assert attributes_of(again)["sluice.attempt.waited_ms"] == 100.0
+    assert attributes_of(again)["sluice.step.mode"] == "spelled"
     late, hedge = by_name["call http://a:8001/v1"], by_name["call http://b:8002/v1"]
     assert late.parent_span_id == hedge.parent_span_id == first.span_id
     assert late.span_id.hex() == f"{root.child_id(2):016x}"
-    assert told(hedge) == {
+    assert attributes_of(hedge) == {
         "server.address": "b", "server.port": 8002, "sluice.hedge": True, "error.type": "cancelled",
     }  # fmt: skip
-    told_root = told(recorded.root())
-    assert told_root["sluice.admission.decision"] == "refused"
-    assert told_root["sluice.admission.reason"] == "queue_full"
-    assert (told_root["gen_ai.request.max_tokens"], told_root["sluice.attempts"]) == (64, 2)
+    values = attributes_of(recorded.root())
+    assert values["sluice.admission.decision"] == "refused"
+    assert values["sluice.admission.reason"] == "queue_full"
+    assert (values["gen_ai.request.max_tokens"], values["sluice.attempts"]) == (64, 2)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_trace_shows_each_seam_where_it_was(recorded: Recorded, record: Make) 
     seams = (ResumeFact(12.5, "local", "local", "exact", 3), ResumeFact(40.0, "local", "bedrock", "text", 9))
     recorded.tracing.finish(recorded.tracing.begin(), record(seams=seams))
     root = recorded.root()
-    assert told(root)["sluice.seams"] == 2
+    assert attributes_of(root)["sluice.seams"] == 2
     assert [event.time_unix_nano - START_NS for event in root.events] == [12_500_000, 40_000_000]
     assert {one.key: one.value.string_value or one.value.int_value for one in root.events[1].attributes} == {
         "sluice.seam.from": "local",
@@ -296,12 +296,12 @@ def test_a_trace_shows_each_seam_where_it_was(recorded: Recorded, record: Make) 
 def test_a_request_without_a_seam_says_nothing_of_seams(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record())
     root = recorded.root()
-    assert "sluice.seams" not in told(root) and not root.events
+    assert "sluice.seams" not in attributes_of(root) and not root.events
 
 
 def test_attributes_use_the_conventions_names_and_ours(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record())
-    values = told(recorded.root())
+    values = attributes_of(recorded.root())
     assert values["gen_ai.operation.name"] == "chat"
     assert values["gen_ai.usage.input_tokens"] == 842
     assert values["gen_ai.usage.cache_read.input_tokens"] == values["sluice.cached_tokens"] == 640
@@ -320,7 +320,7 @@ def test_attributes_use_the_conventions_names_and_ours(recorded: Recorded, recor
 
 def test_bedrock_is_named_as_the_conventions_do(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record(backend="bedrock", contract="completions"))
-    values = told(recorded.root())
+    values = attributes_of(recorded.root())
     assert (values["gen_ai.provider.name"], values["gen_ai.operation.name"]) == (
         "aws.bedrock", "text_completion",
     )  # fmt: skip
@@ -348,7 +348,7 @@ def test_an_answer_without_a_generation_is_a_span_named_by_its_path(recorded: Re
     recorded.tracing.finish(recorded.tracing.begin(), edge)
     root = recorded.root()
     assert root.name == "GET /v1/models"
-    assert told(root)["http.response.status_code"] == 401
+    assert attributes_of(root)["http.response.status_code"] == 401
 
 
 # Content
@@ -359,7 +359,7 @@ def test_text_is_told_only_of_routes_that_opted_in_and_through_the_redaction(rec
     said = Content((("system", "be kind"), ("user", "my card is 4711")), "noted 4711 \ud800")
     recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
     recorded.tracing.finish(recorded.tracing.begin(), record())
-    opted_in, other = [told(span) for span in recorded.spans() if span.kind == SERVER]
+    opted_in, other = [attributes_of(span) for span in recorded.spans() if span.kind == SERVER]
     assert opted_in["gen_ai.input.messages"] == (
         '[{"role":"user","parts":[{"type":"text","content":"my card is [card]"}]}]'
     )
@@ -373,7 +373,7 @@ def test_recorded_text_is_bounded_and_keeps_the_last_turn(record: Make) -> None:
     turns = tuple(("user", f"{number} " * 8_000) for number in range(8))
     said = Content((*turns, ("user", "the last")), "y" * 1_000_000)
     recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
-    values = told(recorded.root())
+    values = attributes_of(recorded.root())
     assert "the last" in values["gen_ai.input.messages"]
     assert len(values["gen_ai.input.messages"]) + len(values["gen_ai.output.messages"]) < 50_000
 
@@ -386,17 +386,17 @@ def test_the_head_keeps_its_share_by_the_traces_id_alone(record: Make) -> None:
     roots = [recorded.tracing.begin() for _ in range(2_000)]
     for root in roots:
         recorded.tracing.finish(root, record(total_ms=1.0))
-    kept = {span.trace_id.hex() for span in recorded.spans()}
-    assert 400 < len(kept) < 600
-    assert kept == {root.trace_id for root in roots if root.sampled}
+    left = {span.trace_id.hex() for span in recorded.spans()}
+    assert 400 < len(left) < 600
+    assert left == {root.trace_id for root in roots if root.sampled}
     again = recording(sample_ratio=0.25).tracing
     assert all(again.begin(trace_id=root.trace_id).sampled == root.sampled for root in roots)
-    assert recorded.tracing.figures.left_out == 2_000 - len(kept)
+    assert recorded.tracing.figures.left_out == 2_000 - len(left)
 
 
 def test_the_tail_keeps_every_error_fallback_seam_and_slow_one(record: Make) -> None:
     recorded = recording(sample_ratio=0.0)
-    kept = [
+    left = [
         record(request_id="error", status=503, error_code="queue_full"),
         record(request_id="refused", status=401, error_code="missing_key"),
         record(request_id="broken", error_code="backend_unavailable"),
@@ -406,11 +406,11 @@ def test_the_tail_keeps_every_error_fallback_seam_and_slow_one(record: Make) -> 
     ]
     for number in range(300):
         recorded.tracing.finish(recorded.tracing.begin(), record(request_id=f"fine {number}"))
-    for one in kept:
+    for one in left:
         recorded.tracing.finish(recorded.tracing.begin(), one)
     recorded.tracing.finish(recorded.tracing.begin(), record(request_id="slow"), slow=True)
-    names = [told(span)["sluice.request_id"] for span in recorded.spans() if span.kind == SERVER]
-    assert sorted(names) == sorted([*(one.request_id for one in kept), "slow"])
+    names = [attributes_of(span)["sluice.request_id"] for span in recorded.spans() if span.kind == SERVER]
+    assert sorted(names) == sorted([*(one.request_id for one in left), "slow"])
 
 
 def test_the_facts_of_a_trace_that_is_left_out_are_not_collected(record: Make) -> None:
@@ -425,13 +425,13 @@ def test_the_facts_of_a_trace_that_is_left_out_are_not_collected(record: Make) -
     assert not asked
 
 
-@pytest.mark.parametrize(("follow", "kept"), [(False, 0), (True, 1)])
+@pytest.mark.parametrize(("follow", "left"), [(False, 0), (True, 1)])
 def test_a_callers_wish_is_followed_only_where_the_operator_says_so(
-    record: Make, follow: bool, kept: int
+    record: Make, follow: bool, left: int
 ) -> None:
     recorded = recording(sample_ratio=0.0, follow_callers=follow)
     recorded.tracing.finish(recorded.tracing.begin(f"00-{TRACE}-{SPAN}-01"), record())
-    assert len({span.trace_id for span in recorded.spans()}) == kept
+    assert len({span.trace_id for span in recorded.spans()}) == left
 
 
 def test_an_unsampled_parent_does_not_silence_the_root_span(recorded: Recorded, record: Make) -> None:
@@ -458,12 +458,12 @@ def test_no_text_of_a_request_makes_a_batch_unreadable(request_id: str, model: s
     recorded.tracing.finish(recorded.tracing.begin(), strange, lambda: TraceFacts((step,)))
     recorded.tracing.finish(recorded.tracing.begin(), RECORD)
     strange_root, other = [span for span in recorded.spans() if span.kind == SERVER]
-    assert told(other)["sluice.request_id"] == RECORD.request_id
+    assert attributes_of(other)["sluice.request_id"] == RECORD.request_id
 
-    def as_told(text: str) -> str:
+    def as_exported(text: str) -> str:
         return without_credentials(text).encode("utf-8", "replace").decode()
 
-    assert told(strange_root)["sluice.request_id"] == as_told(request_id)
+    assert attributes_of(strange_root)["sluice.request_id"] == as_exported(request_id)
     assert strange_root.name == f"chat {model}".encode("utf-8", "replace").decode()
     assert strange_root.status.message == (error or "503").encode("utf-8", "replace").decode()
 
@@ -553,14 +553,14 @@ def test_a_batch_that_the_collector_rejects_is_dropped_counted_and_reported_only
     collector: Collected, record: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.statuses = [400]
-    told_why: list[str | None] = []
-    tracing = Tracing(sender_to(exporter_to(CollectorAddress(collector.url)), on_change=told_why.append))
+    reasons: list[str | None] = []
+    tracing = Tracing(sender_to(exporter_to(CollectorAddress(collector.url)), on_change=reasons.append))
     tracing.finish(tracing.begin(), record())
     until(lambda: tracing.figures.failed == 1)
     tracing.finish(tracing.begin(), record())
     until(lambda: tracing.figures.sent == 1)
-    assert len(told_why) == 2
-    assert told_why[0] is not None and "code: 400" in told_why[0] and told_why[1] is None
+    assert len(reasons) == 2
+    assert reasons[0] is not None and "code: 400" in reasons[0] and reasons[1] is None
     assert not [line for line in caplog.records if line.name.startswith("opentelemetry")]
     assert tracing.shutdown()
     logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").warning("another's")
@@ -568,10 +568,10 @@ def test_a_batch_that_the_collector_rejects_is_dropped_counted_and_reported_only
 
 
 def test_an_unstable_collector_is_reported_once_a_minute(record: Make) -> None:
-    told_why: list[str | None] = []
+    reasons: list[str | None] = []
     now = [0.0]
-    exporter = Kept()
-    tracing = Tracing(sender_to(exporter, on_change=told_why.append, clock=lambda: now[0]))
+    exporter = MemoryExporter()
+    tracing = Tracing(sender_to(exporter, on_change=reasons.append, clock=lambda: now[0]))
 
     def batch(*, fails: bool) -> None:
         exporter.failures = int(fails)
@@ -582,29 +582,29 @@ def test_an_unstable_collector_is_reported_once_a_minute(record: Make) -> None:
     for _ in range(2):
         batch(fails=True)
         batch(fails=False)
-    assert told_why == ["no reason given", None]
+    assert reasons == ["no reason given", None]
     now[0] = 61.0
     batch(fails=True)
-    assert told_why == ["no reason given", None, "no reason given"]
+    assert reasons == ["no reason given", None, "no reason given"]
     tracing.shutdown()
     assert exporter.closed == 1
 
 
 def test_an_exporter_that_breaks_costs_its_batch_and_no_more(record: Make) -> None:
-    class Broken(Kept):
+    class Broken(MemoryExporter):
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             if self.failures:
                 self.failures = 0
                 raise ValueError("closed")
             return super().export(spans)
 
-    told_why: list[str | None] = []
-    tracing = Tracing(sender_to(Broken(1), on_change=told_why.append))
+    reasons: list[str | None] = []
+    tracing = Tracing(sender_to(Broken(1), on_change=reasons.append))
     tracing.finish(tracing.begin(), record())
     until(lambda: tracing.figures.failed == 1)
     tracing.finish(tracing.begin(), record())
     until(lambda: tracing.figures.sent == 1)
-    assert told_why == ["ValueError", None]
+    assert reasons == ["ValueError", None]
     assert tracing.shutdown()
 
 
@@ -637,13 +637,13 @@ def test_a_collector_that_takes_connections_and_never_answers_delays_no_stop(rec
 
 
 def test_after_a_failure_a_stop_does_not_wait_for_the_collector(record: Make) -> None:
-    told_why: list[str | None] = []
+    reasons: list[str | None] = []
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = CollectorAddress(f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout_s=60)
-        tracing = Tracing(sender_to(exporter_to(address), on_change=told_why.append))
+        tracing = Tracing(sender_to(exporter_to(address), on_change=reasons.append))
         tracing.finish(tracing.begin(), record())
-        until(lambda: bool(told_why))  # the exporter waits before its second try
+        until(lambda: bool(reasons))  # the exporter waits before its second try
         began = time.perf_counter()
         tracing.shutdown(timeout_s=30)
         assert time.perf_counter() - began < 15.0

@@ -124,7 +124,7 @@ def test_quantization_comes_from_the_engine_then_the_checkpoint_then_the_dtype()
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "message"),
     [
         (config_of(num_local_experts=8), "num_local_experts"),
         (config_of(kv_lora_rank=512), "kv_lora_rank"),
@@ -133,9 +133,9 @@ def test_quantization_comes_from_the_engine_then_the_checkpoint_then_the_dtype()
     ],
 )
 def test_a_model_that_is_not_counted_here_is_refused_with_the_field(
-    raw: dict[str, object], told: str
+    raw: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(PlanError, match=message):
         read_shape(raw, name="m")
 
 
@@ -148,7 +148,7 @@ def test_a_model_that_is_nowhere_tells_of_the_presets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"utilization": 1.5}, "gpu_memory_utilization"),
         ({"prompt_tokens": 5000}, "max_model_len"),
@@ -158,21 +158,21 @@ def test_a_model_that_is_nowhere_tells_of_the_presets(tmp_path: Path) -> None:
         ({"max_num_batched_tokens": 64}, "max_num_batched_tokens"),
     ],
 )
-def test_what_the_engine_would_refuse_is_refused_here(changes: dict[str, object], told: str) -> None:
-    with pytest.raises(PlanError, match=told):
+def test_what_the_engine_would_refuse_is_refused_here(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         plan_engine(replace(PlanRequest(AWQ, GPUS["A10G"]), **changes))
 
 
 def test_settings_that_preempt_fail_to_start_or_waste_memory_give_a_warning() -> None:
-    def told(**changes: object) -> str:
+    def warnings(**changes: object) -> str:
         return " ".join(plan_engine(replace(PlanRequest(AWQ, GPUS["A10G"]), **changes)).warnings)
 
-    assert "preempts" in told(max_num_seqs=128)
-    assert told(max_num_seqs=88) == ""
-    assert "refuses to start" in told(gpu=Gpu("8 GiB", 8 * GIB))
-    assert "half of what fits" in told(max_num_seqs=16)
-    assert "0.95" in told(utilization=0.98, max_num_seqs=88)
-    assert "several steps" in told(max_num_batched_tokens=512, max_num_seqs=88)
+    assert "preempts" in warnings(max_num_seqs=128)
+    assert warnings(max_num_seqs=88) == ""
+    assert "refuses to start" in warnings(gpu=Gpu("8 GiB", 8 * GIB))
+    assert "half of what fits" in warnings(max_num_seqs=16)
+    assert "0.95" in warnings(utilization=0.98, max_num_seqs=88)
+    assert "several steps" in warnings(max_num_batched_tokens=512, max_num_seqs=88)
 
 
 def test_more_gpus_share_weights_and_cache() -> None:

@@ -85,16 +85,16 @@ def test_adapters_take_room_only_when_they_may_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--gpu", "TPU"], "GPU 'TPU' is not known"),
         (["--model", "nowhere"], "no model 'nowhere'"),
         (["--prompt-tokens", "9000"], "max_model_len"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(words: list[str], told: str) -> None:
+def test_what_cannot_be_planned_is_one_line(words: list[str], message: str) -> None:
     done = run("doctor", "--plan", "--model", "llama-3-8b-awq", *words)
-    assert done.returncode == 1 and told in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 1 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_an_unknown_gpu_is_refused_by_name() -> None:

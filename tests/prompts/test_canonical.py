@@ -195,9 +195,9 @@ def test_the_native_contract_moves_and_openais_only_reports_unless_told_otherwis
     default = Canonicalizer()
     assert default.canonical(request(Contract.NATIVE), None).moved
     assert not default.canonical(request(Contract.CHAT), None).moved
-    told = Canonicalizer(native=OFF, openai=MOVE)
-    assert not told.canonical(request(Contract.NATIVE), None).findings
-    assert told.canonical(request(Contract.CHAT), None).moved
+    canonicalizer = Canonicalizer(native=OFF, openai=MOVE)
+    assert not canonicalizer.canonical(request(Contract.NATIVE), None).findings
+    assert canonicalizer.canonical(request(Contract.CHAT), None).moved
 
 
 def test_a_prompt_versions_policy_wins() -> None:

@@ -54,7 +54,7 @@ def turns(number: int, words: int = 6) -> list[Message]:
     return [Message(roles[at % 2], f"Order {at} is told of here. " * words) for at in range(number)]
 
 
-class Bench:
+class SummarizerRig:
     """A summarizer on a scripted backend, and the failures that it reported."""
 
     def __init__(
@@ -102,13 +102,13 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_the_first_request_gets_picked_sentences_and_the_next_the_written_summary() -> None:
-    bench = Bench()
-    async with bench.running():
-        first = bench.ask(turns(6))
+    rig = SummarizerRig()
+    async with rig.running():
+        first = rig.ask(turns(6))
         assert first is not None and first.text != WRITTEN
-        assert bench.backend.calls == []  # the request did not wait for a summary
-        await until(lambda: bench.ask(turns(6)) == Summary(WRITTEN, 6))
-    [work] = bench.backend.calls
+        assert rig.backend.calls == []  # the request did not wait for a summary
+        await until(lambda: rig.ask(turns(6)) == Summary(WRITTEN, 6))
+    [work] = rig.backend.calls
     assert work.priority < -1
     assert work.cache_salt is not None
     assert "user: Order 0" in work.messages[0].content
@@ -116,53 +116,53 @@ async def test_the_first_request_gets_picked_sentences_and_the_next_the_written_
 
 async def test_a_summary_written_for_a_tenant_and_the_prefix_it_was_made_of_serve_no_other_tenant() -> None:
     other = "A customer of umbra asked for a parcel."
-    bench = Bench(Script(pieces=(WRITTEN,)), Script(pieces=(other,)))
-    async with bench.running():
-        bench.ask(turns(6), owner="acme")
-        await until(lambda: bench.ask(turns(6), owner="acme") == Summary(WRITTEN, 6))
-        foreign = bench.ask(turns(6), owner="umbra")
+    rig = SummarizerRig(Script(pieces=(WRITTEN,)), Script(pieces=(other,)))
+    async with rig.running():
+        rig.ask(turns(6), owner="acme")
+        await until(lambda: rig.ask(turns(6), owner="acme") == Summary(WRITTEN, 6))
+        foreign = rig.ask(turns(6), owner="umbra")
         assert foreign is not None and WRITTEN not in foreign.text
-        await until(lambda: bench.ask(turns(6), owner="umbra") == Summary(other, 6))
-        assert bench.ask(turns(6), owner="acme") == Summary(WRITTEN, 6)
-    first, second = (work.cache_salt for work in bench.backend.calls)
+        await until(lambda: rig.ask(turns(6), owner="umbra") == Summary(other, 6))
+        assert rig.ask(turns(6), owner="acme") == Summary(WRITTEN, 6)
+    first, second = (work.cache_salt for work in rig.backend.calls)
     assert first != second
 
 
 async def test_a_written_summary_serves_the_conversation_as_it_goes_on() -> None:
-    bench = Bench()
-    async with bench.running():
-        bench.ask(turns(6))
-        await until(lambda: bench.ask(turns(6)) == Summary(WRITTEN, 6))
-        longer = bench.ask(turns(8))
+    rig = SummarizerRig()
+    async with rig.running():
+        rig.ask(turns(6))
+        await until(lambda: rig.ask(turns(6)) == Summary(WRITTEN, 6))
+        longer = rig.ask(turns(8))
         assert longer is not None and longer.turns == 8
         assert longer.text.startswith(f"{WRITTEN}\n") and "Order 7" in longer.text
-        assert len(bench.backend.calls) == 1  # a summary without the last two turns is not written again
-        bench.ask(turns(10))
-        await until(lambda: len(bench.backend.calls) == 2)
-    source = bench.backend.calls[1].messages[0].content
+        assert len(rig.backend.calls) == 1  # a summary without the last two turns is not written again
+        rig.ask(turns(10))
+        await until(lambda: len(rig.backend.calls) == 2)
+    source = rig.backend.calls[1].messages[0].content
     assert f"Summary so far: {WRITTEN}" in source
     assert "Order 6" in source and "Order 5" not in source
 
 
 async def test_what_is_asked_for_twice_is_written_once() -> None:
-    bench = Bench()
+    rig = SummarizerRig()
     for _ in range(5):
-        bench.ask(turns(4))
-    assert bench.summarizer.waiting == 1
-    async with bench.running():
-        await until(lambda: bench.ask(turns(4)) == Summary(WRITTEN, 4))
-    assert len(bench.backend.calls) == 1
+        rig.ask(turns(4))
+    assert rig.summarizer.waiting == 1
+    async with rig.running():
+        await until(lambda: rig.ask(turns(4)) == Summary(WRITTEN, 4))
+    assert len(rig.backend.calls) == 1
 
 
 async def test_the_queue_is_bounded_and_forgets_the_longest_waiting() -> None:
-    bench = Bench()
+    rig = SummarizerRig()
     for number in range(engine_summary.MAX_WAITING + 10):
-        bench.ask([Message(Role.USER, f"Question {number} of many. It is about volume {number}.")])
-    assert bench.summarizer.waiting == engine_summary.MAX_WAITING
-    async with bench.running():
-        await until(lambda: bench.summarizer.waiting == 0)
-    assert not any("Question 0 of" in work.messages[0].content for work in bench.backend.calls)
-    assert "Question 73" in bench.backend.calls[0].messages[0].content  # the newest is written first
+        rig.ask([Message(Role.USER, f"Question {number} of many. It is about volume {number}.")])
+    assert rig.summarizer.waiting == engine_summary.MAX_WAITING
+    async with rig.running():
+        await until(lambda: rig.summarizer.waiting == 0)
+    assert not any("Question 0 of" in work.messages[0].content for work in rig.backend.calls)
+    assert "Question 73" in rig.backend.calls[0].messages[0].content  # the newest is written first
 
 
 @pytest.mark.parametrize(
@@ -174,70 +174,70 @@ async def test_the_queue_is_bounded_and_forgets_the_longest_waiting() -> None:
     ],
 )
 async def test_a_failed_summary_is_reported_and_the_next_one_is_tried(script: Script, reason: str) -> None:
-    bench = Bench(script, Script(pieces=(WRITTEN,)))
-    async with bench.running():
-        bench.ask(turns(4))
-        await until(lambda: bool(bench.failures))
-        assert bench.failures == [reason]
-        await until(lambda: bench.ask(turns(4)) == Summary(WRITTEN, 4))
+    rig = SummarizerRig(script, Script(pieces=(WRITTEN,)))
+    async with rig.running():
+        rig.ask(turns(4))
+        await until(lambda: bool(rig.failures))
+        assert rig.failures == [reason]
+        await until(lambda: rig.ask(turns(4)) == Summary(WRITTEN, 4))
 
 
 async def test_a_template_that_refuses_the_request_does_not_end_the_writer() -> None:
-    bench = Bench(encoder=Refusing())
-    async with bench.running():
-        bench.ask(turns(4))
-        await until(lambda: bench.failures == ["refused"])
-    assert bench.backend.calls == []
+    rig = SummarizerRig(encoder=Refusing())
+    async with rig.running():
+        rig.ask(turns(4))
+        await until(lambda: rig.failures == ["refused"])
+    assert rig.backend.calls == []
 
 
 async def test_a_busy_or_unready_engine_is_left_alone() -> None:
-    bench = Bench(load=BackendLoad(waiting=1))
-    bench.ask(turns(4))
-    async with bench.running():
-        await until(lambda: len(bench.slept) > 3)
-        bench.backend.load = BackendLoad(waiting=0)
-        bench.backend.state = BackendState.STARTING
+    rig = SummarizerRig(load=BackendLoad(waiting=1))
+    rig.ask(turns(4))
+    async with rig.running():
+        await until(lambda: len(rig.slept) > 3)
+        rig.backend.load = BackendLoad(waiting=0)
+        rig.backend.state = BackendState.STARTING
         await asyncio.sleep(0.01)
-        assert bench.backend.calls == []
-        bench.backend.state = BackendState.READY
-        await until(lambda: len(bench.backend.calls) == 1)
+        assert rig.backend.calls == []
+        rig.backend.state = BackendState.READY
+        await until(lambda: len(rig.backend.calls) == 1)
 
 
 async def test_what_the_model_reads_leaves_room_for_the_summary() -> None:
-    bench = Bench(length=1_000)
-    bench.ask(turns(40, words=40))
-    async with bench.running():
-        await until(lambda: len(bench.backend.calls) == 1)
-    [work] = bench.backend.calls
+    rig = SummarizerRig(length=1_000)
+    rig.ask(turns(40, words=40))
+    async with rig.running():
+        await until(lambda: len(rig.backend.calls) == 1)
+    [work] = rig.backend.calls
     assert work.sampling.max_tokens is not None
     assert len(work.token_ids) + work.sampling.max_tokens <= 1_000
     assert "Order 39" in work.messages[0].content  # the newest turns are read
 
 
 async def test_a_written_summary_that_is_too_long_for_a_request_is_not_used() -> None:
-    bench = Bench()
-    async with bench.running():
-        bench.ask(turns(4))
-        await until(lambda: bench.ask(turns(4)) == Summary(WRITTEN, 4))
-    short = bench.ask(turns(4), max_tokens=14)
+    rig = SummarizerRig()
+    async with rig.running():
+        rig.ask(turns(4))
+        await until(lambda: rig.ask(turns(4)) == Summary(WRITTEN, 4))
+    short = rig.ask(turns(4), max_tokens=14)
     assert short is not None and short.text != WRITTEN
-    assert bench.encoder.count(short.text) <= 14
+    assert rig.encoder.count(short.text) <= 14
 
 
 async def test_cancelling_frees_the_sequence() -> None:
-    bench = Bench(Script(delay_s=60.0))
-    async with bench.running():
-        bench.ask(turns(4))
-        await until(lambda: bench.backend.active == 1)
-    assert bench.backend.active == 0
+    rig = SummarizerRig(Script(delay_s=60.0))
+    async with rig.running():
+        rig.ask(turns(4))
+        await until(lambda: rig.backend.active == 1)
+    assert rig.backend.active == 0
 
 
 async def test_asking_from_another_thread_wakes_the_writer() -> None:
-    bench = Bench()
-    async with bench.running():
+    rig = SummarizerRig()
+    async with rig.running():
         await asyncio.sleep(0.01)
-        await asyncio.to_thread(bench.ask, turns(4))
-        await until(lambda: len(bench.backend.calls) == 1)
+        await asyncio.to_thread(rig.ask, turns(4))
+        await until(lambda: len(rig.backend.calls) == 1)
 
 
 async def test_planning_uses_extracted_sentences_until_the_summary_is_written(

@@ -68,7 +68,7 @@ def test_tokens_after_the_boundary_change_nothing() -> None:
     assert one == two
 
 
-def test_the_fingerprint_is_the_same_for_every_tenant_and_in_every_process() -> None:
+def test_the_fingerprint_depends_on_whole_blocks_and_on_no_tenant_or_adapter() -> None:
     watch = PrefixWatch(block_size=lambda model: 16)
     assert expect(watch, SENT, tenant="umbra", adapter="a").fingerprint == expect(watch, SENT).fingerprint
     assert fingerprint_of(SENT.token_ids, 35, 16) == expect(watch, SENT).fingerprint
@@ -122,6 +122,6 @@ def test_expected_is_the_longest_run_of_whole_blocks_that_any_earlier_prefix_had
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_the_backends_own_block_size_wins(block_size: int) -> None:
-    told = ScriptedBackend(load=msgspec.structs.replace(LOAD, block_size=block_size))
-    prefix = PrefixWatch(block_size=lambda model: 8).expect(SENT, told, tenant="acme", adapter_id=None)
+    backend = ScriptedBackend(load=msgspec.structs.replace(LOAD, block_size=block_size))
+    prefix = PrefixWatch(block_size=lambda model: 8).expect(SENT, backend, tenant="acme", adapter_id=None)
     assert prefix.tokens == 35 // block_size * block_size

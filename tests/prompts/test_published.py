@@ -78,10 +78,10 @@ async def test_another_text_under_a_published_id_is_refused_with_both_hashes_and
     new = folder(tmp_path / "p", v1="Changed.", v2="Ho.")
     with pytest.raises(PromptChanged) as caught:
         await publishing(new, store).publish()
-    told = str(caught.value)
-    assert old.get("v1").sha256 in told and new.get("v1").sha256 in told
-    assert "v1.yaml" in told and "2026-11-18" in told and "give the new text a new id" in told
-    assert "v2" not in told and len(told.splitlines()) == 1
+    message = str(caught.value)
+    assert old.get("v1").sha256 in message and new.get("v1").sha256 in message
+    assert "v1.yaml" in message and "2026-11-18" in message and "give the new text a new id" in message
+    assert "v2" not in message and len(message.splitlines()) == 1
     assert list(start_errors(caught.value)) == [caught.value]
 
 

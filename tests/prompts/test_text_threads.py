@@ -23,7 +23,7 @@ from gateway.prompts.text_threads import (
 SMALL, LARGE = 10_000, LARGE_CHARS + 1
 
 
-class Gate:
+class BlockedWork:
     """Makes work that records its name when it begins and ends when the test opens it."""
 
     def __init__(self) -> None:
@@ -53,64 +53,64 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_a_tenant_has_one_large_text_at_work_and_leaves_threads_to_smaller_ones() -> None:
-    threads, gate = TextThreads(2), Gate()
+    threads, blocked = TextThreads(2), BlockedWork()
     async with asyncio.TaskGroup() as group:
-        group.create_task(threads.run("flood", LARGE, gate.work("first")))
-        group.create_task(threads.run("other", LARGE, gate.work("other large")))
-        group.create_task(threads.run("flood", LARGE, gate.work("second")))
-        small = group.create_task(threads.run("other", SMALL, gate.work("other small")))
-        await until(lambda: len(gate.begun) == 2)
-        assert sorted(gate.begun) == ["first", "other small"], "of two threads one is for smaller texts"
-        gate.open("other small")
+        group.create_task(threads.run("flood", LARGE, blocked.work("first")))
+        group.create_task(threads.run("other", LARGE, blocked.work("other large")))
+        group.create_task(threads.run("flood", LARGE, blocked.work("second")))
+        small = group.create_task(threads.run("other", SMALL, blocked.work("other small")))
+        await until(lambda: len(blocked.begun) == 2)
+        assert sorted(blocked.begun) == ["first", "other small"], "of two threads one is for smaller texts"
+        blocked.open("other small")
         assert await small == "other small"
         assert (threads.at_work, threads.waiting) == (1, 2), "a free thread takes no second large text"
-        gate.open("first", "second", "other large")
-    assert sorted(gate.begun[2:]) == ["other large", "second"]
+        blocked.open("first", "second", "other large")
+    assert sorted(blocked.begun[2:]) == ["other large", "second"]
     assert (threads.at_work, threads.waiting) == (0, 0)
 
 
 async def test_tenants_take_turns_however_many_texts_one_has() -> None:
-    threads, gate = TextThreads(1), Gate()
+    threads, blocked = TextThreads(1), BlockedWork()
     flood = [f"flood {number}" for number in range(20)]
     async with asyncio.TaskGroup() as group:
         for name in flood:
-            group.create_task(threads.run("flood", SMALL, gate.work(name)))
-        await until(lambda: gate.begun == ["flood 0"])
-        group.create_task(threads.run("other", SMALL, gate.work("other")))
+            group.create_task(threads.run("flood", SMALL, blocked.work(name)))
+        await until(lambda: blocked.begun == ["flood 0"])
+        group.create_task(threads.run("other", SMALL, blocked.work("other")))
         await until(lambda: threads.waiting == 20)
-        gate.open("other", *flood)
-    assert gate.begun.index("other") <= 2
+        blocked.open("other", *flood)
+    assert blocked.begun.index("other") <= 2
 
 
 async def test_a_cancelled_text_that_waits_is_dropped_and_one_at_work_counts_until_its_end() -> None:
-    threads, gate = TextThreads(2), Gate()
+    threads, blocked = TextThreads(2), BlockedWork()
     async with asyncio.TaskGroup() as group:
-        at_work = group.create_task(threads.run("flood", LARGE, gate.work("at work")))
-        waits = group.create_task(threads.run("flood", LARGE, gate.work("waits")))
-        await until(lambda: gate.begun == ["at work"])
+        at_work = group.create_task(threads.run("flood", LARGE, blocked.work("at work")))
+        waits = group.create_task(threads.run("flood", LARGE, blocked.work("waits")))
+        await until(lambda: blocked.begun == ["at work"])
         for one in (at_work, waits):
             one.cancel()
         await asyncio.wait((at_work, waits))
         assert (threads.at_work, threads.waiting) == (1, 0), "a thread cannot be ended"
-        again = group.create_task(threads.run("flood", LARGE, gate.work("again")))
+        again = group.create_task(threads.run("flood", LARGE, blocked.work("again")))
         await until(lambda: threads.waiting == 1)
-        gate.open("at work", "again")
+        blocked.open("at work", "again")
         assert await again == "again"
-    assert gate.begun == ["at work", "again"]
+    assert blocked.begun == ["at work", "again"]
     assert (threads.at_work, threads.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize(("chars", "most"), [(SMALL, MAX_WAITING), (4 << 20, MAX_WAITING_CHARS // (4 << 20))])
 async def test_a_tenant_holds_so_many_texts_and_no_more(chars: int, most: int) -> None:
-    threads, gate = TextThreads(2), Gate()
+    threads, blocked = TextThreads(2), BlockedWork()
     async with asyncio.TaskGroup() as group:
         for number in range(most):
-            group.create_task(threads.run("flood", chars, gate.work(str(number))))
+            group.create_task(threads.run("flood", chars, blocked.work(str(number))))
         await until(lambda: threads.at_work + threads.waiting == most)
         with pytest.raises(RateLimited, match="allowed"):
-            await threads.run("flood", chars, gate.work("too many"))
-        group.create_task(threads.run("other", chars, gate.work("other")))
-        gate.open("other", *map(str, range(most)))
+            await threads.run("flood", chars, blocked.work("too many"))
+        group.create_task(threads.run("other", chars, blocked.work("other")))
+        blocked.open("other", *map(str, range(most)))
 
 
 async def test_a_text_larger_than_the_bound_is_taken_when_the_tenant_has_no_other() -> None:

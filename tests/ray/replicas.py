@@ -53,7 +53,7 @@ def make_backend(
 
 
 @dataclass
-class Played:
+class ScriptedCall:
     """The script of one call: the pieces that it gives, then perhaps an error, or silence.
 
     Args:
@@ -67,7 +67,7 @@ class Played:
     hangs: bool = False
 
 
-WHOLE = Played(
+WHOLE = ScriptedCall(
     [
         ReplicaPiece(replica="a"),
         ReplicaPiece(deltas=(Delta("Hello", 1, token_ids=(5,)), Delta(" you", 1, token_ids=(6,)))),
@@ -76,15 +76,15 @@ WHOLE = Played(
 )
 
 
-class Players:
+class FakeReplicas:
     """Fake replicas: each call plays the next script; ``figures`` are their signals."""
 
-    def __init__(self, *plays: Played) -> None:
-        self._plays = list(plays)
+    def __init__(self, *plays: ScriptedCall) -> None:
+        self._calls = list(plays)
         self.routes: list[RouterHint] = []
         self.open = 0
         self.called = asyncio.Event()
-        self.told: list[tuple[str, int]] = []
+        self.reports: list[tuple[str, int]] = []
         self.figures: Sequence[ReplicaSignals] | Exception = (ReplicaSignals("a"), ReplicaSignals("b"))
 
     @asynccontextmanager
@@ -93,20 +93,20 @@ class Players:
         self.open += 1
         self.called.set()
         try:
-            yield self._play(self._plays.pop(0))
+            yield self._run(self._calls.pop(0))
         finally:
             self.open -= 1
 
-    async def _play(self, play: Played) -> AsyncIterator[ReplicaPiece]:
-        for piece in play.pieces:
+    async def _run(self, call: ScriptedCall) -> AsyncIterator[ReplicaPiece]:
+        for piece in call.pieces:
             yield piece
-        if play.hangs:
+        if call.hangs:
             await asyncio.Event().wait()
-        if play.then is not None:
-            raise play.then
+        if call.then is not None:
+            raise call.then
 
     async def signals(self, reporter_name: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
-        self.told.append((reporter_name, queued))
+        self.reports.append((reporter_name, queued))
         if isinstance(self.figures, Exception):
             raise self.figures
         return self.figures

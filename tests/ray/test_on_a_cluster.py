@@ -89,7 +89,7 @@ async def test_load_adds_replicas_and_killing_one_loses_no_request(running: Appl
         for _ in range(5):
             await running.wait_for("Engine", ENGINES, SCALE_TIMEOUT_S)
             await more_answers()
-            running.strike("Engine")
+            running.signal_replicas("Engine")
             await more_answers()
             if metric(running.url, "sluice_resumed_streams_total") > 0:
                 break  # otherwise the killed replica was streaming no answer
@@ -121,9 +121,9 @@ async def test_a_caller_who_leaves_frees_the_engine(running: Application) -> Non
 
 
 def test_status_tells_the_replicas(running: Application) -> None:
-    told = CliRunner().invoke(sluice, ["ray", "status", "--json"])
-    assert told.exit_code == 0, told.output
-    status = json.loads(told.stdout)
+    invoked = CliRunner().invoke(sluice, ["ray", "status", "--json"])
+    assert invoked.exit_code == 0, invoked.output
+    status = json.loads(invoked.stdout)
     assert status["status"] == "RUNNING"
     assert status["deployments"]["Engine"]["replicas"] == {"RUNNING": 1}
     assert list(status["proxies"].values()) == ["HEALTHY"]

@@ -17,16 +17,16 @@ from ops.ray.wire import ReplicaSignals, encode
 class Answer:
     """One replica's answer to a broadcast."""
 
-    def __init__(self, told: bytes | Exception | None) -> None:
-        self.told = told
+    def __init__(self, reply: bytes | Exception | None) -> None:
+        self.reply = reply
         self.cancelled = False
 
     async def get_async(self) -> bytes:
-        if self.told is None:
+        if self.reply is None:
             await asyncio.Event().wait()
-        if isinstance(self.told, Exception):
-            raise self.told
-        return cast(bytes, self.told)
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return cast(bytes, self.reply)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -48,22 +48,22 @@ class Handle:
         return self.answers
 
 
-async def told(*answers: Answer) -> list[str]:
+async def read_signals(*answers: Answer) -> list[str]:
     replicas = ServeReplicas(cast("DeploymentHandle[Any]", Handle(*answers)))
     return [one.replica for one in await replicas.signals("gateway-1", 0, 0.05)]
 
 
 async def test_a_replica_that_is_late_is_left_out_and_its_question_withdrawn() -> None:
     late = Answer(None)
-    assert await told(Answer(encode(ReplicaSignals("a"))), late) == ["a"]
+    assert await read_signals(Answer(encode(ReplicaSignals("a"))), late) == ["a"]
     assert late.cancelled
 
 
 async def test_replicas_that_are_all_late_are_not_taken_for_none() -> None:
     with pytest.raises(ReplicaLost, match="in time"):
-        await told(Answer(None), Answer(RayActorError()))
+        await read_signals(Answer(None), Answer(RayActorError()))
 
 
 async def test_replicas_that_are_all_gone_are_none() -> None:
-    assert await told(Answer(RayActorError())) == []
-    assert await told() == []
+    assert await read_signals(Answer(RayActorError())) == []
+    assert await read_signals() == []

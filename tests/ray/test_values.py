@@ -78,8 +78,8 @@ def test_a_failure_arrives_as_it_was_raised(
     raised = BackendFailure(kind, message, retry_after_s=retry_after_s, param=param, no_retry_here=final)
     failed = decode_piece(encode(ReplicaPiece(failed=Failed.of(raised)))).failed
     assert failed is not None
-    told = failed.failure()
-    assert (told.kind, str(told), told.retry_after_s, told.param, told.no_retry_here) == (
+    failure = failed.failure()
+    assert (failure.kind, str(failure), failure.retry_after_s, failure.param, failure.no_retry_here) == (
         kind,
         message,
         retry_after_s,

@@ -230,7 +230,7 @@ async def test_a_gateway_that_is_not_there_is_told_with_what_to_do(azure: Azure)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"speed": 0.0}, "--speed: 0.0 is not allowed"),
         ({"speed": float("nan")}, "--speed: nan"),
@@ -243,7 +243,7 @@ async def test_a_gateway_that_is_not_there_is_told_with_what_to_do(azure: Azure)
         ({"url": "localhost:8000"}, "--url: not an http"),
     ],
 )
-def test_an_option_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], told: str) -> None:
+def test_an_option_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         Options(trace=Path("t"), **changes)
-    assert told in str(caught.value)
+    assert message in str(caught.value)

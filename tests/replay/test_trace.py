@@ -56,7 +56,7 @@ def test_mooncakes_lines_are_read_with_their_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "no column TIMESTAMP"),
         ("a,b\n1,2\n", "no column TIMESTAMP, ContextTokens, GeneratedTokens"),
@@ -75,13 +75,13 @@ def test_mooncakes_lines_are_read_with_their_blocks(tmp_path: Path) -> None:
         ('{"timestamp": 0, "input_length": 1, "output_length": 1}\n[]\n', "line 2: expected"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_file_and_line(tmp_path: Path, content: str, told: str) -> None:
+def test_what_cannot_be_read_is_named_by_file_and_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "bad.trace"
     path.write_text(content)
     with pytest.raises(TraceError) as caught:
         read_trace(path)
     assert str(path) in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_missing_file_is_told_without_a_traceback(tmp_path: Path) -> None:

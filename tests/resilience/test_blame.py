@@ -72,11 +72,11 @@ async def test_an_adapters_nonsense_does_not_count_against_its_backend(
     action: Action, adapter: str | None, counts: bool, param: str | None
 ) -> None:
     failing = Script(("x",), failure=BackendFailure(FailureKind.NAN_OUTPUT, "no number"))
-    watch = OutputGuard(action, DegenerateLimits(), lambda event: None, Blame(Clock()))
+    guard = OutputGuard(action, DegenerateLimits(), lambda event: None, Blame(Clock()))
     named = None if adapter is None else Adapter(adapter, 1, "demo", "/nowhere")
     work = Work("g", (1,), (), Sampling(max_tokens=4), adapter=named)
     with pytest.raises(BackendFailure) as caught:
-        await watch.generate(
+        await guard.generate(
             ScriptedBackend(scripts=(failing,)), work, nobody, may_retry=lambda: False, note=ignore
         )
     assert (caught.value.kind, caught.value.counts) == (FailureKind.NAN_OUTPUT, counts)

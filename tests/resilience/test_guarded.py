@@ -25,107 +25,107 @@ GARBLED = Script(("fine ",) * 20 + ("\ufffd",) * 50, token_ids=tuple(range(70)))
 
 
 @dataclass
-class Bench:
+class GuardRig:
     """An output guard, its events and notes, and the deltas that it passed on."""
 
     action: Action
-    may_again: bool = True
-    told: list[Degenerated] = field(default_factory=list)
+    may_retry: bool = True
+    events: list[Degenerated] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    heard: list[Delta] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
 
     async def run(
         self, *scripts: Script, n: int = 1, temperature: float | None = None, **asked: Any
     ) -> Completion:
         self.backend = ScriptedBackend(scripts=scripts)
-        watch = OutputGuard(self.action, LIMITS, self.told.append, Blame(lambda: 0.0))
+        guard = OutputGuard(self.action, LIMITS, self.events.append, Blame(lambda: 0.0))
         sampling = Sampling(max_tokens=500, n=n, temperature=temperature, **asked)
         work = Work("g", (1, 2, 3, 4), (), sampling)
-        return await watch.generate(
-            self.backend, work, self._take, may_retry=lambda: self.may_again, note=self.notes.append
+        return await guard.generate(
+            self.backend, work, self._take, may_retry=lambda: self.may_retry, note=self.notes.append
         )
 
     async def _take(self, delta: Delta) -> None:
-        self.heard.append(delta)
+        self.deltas.append(delta)
 
     @property
     def tokens(self) -> int:
-        return sum(delta.tokens for delta in self.heard)
+        return sum(delta.tokens for delta in self.deltas)
 
 
 @pytest.mark.parametrize("asked", [{"echo": True}, {"ignore_eos": True}])
 async def test_an_answer_that_repeats_by_the_callers_choice_is_not_inspected(asked: dict[str, Any]) -> None:
-    bench = Bench(Action.END)
-    completion = await bench.run(STUCK, **asked)
-    assert (completion.finish_reason, bench.tokens, bench.told) == (FinishReason.STOP, 402, [])
-    assert (await bench.run(STUCK, ignore_eos=False)).finish_reason is FinishReason.ERROR
+    rig = GuardRig(Action.END)
+    completion = await rig.run(STUCK, **asked)
+    assert (completion.finish_reason, rig.tokens, rig.events) == (FinishReason.STOP, 402, [])
+    assert (await rig.run(STUCK, ignore_eos=False)).finish_reason is FinishReason.ERROR
 
 
 @pytest.mark.parametrize("action", Action)
 async def test_a_sound_answer_passes_untouched(action: Action) -> None:
-    bench = Bench(action)
-    completion = await bench.run(SOUND)
+    rig = GuardRig(action)
+    completion = await rig.run(SOUND)
     assert completion == Completion(FinishReason.STOP, Usage(4, 300, 0))
-    assert "".join(delta.text for delta in bench.heard) == "".join(SOUND.pieces)
-    assert (bench.told, bench.notes) == ([], [])
+    assert "".join(delta.text for delta in rig.deltas) == "".join(SOUND.pieces)
+    assert (rig.events, rig.notes) == ([], [])
 
 
 async def test_nonsense_fails_so_that_it_is_made_again_while_that_is_possible() -> None:
-    bench = Bench(Action.RETRY)
+    rig = GuardRig(Action.RETRY)
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(STUCK)
+        await rig.run(STUCK)
     assert (caught.value.kind, caught.value.no_retry_here) == (FailureKind.DEGENERATE_OUTPUT, False)
-    assert bench.told == [Degenerated("local", Sign.REPETITION, "retry", bench.tokens)]
-    assert bench.backend.active == 0
+    assert rig.events == [Degenerated("local", Sign.REPETITION, "retry", rig.tokens)]
+    assert rig.backend.active == 0
 
 
 @pytest.mark.parametrize(
-    ("action", "may_again", "temperature"),
+    ("action", "may_retry", "temperature"),
     [(Action.END, True, None), (Action.RETRY, False, None), (Action.RETRY, True, 0.0)],
     ids=["told to end", "something was given out", "greedy"],
 )
 async def test_a_degenerate_answer_that_cannot_be_retried_ends_with_what_there_is(
-    action: Action, may_again: bool, temperature: float | None
+    action: Action, may_retry: bool, temperature: float | None
 ) -> None:
-    bench = Bench(action, may_again=may_again)
-    completion = await bench.run(STUCK, temperature=temperature)
+    rig = GuardRig(action, may_retry=may_retry)
+    completion = await rig.run(STUCK, temperature=temperature)
     assert completion.finish_reason is FinishReason.ERROR
-    assert completion.usage == Usage(4, bench.tokens, 3)
-    assert 40 <= bench.tokens <= LATEST
-    assert bench.told == [Degenerated("local", Sign.REPETITION, "end", bench.tokens)]
-    assert bench.notes == [f"the answer was ended after {bench.tokens} tokens because it repeats itself"]
-    assert bench.backend.active == 0
+    assert completion.usage == Usage(4, rig.tokens, 3)
+    assert 40 <= rig.tokens <= LATEST
+    assert rig.events == [Degenerated("local", Sign.REPETITION, "end", rig.tokens)]
+    assert rig.notes == [f"the answer was ended after {rig.tokens} tokens because it repeats itself"]
+    assert rig.backend.active == 0
 
 
 async def test_nonsense_fails_for_good_when_told_to_abort() -> None:
-    bench = Bench(Action.ABORT)
+    rig = GuardRig(Action.ABORT)
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(STUCK)
+        await rig.run(STUCK)
     assert (caught.value.kind, caught.value.no_retry_here) == (FailureKind.DEGENERATE_OUTPUT, True)
     assert "no" not in str(caught.value).split(), "nothing of the answer is repeated"
 
 
 async def test_replacement_characters_are_nonsense_too() -> None:
-    bench = Bench(Action.END)
-    completion = await bench.run(GARBLED)
+    rig = GuardRig(Action.END)
+    completion = await rig.run(GARBLED)
     assert completion.finish_reason is FinishReason.ERROR
-    assert bench.told[0].sign is Sign.REPLACEMENT
-    assert bench.tokens <= 20 + 8 + INSPECT_EVERY
+    assert rig.events[0].sign is Sign.REPLACEMENT
+    assert rig.tokens <= 20 + 8 + INSPECT_EVERY
 
 
 async def test_a_guard_that_is_off_inspects_nothing() -> None:
-    bench = Bench(Action.OFF)
-    completion = await bench.run(STUCK)
+    rig = GuardRig(Action.OFF)
+    completion = await rig.run(STUCK)
     assert (completion.finish_reason, completion.usage.output_tokens) == (FinishReason.STOP, 402)
 
 
 async def test_the_backends_own_failure_stays_its_own() -> None:
     failure = BackendFailure(FailureKind.CUDA_OOM, "no memory")
-    bench = Bench(Action.RETRY)
+    rig = GuardRig(Action.RETRY)
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(replace(SOUND, failure=failure))
+        await rig.run(replace(SOUND, failure=failure))
     assert caught.value is failure
-    assert bench.told == []
+    assert rig.events == []
 
 
 async def test_of_several_texts_none_is_cut_while_another_is_sound() -> None:
@@ -138,21 +138,21 @@ async def test_of_several_texts_none_is_cut_while_another_is_sound() -> None:
                 await out(Delta(f"{number}", 1, index=1, token_ids=(number,)))
             return Completion(FinishReason.STOP, Usage(4, 400), others=(FinishReason.STOP,))
 
-    bench = Bench(Action.END)
-    watch = OutputGuard(bench.action, LIMITS, bench.told.append, Blame(lambda: 0.0))
-    completion = await watch.generate(
+    rig = GuardRig(Action.END)
+    guard = OutputGuard(rig.action, LIMITS, rig.events.append, Blame(lambda: 0.0))
+    completion = await guard.generate(
         Two(),
         Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500, n=2)),
-        bench._take,
+        rig._take,
         may_retry=lambda: True,
-        note=bench.notes.append,
+        note=rig.notes.append,
     )
-    assert (completion.finish_reason, bench.tokens) == (FinishReason.STOP, 400)
+    assert (completion.finish_reason, rig.tokens) == (FinishReason.STOP, 400)
 
 
 async def test_when_all_texts_are_nonsense_each_is_ended() -> None:
-    bench = Bench(Action.END)
-    completion = await bench.run(STUCK, n=2)
+    rig = GuardRig(Action.END)
+    completion = await rig.run(STUCK, n=2)
     assert (completion.finish_reason, completion.others) == (FinishReason.ERROR, (FinishReason.ERROR,))
 
 
@@ -160,9 +160,9 @@ async def test_a_reader_that_fails_is_not_taken_for_nonsense() -> None:
     async def gone(delta: Delta) -> None:
         raise ConnectionResetError
 
-    watch = OutputGuard(Action.END, LIMITS, lambda event: None, Blame(lambda: 0.0))
+    guard = OutputGuard(Action.END, LIMITS, lambda event: None, Blame(lambda: 0.0))
     with pytest.raises(ConnectionResetError):
-        await watch.generate(
+        await guard.generate(
             ScriptedBackend(),
             Work("g", (1,), (), Sampling(max_tokens=5)),
             gone,

@@ -15,7 +15,7 @@ PRICE = LegPrice(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=1
 
 
 @dataclass
-class House:
+class LegLimitsRig:
     """Limits of one leg, a clock set by hand, and the events."""
 
     limit: LegLimit
@@ -44,76 +44,76 @@ def test_a_price_counts_cached_tokens_apart_and_rounds_up() -> None:
 
 
 def test_no_more_requests_than_allowed_are_in_a_leg_at_once() -> None:
-    house = House(LegLimit(max_concurrency=2))
-    first, second = house.enter(), house.enter()
+    rig = LegLimitsRig(LegLimit(max_concurrency=2))
+    first, second = rig.enter(), rig.enter()
     assert first is not None and second is not None
-    assert house.enter() is None
-    assert house.events == [LegSkipped("bedrock", "concurrency")]
+    assert rig.enter() is None
+    assert rig.events == [LegSkipped("bedrock", "concurrency")]
     with first:
         pass
-    assert house.enter() is not None
+    assert rig.enter() is not None
 
 
 def test_the_models_of_a_pool_share_its_bounds() -> None:
-    house = House(LegLimit(max_concurrency=1))
-    assert house.limits.enter("bedrock/a", LegUsage()) is not None
-    assert house.limits.enter("bedrock/b", LegUsage()) is None
-    assert house.events == [LegSkipped("bedrock/b", "concurrency")]
+    rig = LegLimitsRig(LegLimit(max_concurrency=1))
+    assert rig.limits.enter("bedrock/a", LegUsage()) is not None
+    assert rig.limits.enter("bedrock/b", LegUsage()) is None
+    assert rig.events == [LegSkipped("bedrock/b", "concurrency")]
 
 
 def test_a_place_is_given_back_when_the_call_fails() -> None:
-    house = House(LegLimit(max_concurrency=1))
-    permit = house.enter()
+    rig = LegLimitsRig(LegLimit(max_concurrency=1))
+    permit = rig.enter()
     assert permit is not None
     with pytest.raises(ConnectionError), permit:
         raise ConnectionError
-    assert house.limits.figures()["bedrock"].in_use == 0
+    assert rig.limits.figures()["bedrock"].in_use == 0
 
 
 def test_the_cost_of_a_call_is_reserved_before_it_is_spent() -> None:
-    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
-    assert house.enter(output_tokens=10) is not None
-    assert house.enter(output_tokens=10) is not None
-    assert house.enter(output_tokens=1) is None, "two answers of at most 50,000 are under way"
-    assert house.events == [LegSkipped("bedrock", "spend")]
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    assert rig.enter(output_tokens=10) is not None
+    assert rig.enter(output_tokens=10) is not None
+    assert rig.enter(output_tokens=1) is None, "two answers of at most 50,000 are under way"
+    assert rig.events == [LegSkipped("bedrock", "spend")]
 
 
 def test_settling_releases_the_unused_part_of_a_reservation() -> None:
-    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
-    permit = house.enter(output_tokens=20)
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    permit = rig.enter(output_tokens=20)
     assert permit is not None
     with permit:
         permit.settle(LegUsage(output_tokens=2))
-    assert house.limits.figures()["bedrock"].spent_nanousd == 10_000
-    assert house.enter(output_tokens=18) is not None
+    assert rig.limits.figures()["bedrock"].spent_nanousd == 10_000
+    assert rig.enter(output_tokens=18) is not None
 
 
 def test_a_call_that_never_says_what_it_cost_counts_as_its_reservation() -> None:
-    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
-    permit = house.enter(output_tokens=20)
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    permit = rig.enter(output_tokens=20)
     assert permit is not None
     with permit:
         pass
-    assert house.enter(output_tokens=1) is None
+    assert rig.enter(output_tokens=1) is None
 
 
 def test_a_minute_later_the_money_may_be_spent_again() -> None:
-    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
-    assert house.spend(60)
-    house.now = 30.0
-    assert house.spend(40)
-    assert not house.spend(1)
-    house.now = WINDOW_S - 0.1
-    assert not house.spend(1)
-    house.now = WINDOW_S + 1.0
-    assert house.spend(60)
-    assert not house.spend(1)
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    assert rig.spend(60)
+    rig.now = 30.0
+    assert rig.spend(40)
+    assert not rig.spend(1)
+    rig.now = WINDOW_S - 0.1
+    assert not rig.spend(1)
+    rig.now = WINDOW_S + 1.0
+    assert rig.spend(60)
+    assert not rig.spend(1)
 
 
 def test_a_leg_without_limits_lets_everything_in() -> None:
-    house = House(LegLimit(max_concurrency=1))
-    assert all(house.limits.enter("other", LegUsage(10**9)) is not None for _ in range(1000))
-    assert house.events == []
+    rig = LegLimitsRig(LegLimit(max_concurrency=1))
+    assert all(rig.limits.enter("other", LegUsage(10**9)) is not None for _ in range(1000))
+    assert rig.events == []
 
 
 @given(
@@ -121,17 +121,17 @@ def test_a_leg_without_limits_lets_everything_in() -> None:
 )
 def test_no_window_of_a_minute_ever_costs_more_than_allowed(calls: list[tuple[float, int, int]]) -> None:
     """Costs never exceed reservations here, as with a backend that keeps to `max_tokens`."""
-    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
     paid: list[tuple[float, int]] = []
     for wait, asked, used in calls:
-        house.now += wait
-        permit = house.enter(asked)
+        rig.now += wait
+        permit = rig.enter(asked)
         if permit is None:
             continue
         used = min(asked, used)
         with permit:
             permit.settle(LegUsage(used))
-        paid.append((house.now, used * 1000))
-        window = sum(cost for when, cost in paid if when > house.now - WINDOW_S)
+        paid.append((rig.now, used * 1000))
+        window = sum(cost for when, cost in paid if when > rig.now - WINDOW_S)
         assert window <= 100_000
-        assert house.limits.figures()["bedrock"].reserved_nanousd == 0
+        assert rig.limits.figures()["bedrock"].reserved_nanousd == 0

@@ -23,7 +23,7 @@ GATES = {"local": "local", "tuned": "local", "pool": "pool"}
 
 @dataclass
 class Timer:
-    """A timer that fires when the clock of the bench reaches ``at``."""
+    """A timer that fires when the clock of the rig reaches ``at``."""
 
     at: float
     call: Callable[[], None]
@@ -34,13 +34,13 @@ class Timer:
 
 
 @dataclass
-class Bench:
+class RecoveryRig:
     """A Remediation with a clock that is set by hand, and everything that it asked for."""
 
     now: float = 1000.0
     scaled: list[tuple[str, float]] = field(default_factory=list)
     restarted: list[tuple[str, str]] = field(default_factory=list)
-    told: list[ResilienceEvent] = field(default_factory=list)
+    emitted: list[ResilienceEvent] = field(default_factory=list)
     timers: list[Timer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Bench:
             restart=lambda backend, reason: self.restarted.append((backend, reason)),
             clock=lambda: self.now,
             later=self._later,
-            emit=self.told.append,
+            emit=self.emitted.append,
         )
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> Timer:
@@ -75,103 +75,103 @@ class Bench:
 
 
 def test_every_event_is_passed_on() -> None:
-    bench = Bench()
+    rig = RecoveryRig()
     events: list[ResilienceEvent] = [
         Retried("local", FailureKind.TIMEOUT, 1, 1.0),
         AttemptFailed("local", FailureKind.TIMEOUT, 2, False, "X"),
     ]
     for event in events:
-        bench.recovery.on_event(event)
-    assert bench.told == events
-    assert (bench.scaled, bench.restarted, bench.timers) == ([], [], [])
+        rig.recovery.on_event(event)
+    assert rig.emitted == events
+    assert (rig.scaled, rig.restarted, rig.timers) == ([], [], [])
 
 
 def test_memory_that_ran_out_lowers_the_load_and_calm_brings_it_back() -> None:
-    bench = Bench()
+    rig = RecoveryRig()
     for _ in range(8):
-        bench.fail(FailureKind.CUDA_OOM)  # a batch fails together
-    assert bench.scaled == [("local", 0.7)]
-    bench.pass_s(10.5)
-    assert [factor for _, factor in bench.scaled[1:]] == pytest.approx([0.75])
-    bench.pass_s(60.0)
-    assert bench.scaled[-1] == ("local", 1.0)
-    assert bench.waiting == []
-    factors = [event.factor for event in bench.told if isinstance(event, LoadScaled)]
-    assert factors == [factor for _, factor in bench.scaled]
-    shrunk = [event.shrunk for event in bench.told if isinstance(event, LoadScaled)]
+        rig.fail(FailureKind.CUDA_OOM)  # a batch fails together
+    assert rig.scaled == [("local", 0.7)]
+    rig.pass_s(10.5)
+    assert [factor for _, factor in rig.scaled[1:]] == pytest.approx([0.75])
+    rig.pass_s(60.0)
+    assert rig.scaled[-1] == ("local", 1.0)
+    assert rig.waiting == []
+    factors = [event.factor for event in rig.emitted if isinstance(event, LoadScaled)]
+    assert factors == [factor for _, factor in rig.scaled]
+    shrunk = [event.shrunk for event in rig.emitted if isinstance(event, LoadScaled)]
     assert shrunk == [True] + [False] * 6
 
 
 def test_backends_on_one_engine_are_lowered_together_and_others_left_alone() -> None:
-    bench = Bench()
-    bench.fail(FailureKind.CUDA_OOM, "tuned")
-    bench.now += 5.0
-    bench.fail(FailureKind.CUDA_OOM, "local")
-    bench.fail(FailureKind.CUDA_OOM, "pool")
-    assert bench.scaled == [("local", 0.7), ("local", pytest.approx(0.49)), ("pool", 0.7)]
-    assert len(bench.waiting) == 2
+    rig = RecoveryRig()
+    rig.fail(FailureKind.CUDA_OOM, "tuned")
+    rig.now += 5.0
+    rig.fail(FailureKind.CUDA_OOM, "local")
+    rig.fail(FailureKind.CUDA_OOM, "pool")
+    assert rig.scaled == [("local", 0.7), ("local", pytest.approx(0.49)), ("pool", 0.7)]
+    assert len(rig.waiting) == 2
 
 
 @given(gaps=st.lists(st.floats(0, 40), max_size=30))
 def test_the_load_stays_within_bounds_one_timer_runs_and_all_comes_back(gaps: list[float]) -> None:
-    bench = Bench()
+    rig = RecoveryRig()
     for gap in gaps:
-        bench.pass_s(gap)
-        bench.fail(FailureKind.CUDA_OOM)
-        assert len(bench.waiting) == 1
-    assert all(LEAST <= factor <= 1.0 for _, factor in bench.scaled)
-    bench.pass_s(160.0)
-    assert bench.waiting == []
-    assert not bench.scaled or bench.scaled[-1][1] == 1.0
+        rig.pass_s(gap)
+        rig.fail(FailureKind.CUDA_OOM)
+        assert len(rig.waiting) == 1
+    assert all(LEAST <= factor <= 1.0 for _, factor in rig.scaled)
+    rig.pass_s(160.0)
+    assert rig.waiting == []
+    assert not rig.scaled or rig.scaled[-1][1] == 1.0
 
 
 def test_a_device_error_restarts_the_engine_and_a_dead_one_is_left_to_its_supervisor() -> None:
-    bench = Bench()
-    bench.fail(FailureKind.CUDA_DRIVER_ERROR, "tuned")
-    bench.fail(FailureKind.ENGINE_DEAD)
-    bench.fail(FailureKind.STREAM_BROKEN)
-    assert bench.restarted == [("tuned", "cuda_driver_error")]
+    rig = RecoveryRig()
+    rig.fail(FailureKind.CUDA_DRIVER_ERROR, "tuned")
+    rig.fail(FailureKind.ENGINE_DEAD)
+    rig.fail(FailureKind.STREAM_BROKEN)
+    assert rig.restarted == [("tuned", "cuda_driver_error")]
 
 
 def test_admission_takes_the_lowered_load() -> None:
     admission = AdmissionController(
         AdmissionLimits(),
         load=lambda backend: None,
-        clock=lambda: bench.now,
+        clock=lambda: rig.now,
         emit=lambda event: None,
         random=random.Random(1),
         engine_of={"local": "local", "tuned": "local"},
     )
-    bench = Bench()
-    bench.recovery = Remediation(
+    rig = RecoveryRig()
+    rig.recovery = Remediation(
         gate_of=admission.gate_name,
         scale=admission.scale,
         restart=lambda backend, reason: None,
-        clock=lambda: bench.now,
-        later=bench._later,
-        emit=bench.told.append,
+        clock=lambda: rig.now,
+        later=rig._later,
+        emit=rig.emitted.append,
     )
-    before = admission.gate("local").work.capacity(bench.now)
-    bench.fail(FailureKind.CUDA_OOM, "tuned")
-    lowered = admission.gate("local").work.capacity(bench.now)
+    before = admission.gate("local").work.capacity(rig.now)
+    rig.fail(FailureKind.CUDA_OOM, "tuned")
+    lowered = admission.gate("local").work.capacity(rig.now)
     assert lowered == int(before * 0.7)
-    bench.pass_s(61.0)
-    assert admission.gate("local").work.capacity(bench.now) == before
+    rig.pass_s(61.0)
+    assert admission.gate("local").work.capacity(rig.now) == before
 
 
 def test_an_engine_that_died_for_want_of_memory_restarts_with_less_load() -> None:
-    bench = Bench()
-    bench.recovery.on_engine(EngineLost(Loss.OUT_OF_MEMORY, "", "local"))
-    assert bench.scaled == [], "a dead engine has no load"
-    bench.recovery.on_engine(EngineRestarted(1, 2.0, 3.0, "local"))
-    assert bench.scaled == [(GATES["local"], pytest.approx(0.7))]
-    bench.pass_s(61.0)
-    assert bench.scaled[-1] == (GATES["local"], 1.0)
+    rig = RecoveryRig()
+    rig.recovery.on_engine(EngineLost(Loss.OUT_OF_MEMORY, "", "local"))
+    assert rig.scaled == [], "a dead engine has no load"
+    rig.recovery.on_engine(EngineRestarted(1, 2.0, 3.0, "local"))
+    assert rig.scaled == [(GATES["local"], pytest.approx(0.7))]
+    rig.pass_s(61.0)
+    assert rig.scaled[-1] == (GATES["local"], 1.0)
 
 
 def test_an_engine_that_died_otherwise_restarts_with_all_its_load() -> None:
-    bench = Bench()
+    rig = RecoveryRig()
     for reason in (Loss.OUT_OF_MEMORY, Loss.EXITED):
-        bench.recovery.on_engine(EngineLost(reason, "", "local"))
-    bench.recovery.on_engine(EngineRestarted(1, 2.0, 3.0, "local"))
-    assert bench.scaled == []
+        rig.recovery.on_engine(EngineLost(reason, "", "local"))
+    rig.recovery.on_engine(EngineRestarted(1, 2.0, 3.0, "local"))
+    assert rig.scaled == []

@@ -52,7 +52,7 @@ class Flaky(MemoryStore):
 
 
 @dataclass
-class House:
+class CacheRig:
     """A cache over a store that can fail, a clock set by hand, and its events."""
 
     outbox: int = 100
@@ -70,8 +70,8 @@ class House:
             outbox=self.outbox,
         )
 
-    async def remember(self, text: str, kept: CachedAnswer = ANSWER) -> None:
-        self.cache.remember(lambda: question(text), kept)
+    async def remember(self, text: str, answer: CachedAnswer = ANSWER) -> None:
+        self.cache.remember(lambda: question(text), answer)
         await self.cache.flush()
 
     @property
@@ -84,114 +84,112 @@ def question(text: str) -> str:
 
 
 async def test_the_same_question_is_answered_and_told_as_the_same() -> None:
-    house = House()
-    await house.remember("Who created Berserk?")
-    assert await house.cache.find(question("Who created Berserk?")) == ANSWER
-    assert house.kinds == [Lookup.EXACT]
+    rig = CacheRig()
+    await rig.remember("Who created Berserk?")
+    assert await rig.cache.find(question("Who created Berserk?")) == ANSWER
+    assert rig.kinds == [Lookup.EXACT]
 
 
 async def test_another_question_gets_no_stored_answer() -> None:
-    house = House()
-    await house.remember("Who created Berserk?")
-    assert await house.cache.find(question("Who made Berserk?")) is None
-    assert house.kinds == [Lookup.MISS]
+    rig = CacheRig()
+    await rig.remember("Who created Berserk?")
+    assert await rig.cache.find(question("Who made Berserk?")) is None
+    assert rig.kinds == [Lookup.MISS]
 
 
 async def test_questions_are_made_in_another_thread() -> None:
-    house = House()
+    rig = CacheRig()
     threads = []
 
     def ask() -> str:
         threads.append(threading.get_ident())
         return question("Who created Berserk?")
 
-    house.cache.remember(ask, ANSWER)
+    rig.cache.remember(ask, ANSWER)
     assert threads == []
-    await house.cache.flush()
+    await rig.cache.flush()
     assert threads and threading.get_ident() not in threads
 
 
 async def test_what_does_not_fit_into_the_outbox_is_lost_and_counted() -> None:
-    house = House(outbox=2)
+    rig = CacheRig(outbox=2)
     for n in range(5):
-        house.cache.remember(lambda n=n: question(f"CacheQuestion {n}"), ANSWER)  # type: ignore[misc]
-    assert house.cache.waiting == 2
-    assert house.events == [AnswersLost(1, "outbox_full")] * 3
+        rig.cache.remember(lambda n=n: question(f"CacheQuestion {n}"), ANSWER)  # type: ignore[misc]
+    assert rig.cache.waiting == 2
+    assert rig.events == [AnswersLost(1, "outbox_full")] * 3
 
 
 async def test_the_loop_keeps_what_is_remembered_while_it_runs() -> None:
-    house = House()
+    rig = CacheRig()
     async with asyncio.TaskGroup() as loops:
-        loop = loops.create_task(house.cache.run())
+        loop = loops.create_task(rig.cache.run())
         for n in range(3):
-            house.cache.remember(lambda n=n: question(f"CacheQuestion {n}"), ANSWER)  # type: ignore[misc]
+            rig.cache.remember(lambda n=n: question(f"CacheQuestion {n}"), ANSWER)  # type: ignore[misc]
             for _ in range(5_000):
-                if house.store.figures().entries == n + 1:
+                if rig.store.figures().entries == n + 1:
                     break
                 await asyncio.sleep(0.001)
-            assert house.store.figures().entries == n + 1
+            assert rig.store.figures().entries == n + 1
         loop.cancel()
 
 
 async def test_a_broken_store_is_a_miss_told_once_and_left_alone_for_a_while() -> None:
-    house = House()
-    house.store.broken = True
+    rig = CacheRig()
+    rig.store.broken = True
     for _ in range(3):
-        assert await house.cache.find(question("Who created Berserk?")) is None
-    assert house.store.asked == 1
-    assert house.kinds == [Lookup.ERROR] * 3
-    assert [event for event in house.events if isinstance(event, StoreBroke)] == [
-        StoreBroke("ConnectionError")
-    ]
-    house.now = REST_S
-    house.store.broken = False
-    assert await house.cache.find(question("Who created Berserk?")) is None
-    assert house.events[-2:] == [StoreIsBack(), LookedUp(Lookup.MISS)]
+        assert await rig.cache.find(question("Who created Berserk?")) is None
+    assert rig.store.asked == 1
+    assert rig.kinds == [Lookup.ERROR] * 3
+    assert [event for event in rig.events if isinstance(event, StoreBroke)] == [StoreBroke("ConnectionError")]
+    rig.now = REST_S
+    rig.store.broken = False
+    assert await rig.cache.find(question("Who created Berserk?")) is None
+    assert rig.events[-2:] == [StoreIsBack(), LookedUp(Lookup.MISS)]
 
 
 async def test_answers_that_a_broken_store_cannot_take_are_lost_and_counted() -> None:
-    house = House()
-    house.store.broken = True
-    await house.remember("Who created Berserk?")
-    await house.remember("Who created Bleach?")
-    assert house.events == [StoreBroke("ConnectionError"), AnswersLost(1, "store"), AnswersLost(1, "store")]
+    rig = CacheRig()
+    rig.store.broken = True
+    await rig.remember("Who created Berserk?")
+    await rig.remember("Who created Bleach?")
+    assert rig.events == [StoreBroke("ConnectionError"), AnswersLost(1, "store"), AnswersLost(1, "store")]
 
 
 async def test_a_store_that_hangs_holds_nobody_up() -> None:
-    house = House(timeout_s=0.05)
-    house.store.hangs = True
+    rig = CacheRig(timeout_s=0.05)
+    rig.store.hangs = True
     async with asyncio.timeout(15):
-        assert await house.cache.find(question("Who created Berserk?")) is None
-    house.now = REST_S
+        assert await rig.cache.find(question("Who created Berserk?")) is None
+    rig.now = REST_S
     async with asyncio.timeout(15):
-        assert await house.cache.find(question("Who created Berserk?"), timeout_s=0.0) is None
-    assert house.kinds == [Lookup.ERROR, Lookup.ERROR]
+        assert await rig.cache.find(question("Who created Berserk?"), timeout_s=0.0) is None
+    assert rig.kinds == [Lookup.ERROR, Lookup.ERROR]
 
 
 async def test_a_defect_in_one_question_does_not_end_the_loop() -> None:
-    house = House()
+    rig = CacheRig()
 
     def bad() -> str:
         raise KeyError("unexpected")
 
-    house.cache.remember(bad, ANSWER)
-    await house.cache.flush()
-    assert house.events == [AnswersLost(1, "defect", "KeyError")]
-    await house.remember("Who created Berserk?")
-    assert await house.cache.find(question("Who created Berserk?")) is not None
+    rig.cache.remember(bad, ANSWER)
+    await rig.cache.flush()
+    assert rig.events == [AnswersLost(1, "defect", "KeyError")]
+    await rig.remember("Who created Berserk?")
+    assert await rig.cache.find(question("Who created Berserk?")) is not None
 
 
 async def test_a_caller_who_leaves_during_a_look_leaves_nothing_behind() -> None:
-    house = House()
-    await house.remember("Who created Berserk?")
-    house.store.hangs = True
-    task = asyncio.get_running_loop().create_task(house.cache.find(question("Who created Berserk?")))
+    rig = CacheRig()
+    await rig.remember("Who created Berserk?")
+    rig.store.hangs = True
+    task = asyncio.get_running_loop().create_task(rig.cache.find(question("Who created Berserk?")))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    house.store.hangs = False
-    assert await house.cache.find(question("Who created Berserk?")) is not None
+    rig.store.hangs = False
+    assert await rig.cache.find(question("Who created Berserk?")) is not None
 
 
 @given(

@@ -32,30 +32,30 @@ def entry(key: str, *, put_at: float = 0.0, text: str = "answer") -> StoredAnswe
 
 
 async def test_the_least_recently_used_leaves_first() -> None:
-    kept = store(Clock(), capacity=2)
-    await kept.put([entry("a"), entry("b")])
-    assert await kept.get("a") is not None
-    await kept.put([entry("c")])
-    assert [await kept.get(key) is not None for key in "abc"] == [True, False, True]
+    memory = store(Clock(), capacity=2)
+    await memory.put([entry("a"), entry("b")])
+    assert await memory.get("a") is not None
+    await memory.put([entry("c")])
+    assert [await memory.get(key) is not None for key in "abc"] == [True, False, True]
 
 
 async def test_an_entry_is_gone_when_its_time_is_up() -> None:
     clock = Clock()
-    kept = store(clock)
-    await kept.put([entry("a")])
+    memory = store(clock)
+    await memory.put([entry("a")])
     clock.now = 9.9
-    assert await kept.get("a") is not None
+    assert await memory.get("a") is not None
     clock.now = 10.0
-    assert await kept.get("a") is None
-    assert kept.figures().entries == 0
+    assert await memory.get("a") is None
+    assert memory.figures().entries == 0
 
 
 async def test_bytes_are_bounded_and_an_answer_beyond_them_is_not_kept() -> None:
-    kept = store(Clock(), capacity=1000, max_bytes=5 * ENTRY_BYTES)
-    await kept.put([entry(str(n)) for n in range(20)])
-    assert kept.figures().entries == 4
-    await kept.put([entry("large", text="x" * 5 * ENTRY_BYTES)])
-    assert await kept.get("large") is None and kept.figures().entries == 4
+    memory = store(Clock(), capacity=1000, max_bytes=5 * ENTRY_BYTES)
+    await memory.put([entry(str(n)) for n in range(20)])
+    assert memory.figures().entries == 4
+    await memory.put([entry("large", text="x" * 5 * ENTRY_BYTES)])
+    assert await memory.get("large") is None and memory.figures().entries == 4
 
 
 class Anything(RuleBasedStateMachine):
@@ -64,18 +64,18 @@ class Anything(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.kept = store(self.clock, capacity=4, max_bytes=5 * ENTRY_BYTES)
+        self.memory = store(self.clock, capacity=4, max_bytes=5 * ENTRY_BYTES)
 
     @rule(
         key=st.sampled_from("abcdefgh"), size=st.integers(0, 400), shelf=st.sampled_from([None, "one", "two"])
     )
     def put(self, key: str, size: int, shelf: str | None) -> None:
         made = entry(key, put_at=self.clock.now, text="x" * size)
-        asyncio.run(self.kept.put([replace(made, shelf=shelf, vector=b"" if shelf is None else bytes(8))]))
+        asyncio.run(self.memory.put([replace(made, shelf=shelf, vector=b"" if shelf is None else bytes(8))]))
 
     @rule(key=st.sampled_from("abcdefgh"))
     def get(self, key: str) -> None:
-        found = asyncio.run(self.kept.get(key))
+        found = asyncio.run(self.memory.get(key))
         assert found is None or (found.key == key and self.clock.now - found.put_at < 10.0)
 
     @rule(seconds=st.floats(0.1, 6.0))
@@ -84,7 +84,7 @@ class Anything(RuleBasedStateMachine):
 
     @invariant()
     def is_whole(self) -> None:
-        self.kept.check_integrity()
+        self.memory.check_integrity()
 
 
 TestAnything = Anything.TestCase

@@ -57,9 +57,9 @@ def empty(server: RedisServer) -> None:
 
 async def test_what_one_process_keeps_another_finds(server: RedisServer) -> None:
     async with store_on(server) as one, store_on(server) as other:
-        kept = entry("a")
-        await one.put([kept, entry("b")])
-        assert await other.get("a") == kept
+        stored = entry("a")
+        await one.put([stored, entry("b")])
+        assert await other.get("a") == stored
         assert await other.get("b") is not None
         assert await other.get("c") is None
 

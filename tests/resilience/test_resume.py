@@ -60,9 +60,9 @@ def test_a_control_token_behind_the_text_does_not_stay() -> None:
 
 
 def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
-    seam = align([1, 7], "ax", bytes_of)
-    assert seam == ResumePoint((1,), repeated="x")
-    assert seam.covered("ax") == "a"
+    point = align([1, 7], "ax", bytes_of)
+    assert point == ResumePoint((1,), repeated="x")
+    assert point.covered("ax") == "a"
 
 
 END = 99
@@ -118,23 +118,23 @@ def test_ids_of_another_answer_have_no_resume_point(text: str) -> None:
 
 
 def test_the_start_of_a_stop_string_is_held_until_it_is_known_not_to_be_one() -> None:
-    joint = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
-    assert joint.take("", (6,)) == ""
-    assert joint.end() == " "
-    joint = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
-    assert joint.take("", ()) == ""
-    assert joint.end() == " EN"
-    joint = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
-    assert joint.take("b", (2,)) == " ENb"
-    assert joint.end() == ""
+    splice = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
+    assert splice.take("", (6,)) == ""
+    assert splice.end() == " "
+    splice = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
+    assert splice.take("", ()) == ""
+    assert splice.end() == " EN"
+    splice = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
+    assert splice.take("b", (2,)) == " ENb"
+    assert splice.end() == ""
 
 
 def test_what_is_generated_again_must_be_what_was_delivered() -> None:
-    joint = Splice(ResumePoint((), repeated="ab"))
-    assert joint.take("a") == ""
-    assert not joint.joined
+    splice = Splice(ResumePoint((), repeated="ab"))
+    assert splice.take("a") == ""
+    assert not splice.joined
     with pytest.raises(Mismatch):
-        joint.take("c")
+        splice.take("c")
     with pytest.raises(Mismatch):
         Splice(ResumePoint((), repeated="ab")).end()
 
@@ -144,30 +144,30 @@ def test_what_is_kept_and_what_follows_are_the_whole_answer(
     answer: tuple[list[int], str], data: st.DataObject
 ) -> None:
     ids, text = answer
-    told = data.draw(st.integers(0, len(ids)), label="tokens told")
-    most = len(decoded(ids[:told]).decode(errors="ignore"))
+    known = data.draw(st.integers(0, len(ids)), label="tokens known")
+    most = len(decoded(ids[:known]).decode(errors="ignore"))
     given_text = text[: data.draw(st.integers(0, most), label="characters delivered")]
-    seam = align(ids[:told], given_text, bytes_of)
-    assert seam is not None
-    assert list(seam.token_ids) == ids[: len(seam.token_ids)]
-    assert decoded(seam.token_ids).decode() == seam.covered(given_text)
-    assert not (seam.held and seam.repeated)
+    point = align(ids[:known], given_text, bytes_of)
+    assert point is not None
+    assert list(point.token_ids) == ids[: len(point.token_ids)]
+    assert decoded(point.token_ids).decode() == point.covered(given_text)
+    assert not (point.held and point.repeated)
     # The continuation gives the rest of the text in pieces of any size.
-    joint, rest, out = Splice(seam), text[len(seam.covered(given_text)) :], given_text
+    splice, rest, out = Splice(point), text[len(point.covered(given_text)) :], given_text
     while rest:
         size = data.draw(st.integers(1, len(rest)), label="piece")
-        out, rest = out + joint.take(rest[:size]), rest[size:]
-    assert out + joint.end() == text
+        out, rest = out + splice.take(rest[:size]), rest[size:]
+    assert out + splice.end() == text
 
 
 @given(answers(), st.data())
 def test_no_fewer_tokens_would_cover_the_text(answer: tuple[list[int], str], data: st.DataObject) -> None:
     ids, text = answer
     given_text = text[: data.draw(st.integers(0, len(text)), label="characters delivered")]
-    seam = align(ids, given_text, bytes_of)
-    assert seam is not None
-    if seam.token_ids and not seam.repeated:
-        assert len(decoded(seam.token_ids[:-1])) < len(given_text.encode())
+    point = align(ids, given_text, bytes_of)
+    assert point is not None
+    if point.token_ids and not point.repeated:
+        assert len(decoded(point.token_ids[:-1])) < len(given_text.encode())
 
 
 @given(answers(), st.data())
@@ -180,10 +180,10 @@ def test_a_second_break_before_the_first_seam_is_closed_loses_nothing(
     assert first is not None
     # The continuation breaks after some tokens, all of whose text was given again or held back.
     more = data.draw(st.integers(0, len(ids) - len(first.token_ids)), label="tokens of the continuation")
-    told = ids[: len(first.token_ids) + more]
-    whole = decoded(told).decode(errors="ignore")
+    known = ids[: len(first.token_ids) + more]
+    whole = decoded(known).decode(errors="ignore")
     now = whole if len(whole) > len(given_text) else given_text
-    second = align(told, now, bytes_of)
+    second = align(known, now, bytes_of)
     assert second is not None
     assert text.startswith(now)
     assert decoded(second.token_ids).decode() == second.covered(now)

@@ -23,7 +23,7 @@ NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_s
 
 
 @dataclass
-class Bench:
+class RetryRig:
     """A retry loop whose clock moves only by its sleeps and attempts, and a record of what it did."""
 
     seed: int = 1
@@ -84,87 +84,87 @@ def failure(kind: FailureKind, *, retry_after_s: float | None = None) -> Backend
 
 
 async def test_a_first_success_is_returned_without_a_word() -> None:
-    bench = Bench()
-    assert await bench.run("ok") == "ok"
-    assert (bench.attempts, bench.slept, bench.events) == (1, [], [])
+    rig = RetryRig()
+    assert await rig.run("ok") == "ok"
+    assert (rig.attempts, rig.slept, rig.events) == (1, [], [])
 
 
 @pytest.mark.parametrize("kind", RETRIED)
 async def test_a_failure_is_retried_as_often_as_its_policy_says(kind: FailureKind) -> None:
     times = POLICIES[kind].retries_same
-    bench = Bench()
-    assert await bench.run(*[failure(kind)] * times, "ok") == "ok"
-    assert bench.attempts == times + 1
+    rig = RetryRig()
+    assert await rig.run(*[failure(kind)] * times, "ok") == "ok"
+    assert rig.attempts == times + 1
 
-    bench = Bench()
+    rig = RetryRig()
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(*[failure(kind)] * (times + 5))
-    assert (bench.attempts, caught.value.kind) == (times + 1, kind)
+        await rig.run(*[failure(kind)] * (times + 5))
+    assert (rig.attempts, caught.value.kind) == (times + 1, kind)
 
 
 @pytest.mark.parametrize("kind", NOT_RETRIED)
 async def test_what_the_policy_does_not_retry_is_raised_at_once(kind: FailureKind) -> None:
-    bench = Bench()
+    rig = RetryRig()
     original = failure(kind)
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(original, "ok")
+        await rig.run(original, "ok")
     assert caught.value is original
-    assert (bench.attempts, bench.slept) == (1, [])
+    assert (rig.attempts, rig.slept) == (1, [])
 
 
 async def test_waits_double_with_at_most_a_tenth_of_jitter() -> None:
-    bench = Bench()
-    await bench.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
-    for waited, plain in zip(bench.slept, [0.1, 0.2, 0.4], strict=True):
+    rig = RetryRig()
+    await rig.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
+    for waited, plain in zip(rig.slept, [0.1, 0.2, 0.4], strict=True):
         assert plain <= waited <= plain * 1.1
-    again = Bench()
+    again = RetryRig()
     await again.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
-    assert again.slept == bench.slept
+    assert again.slept == rig.slept
 
 
 async def test_a_fixed_wait_stays_fixed() -> None:
-    bench = Bench()
-    await bench.run(*[failure(FailureKind.WORKER_RESTARTED)] * 2, "ok")
-    assert bench.slept == [5.0, 5.0]
+    rig = RetryRig()
+    await rig.run(*[failure(FailureKind.WORKER_RESTARTED)] * 2, "ok")
+    assert rig.slept == [5.0, 5.0]
 
 
 async def test_a_backend_that_asks_for_a_longer_wait_gets_it_up_to_the_policys_longest() -> None:
-    bench = Bench()
-    assert await bench.run(failure(FailureKind.CUDA_OOM, retry_after_s=4.0), "ok") == "ok"
-    assert bench.slept == [4.0]
+    rig = RetryRig()
+    assert await rig.run(failure(FailureKind.CUDA_OOM, retry_after_s=4.0), "ok") == "ok"
+    assert rig.slept == [4.0]
     with pytest.raises(BackendFailure):
-        await Bench().run(failure(FailureKind.CUDA_OOM, retry_after_s=6.0), "ok")
+        await RetryRig().run(failure(FailureKind.CUDA_OOM, retry_after_s=6.0), "ok")
 
 
 async def test_after_the_first_delivered_token_nothing_is_retried() -> None:
-    bench = Bench(delivered=True)
+    rig = RetryRig(delivered=True)
     with pytest.raises(BackendFailure):
-        await bench.run(failure(FailureKind.CUDA_OOM), "ok")
-    assert bench.attempts == 1
-    assert bench.events == [AttemptFailed("local", FailureKind.CUDA_OOM, 1, True, "BackendFailure")]
+        await rig.run(failure(FailureKind.CUDA_OOM), "ok")
+    assert rig.attempts == 1
+    assert rig.events == [AttemptFailed("local", FailureKind.CUDA_OOM, 1, True, "BackendFailure")]
 
 
 async def test_a_failure_permits_no_more_retries_than_have_been_made_for_others() -> None:
-    bench = Bench()
+    rig = RetryRig()
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(failure(FailureKind.CUDA_OOM), failure(FailureKind.NAN_OUTPUT), "ok")
-    assert (bench.attempts, caught.value.kind) == (2, FailureKind.NAN_OUTPUT)
+        await rig.run(failure(FailureKind.CUDA_OOM), failure(FailureKind.NAN_OUTPUT), "ok")
+    assert (rig.attempts, caught.value.kind) == (2, FailureKind.NAN_OUTPUT)
 
 
 async def test_other_exceptions_are_classified_and_then_retried_like_any_failure() -> None:
-    bench = Bench()
-    assert await bench.run(MemoryError(), "ok") == "ok"
+    rig = RetryRig()
+    assert await rig.run(MemoryError(), "ok") == "ok"
     with pytest.raises(BackendFailure) as caught:
-        await Bench().run(KeyError("a prompt"))
+        await RetryRig().run(KeyError("a prompt"))
     assert caught.value.kind is FailureKind.INTERNAL
     assert isinstance(caught.value.__cause__, KeyError)
     assert "a prompt" not in str(caught.value)
 
 
 async def test_events_are_emitted_in_order() -> None:
-    bench = Bench()
-    await bench.run(failure(FailureKind.NAN_OUTPUT), "ok")
-    assert bench.events == [
+    rig = RetryRig()
+    await rig.run(failure(FailureKind.NAN_OUTPUT), "ok")
+    assert rig.events == [
         AttemptFailed("local", FailureKind.NAN_OUTPUT, 1, False, "BackendFailure"),
         Retried("local", FailureKind.NAN_OUTPUT, 1, 0.1),
         Recovered("local", FailureKind.NAN_OUTPUT, 2),
@@ -172,7 +172,7 @@ async def test_events_are_emitted_in_order() -> None:
 
 
 async def test_an_attempt_gets_the_failure_of_the_one_before_it() -> None:
-    bench, tries = Bench(), []
+    rig, tries = RetryRig(), []
 
     async def attempt(this: Attempt) -> str:
         tries.append(this)
@@ -180,74 +180,74 @@ async def test_an_attempt_gets_the_failure_of_the_one_before_it() -> None:
             raise failure(FailureKind.CUDA_OOM)
         return "ok"
 
-    await bench.loop.run(attempt, bounds())
+    await rig.loop.run(attempt, bounds())
     oom = FailureKind.CUDA_OOM
     assert tries == [Attempt(1), Attempt(2, oom), Attempt(3, oom)]
 
 
 async def test_a_final_failure_is_not_tried_again_whatever_its_policy() -> None:
-    bench = Bench()
+    rig = RetryRig()
     with pytest.raises(BackendFailure):
-        await bench.run(BackendFailure(FailureKind.DEGENERATE_OUTPUT, "nonsense", no_retry_here=True), "ok")
-    assert bench.attempts == 1
+        await rig.run(BackendFailure(FailureKind.DEGENERATE_OUTPUT, "nonsense", no_retry_here=True), "ok")
+    assert rig.attempts == 1
 
 
 async def test_an_empty_retry_budget_ends_the_retries_and_says_so() -> None:
-    bench = Bench(budget=RetryBudget(share=0.0, per_second=0.0, most=1.0))
+    rig = RetryRig(budget=RetryBudget(share=0.0, per_second=0.0, most=1.0))
     with pytest.raises(BackendFailure):
-        await bench.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
-    assert bench.attempts == 2
-    assert bench.events[-1] == RetryRefused("local", FailureKind.CUDA_OOM, 2)
+        await rig.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
+    assert rig.attempts == 2
+    assert rig.events[-1] == RetryRefused("local", FailureKind.CUDA_OOM, 2)
 
 
 async def test_the_budget_is_not_asked_when_nothing_would_be_retried_anyway() -> None:
     budget = RetryBudget(share=0.0, per_second=0.0, most=1.0)
-    bench = Bench(budget=budget)
+    rig = RetryRig(budget=budget)
     for wrong in (failure(FailureKind.INVALID_INPUT), failure(FailureKind.CUDA_OOM, retry_after_s=9.0)):
         with pytest.raises(BackendFailure):
-            await bench.run(wrong)
-    assert budget.remaining("local", bench.now) == 1.0
-    assert not [event for event in bench.events if isinstance(event, RetryRefused)]
+            await rig.run(wrong)
+    assert budget.remaining("local", rig.now) == 1.0
+    assert not [event for event in rig.events if isinstance(event, RetryRefused)]
 
 
 async def test_a_retry_takes_one_of_the_requests_calls() -> None:
-    bench = Bench(calls=CallBudget(extra=1))
+    rig = RetryRig(calls=CallBudget(extra=1))
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
-    assert (bench.attempts, caught.value.kind) == (2, FailureKind.CUDA_OOM)
+        await rig.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
+    assert (rig.attempts, caught.value.kind) == (2, FailureKind.CUDA_OOM)
     with pytest.raises(BackendFailure, match="all its calls"):
-        await bench.run("ok")
-    assert bench.attempts == 2
+        await rig.run("ok")
+    assert rig.attempts == 2
 
 
 async def test_under_an_outage_all_requests_together_add_a_tenth_of_the_load() -> None:
-    bench = Bench(budget=RetryBudget(share=0.1, per_second=0.0, most=3.0))
+    rig = RetryRig(budget=RetryBudget(share=0.1, per_second=0.0, most=3.0))
     for _ in range(500):
-        bench.calls = CallBudget()
+        rig.calls = CallBudget()
         with pytest.raises(BackendFailure):
-            await bench.run(*[failure(FailureKind.CUDA_OOM)] * 4)
-    assert 500 + 50 <= bench.attempts <= 500 + 50 + 3
+            await rig.run(*[failure(FailureKind.CUDA_OOM)] * 4)
+    assert 500 + 50 <= rig.attempts <= 500 + 50 + 3
 
 
 async def test_a_connection_that_breaks_after_something_was_delivered_is_a_broken_stream() -> None:
-    bench = Bench(delivered=True)
+    rig = RetryRig(delivered=True)
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(ConnectionResetError())
+        await rig.run(ConnectionResetError())
     assert caught.value.kind is FailureKind.STREAM_BROKEN
 
 
 async def test_a_deadline_that_has_passed_begins_no_attempt() -> None:
-    bench = Bench()
+    rig = RetryRig()
     with pytest.raises(DeadlinePassed) as caught:
-        await bench.run("ok", deadline=100.0)
-    assert (bench.attempts, caught.value.attempts) == (0, 0)
+        await rig.run("ok", deadline=100.0)
+    assert (rig.attempts, caught.value.attempts) == (0, 0)
 
 
 async def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
-    bench = Bench()
+    rig = RetryRig()
     with pytest.raises(BackendFailure) as caught:
-        await bench.run(failure(FailureKind.WORKER_RESTARTED), "ok", deadline=105.0)
-    assert (bench.attempts, bench.slept, caught.value.kind) == (1, [], FailureKind.WORKER_RESTARTED)
+        await rig.run(failure(FailureKind.WORKER_RESTARTED), "ok", deadline=105.0)
+    assert (rig.attempts, rig.slept, caught.value.kind) == (1, [], FailureKind.WORKER_RESTARTED)
 
 
 async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() -> None:
@@ -262,12 +262,12 @@ async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() ->
             cleaned_up = True
         return "late"
 
-    bench = Bench()
+    rig = RetryRig()
     with pytest.raises(DeadlinePassed) as caught:
-        await bench.loop.run(attempt, bounds(100.02))
+        await rig.loop.run(attempt, bounds(100.02))
     assert cleaned_up
     assert caught.value.attempts == 1
-    assert bench.events == []
+    assert rig.events == []
 
 
 async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_the_deadline() -> None:
@@ -279,14 +279,14 @@ async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_
         return "late"
 
     with pytest.raises(DeadlinePassed):
-        await Bench().loop.run(attempt, bounds(100.01))
+        await RetryRig().loop.run(attempt, bounds(100.01))
 
 
 async def test_an_attempts_own_timeout_is_a_failure_and_not_the_deadline() -> None:
-    bench = Bench()
-    assert await bench.run(TimeoutError(), "ok", deadline=1000.0) == "ok"
-    assert isinstance(bench.events[0], AttemptFailed)
-    assert bench.events[0].kind is FailureKind.TIMEOUT
+    rig = RetryRig()
+    assert await rig.run(TimeoutError(), "ok", deadline=1000.0) == "ok"
+    assert isinstance(rig.events[0], AttemptFailed)
+    assert rig.events[0].kind is FailureKind.TIMEOUT
 
 
 async def _forever(_: Attempt) -> str:
@@ -304,9 +304,9 @@ async def _sleep_forever(_: float) -> None:
 
 @pytest.mark.parametrize("attempt", [_forever, _out_of_memory], ids=["in an attempt", "between attempts"])
 async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Attempt], Awaitable[str]]) -> None:
-    told: list[ResilienceEvent] = []
-    policy = RetryPolicy(RetryBudget(), random.Random(1), told.append)
-    retries = RetryLoop(policy, clock=lambda: 0.0, sleep=_sleep_forever, emit=told.append)
+    events: list[ResilienceEvent] = []
+    policy = RetryPolicy(RetryBudget(), random.Random(1), events.append)
+    retries = RetryLoop(policy, clock=lambda: 0.0, sleep=_sleep_forever, emit=events.append)
     ended: list[BaseException] = []
 
     async def work() -> None:
@@ -323,7 +323,7 @@ async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Attemp
         task.cancel()
     assert [type(error) for error in ended] == [asyncio.CancelledError]
     if attempt is _forever:
-        assert told == [AttemptFailed("local", FailureKind.CANCELLED_BY_CLIENT, 1, False, "CancelledError")]
+        assert events == [AttemptFailed("local", FailureKind.CANCELLED_BY_CLIENT, 1, False, "CancelledError")]
 
 
 @settings(max_examples=25, deadline=None)
@@ -336,28 +336,28 @@ async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Attemp
 def test_attempts_and_waits_are_bounded_whatever_fails(
     kinds: list[FailureKind], takes_s: float, allowed_s: float | None, seed: int
 ) -> None:
-    bench = Bench(seed=seed)
-    deadline = None if allowed_s is None else bench.now + allowed_s
+    rig = RetryRig(seed=seed)
+    deadline = None if allowed_s is None else rig.now + allowed_s
     script = [failure(kind) for kind in kinds]
     try:
-        asyncio.run(bench.run(*script, "ok", takes_s=takes_s, deadline=deadline))
+        asyncio.run(rig.run(*script, "ok", takes_s=takes_s, deadline=deadline))
     except DeadlinePassed:
         assert deadline is not None
     except BackendFailure as error:
-        assert error is script[bench.attempts - 1]
-    assert bench.attempts <= 4
-    assert all(0 <= waited <= 10 for waited in bench.slept)
+        assert error is script[rig.attempts - 1]
+    assert rig.attempts <= 4
+    assert all(0 <= waited <= 10 for waited in rig.slept)
     if deadline is not None:
         # only an attempt may end after the deadline, not a wait
-        assert bench.now <= deadline + takes_s
-    assert bench.running == 0
+        assert rig.now <= deadline + takes_s
+    assert rig.running == 0
 
 
 @pytest.mark.parametrize("silent", [True, False])
 async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_something_has(
     silent: bool,
 ) -> None:
-    bench, begun = Bench(), asyncio.Event()
+    rig, begun = RetryRig(), asyncio.Event()
 
     async def attempt(_: Attempt) -> str:
         if not silent:
@@ -365,7 +365,7 @@ async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_som
         await asyncio.sleep(60 if silent else 0.05)
         return "whole"
 
-    run = bench.loop.run(attempt, bounds(bench.now + 60, begun.is_set, first=bench.now + 0.01))
+    run = rig.loop.run(attempt, bounds(rig.now + 60, begun.is_set, first=rig.now + 0.01))
     if not silent:
         assert await run == "whole"
         return
@@ -375,7 +375,7 @@ async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_som
 
 
 async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
-    bench = Bench()
+    rig = RetryRig()
     calls = 0
 
     async def attempt(_: Attempt) -> str:
@@ -384,13 +384,13 @@ async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
         raise failure(FailureKind.WORKER_RESTARTED)  # its policy waits five seconds
 
     with pytest.raises(BackendFailure):
-        await bench.loop.run(attempt, bounds(bench.now + 60, lambda: False, first=bench.now + 4))
-    assert calls == 1 and bench.slept == []
+        await rig.loop.run(attempt, bounds(rig.now + 60, lambda: False, first=rig.now + 4))
+    assert calls == 1 and rig.slept == []
 
 
 def test_another_attempt_is_paid_for_by_the_budget() -> None:
-    bench = Bench()
-    afforded = sum(bench.loop.affords("local", FailureKind.STREAM_BROKEN) for _ in range(30))
+    rig = RetryRig()
+    afforded = sum(rig.loop.affords("local", FailureKind.STREAM_BROKEN) for _ in range(30))
     assert afforded == MOST
-    told = [type(event) for event in bench.events]
-    assert (told.count(Retried), told.count(RetryRefused)) == (MOST, 30 - MOST)
+    types = [type(event) for event in rig.events]
+    assert (types.count(Retried), types.count(RetryRefused)) == (MOST, 30 - MOST)

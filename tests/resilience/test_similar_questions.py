@@ -21,7 +21,7 @@ from resilience.response_cache_values import (
     Question,
     StoreBroke,
 )
-from tests.resilience.test_response_cache import ANSWER, House
+from tests.resilience.test_response_cache import ANSWER, CacheRig
 from tests.resilience.words_embedder import WordsEmbedder
 
 ASKED = "Who created the book Berserk?"
@@ -32,28 +32,28 @@ def question(text: str, shelf: str = "one", tenant: str = "acme", model: str = "
     return Question(text, shelf, tenant, model, threshold=0.75)
 
 
-def house() -> tuple[House, WordsEmbedder]:
-    made, embedder = House(), WordsEmbedder()
+def rig() -> tuple[CacheRig, WordsEmbedder]:
+    made, embedder = CacheRig(), WordsEmbedder()
     made.cache.embedder = embedder
     return made, embedder
 
 
-async def remember(house: House, *questions: Question, kept: CachedAnswer = ANSWER) -> None:
+async def remember(rig: CacheRig, *questions: Question, answer: CachedAnswer = ANSWER) -> None:
     for one in questions:
-        house.cache.remember(
+        rig.cache.remember(
             lambda one=one: digest_of([one.text, one.shelf]),  # type: ignore[misc]
-            kept,
+            answer,
             lambda one=one: one,  # type: ignore[misc]
         )
-    await house.cache.flush()
+    await rig.cache.flush()
 
 
-async def find(house: House, asked: Question) -> CachedAnswer | None:
-    return await house.cache.find(digest_of([asked.text, asked.shelf]), question=asked)
+async def find(rig: CacheRig, asked: Question) -> CachedAnswer | None:
+    return await rig.cache.find(digest_of([asked.text, asked.shelf]), question=asked)
 
 
 async def test_a_similar_question_is_answered_with_its_similarity() -> None:
-    made, _ = house()
+    made, _ = rig()
     await remember(made, question(ASKED))
     found = await find(made, question(REWORDED))
     assert found is not None and found.similarity == pytest.approx(0.8)
@@ -71,16 +71,16 @@ async def test_a_similar_question_is_answered_with_its_similarity() -> None:
     ],
 )
 async def test_a_question_below_the_threshold_or_of_another_group_is_not_answered(asked: Question) -> None:
-    made, _ = house()
+    made, _ = rig()
     await remember(made, question(ASKED))
     assert await find(made, asked) is None
     assert made.kinds == [Lookup.MISS]
 
 
 async def test_the_most_similar_of_several_is_taken_and_the_next_when_it_has_gone() -> None:
-    made, _ = house()
-    await remember(made, question("Who made a book Berserk?"), kept=CachedAnswer("near", "stop"))
-    await remember(made, question("So who made the book Berserk?"), kept=CachedAnswer("nearer", "stop"))
+    made, _ = rig()
+    await remember(made, question("Who made a book Berserk?"), answer=CachedAnswer("near", "stop"))
+    await remember(made, question("So who made the book Berserk?"), answer=CachedAnswer("nearer", "stop"))
     found = await find(made, question(REWORDED))
     assert found is not None and found.text == "nearer"
     shelf = await made.store.shelf("one")
@@ -97,7 +97,7 @@ async def test_the_most_similar_of_several_is_taken_and_the_next_when_it_has_gon
 
 
 async def test_questions_are_embedded_in_batches_by_tenant_and_model() -> None:
-    made, embedder = house()
+    made, embedder = rig()
     await remember(
         made,
         question("a"),
@@ -113,7 +113,7 @@ async def test_questions_are_embedded_in_batches_by_tenant_and_model() -> None:
 
 
 async def test_a_broken_embedder_is_a_miss_left_alone_for_a_while_and_answers_are_kept_all_the_same() -> None:
-    made, embedder = house()
+    made, embedder = rig()
     embedder.broken = True
     await remember(made, question(ASKED))
     assert made.events == [AnswersLost(1, "no_vector")]
@@ -127,7 +127,7 @@ async def test_a_broken_embedder_is_a_miss_left_alone_for_a_while_and_answers_ar
 
 
 async def test_an_embedder_that_hangs_is_a_miss_and_no_fault_of_the_store() -> None:
-    made, embedder = house()
+    made, embedder = rig()
     await remember(made, question(ASKED))
     embedder.hangs = True
     made.cache._timeout_s = 0.1
@@ -138,14 +138,14 @@ async def test_an_embedder_that_hangs_is_a_miss_and_no_fault_of_the_store() -> N
 
 
 async def test_without_an_embedder_the_same_question_alone_is_found() -> None:
-    made = House()
+    made = CacheRig()
     await remember(made, question(ASKED))
     assert await find(made, question(REWORDED)) is None
     assert await find(made, question(ASKED)) == ANSWER
 
 
 async def test_lookups_that_wait_for_vectors_are_bounded_and_leave_nothing() -> None:
-    made, embedder = house()
+    made, embedder = rig()
     await remember(made, question(ASKED))
     embedder.hangs = True
     embedder.calls.clear()
@@ -162,7 +162,7 @@ async def test_lookups_that_wait_for_vectors_are_bounded_and_leave_nothing() -> 
 
 
 async def test_a_group_holds_its_newest_questions_alone() -> None:
-    made, _ = house()
+    made, _ = rig()
     made.store._capacity = 10 * MAX_SHELF
     await remember(made, *(question(f"question number {n}") for n in range(MAX_SHELF + 10)))
     shelf = await made.store.shelf("one")

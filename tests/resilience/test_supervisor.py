@@ -31,7 +31,7 @@ def running(*, restarts: int = 5, hang_s: float = 30.0, load_s: float = 4.0) -> 
     return supervisor
 
 
-def watch(
+def observe(
     supervisor: Supervisor, seen: Observation, *, begin: float, for_s: float
 ) -> tuple[float, Loss] | None:
     """Observes ``seen`` every quarter of a second; returns when a loss was found and which, None if none."""
@@ -130,9 +130,9 @@ def test_a_late_restart_is_expected_to_take_as_long_again_as_it_is_late() -> Non
 @given(offset_s=st.floats(0.0, LOOK_S))
 def test_a_process_that_stands_still_is_found_within_a_second(offset_s: float) -> None:
     supervisor = running()
-    watch(supervisor, Observation(), begin=0.0, for_s=5.0)
+    observe(supervisor, Observation(), begin=0.0, for_s=5.0)
     stopped_at = 5.0 + LOOK_S - offset_s
-    found = watch(supervisor, Observation(stopped=True), begin=5.0 + LOOK_S, for_s=5.0)
+    found = observe(supervisor, Observation(stopped=True), begin=5.0 + LOOK_S, for_s=5.0)
     assert found is not None and found[1] is Loss.STOPPED
     assert found[0] - stopped_at < 1.0
 
@@ -153,9 +153,9 @@ def test_work_without_a_step_is_a_loss_after_its_time_and_suspect_after_half() -
     supervisor = running(hang_s=30.0)
     supervisor.observe(0.0, Observation())
     stuck = Observation(unfinished=3, steps=7)
-    assert watch(supervisor, stuck, begin=LOOK_S, for_s=14.0) is None
+    assert observe(supervisor, stuck, begin=LOOK_S, for_s=14.0) is None
     assert supervisor.state is SupervisorState.READY
-    found = watch(supervisor, stuck, begin=14.5, for_s=30.0)
+    found = observe(supervisor, stuck, begin=14.5, for_s=30.0)
     assert found is not None and found[1] is Loss.NO_PROGRESS
     assert 30.0 <= found[0] < 31.0
     assert supervisor.state is SupervisorState.SUSPECT
@@ -163,8 +163,8 @@ def test_work_without_a_step_is_a_loss_after_its_time_and_suspect_after_half() -
 
 def test_an_engine_without_work_may_rest_for_ever() -> None:
     supervisor = running(hang_s=1.0)
-    assert watch(supervisor, Observation(steps=7), begin=0.0, for_s=600.0) is None
-    assert watch(supervisor, Observation(unfinished=1, steps=7), begin=600.25, for_s=0.5) is None, (
+    assert observe(supervisor, Observation(steps=7), begin=0.0, for_s=600.0) is None
+    assert observe(supervisor, Observation(unfinished=1, steps=7), begin=600.25, for_s=0.5) is None, (
         "its time begins with the work"
     )
 
@@ -173,7 +173,7 @@ def test_steps_however_slow_are_progress() -> None:
     supervisor = running(hang_s=30.0)
     for step in range(20):
         seen = Observation(unfinished=1, steps=step)
-        assert watch(supervisor, seen, begin=step * 29.0, for_s=28.9) is None
+        assert observe(supervisor, seen, begin=step * 29.0, for_s=28.9) is None
 
 
 def test_a_supervisor_that_itself_stood_still_reports_no_loss() -> None:
@@ -194,7 +194,7 @@ def test_an_engine_that_stands_still_while_it_loads_again_is_found_too() -> None
     supervisor = running()
     supervisor.lost(1.0, Loss.EXITED)
     supervisor.load_begun(1.0)
-    found = watch(supervisor, Observation(stopped=True), begin=1.25, for_s=5.0)
+    found = observe(supervisor, Observation(stopped=True), begin=1.25, for_s=5.0)
     assert found is not None and found[1] is Loss.STOPPED
     assert supervisor.state is SupervisorState.RESTARTING
 

@@ -25,13 +25,13 @@ from resilience.retry import Attempt
 from resilience.retry_budget import CallBudget
 
 
-class House:
+class WiringRig:
     """Admission, metrics and the resilience parts of two backends on one engine."""
 
     def __init__(self, **section: object) -> None:
         self.now = 1000.0
         self.restarts: list[tuple[str, str]] = []
-        self.told: list[ResilienceEvent] = []
+        self.events: list[ResilienceEvent] = []
         self.metrics = Metrics(version="1")
         self.admission = AdmissionController(
             AdmissionLimits(),
@@ -45,7 +45,7 @@ class House:
             ResilienceSection.model_validate({"retry_most": 1.0, "retry_per_second": 0.0, **section}),
             admission=self.admission,
             restart_engine=lambda backend, reason: self.restarts.append((backend, reason)),
-            emit=self.told.append,
+            emit=self.events.append,
             clock=lambda: self.now,
         )
         self.metrics.registry.register(ScrapeCollector(retry_budget_families, self.made.retries_left))
@@ -61,18 +61,18 @@ class House:
 
 
 async def test_memory_that_ran_out_on_one_backend_lowers_the_gate_of_its_engine() -> None:
-    house = House()
-    await house.fail(FailureKind.CUDA_OOM, "tuned")
-    assert house.admission.gate("local").work.scale == 0.7
-    assert house.admission.gate("elsewhere").work.scale == 1.0
+    rig = WiringRig()
+    await rig.fail(FailureKind.CUDA_OOM, "tuned")
+    assert rig.admission.gate("local").work.scale == 0.7
+    assert rig.admission.gate("elsewhere").work.scale == 1.0
 
 
 async def test_a_failing_device_asks_for_a_restart_of_its_engine() -> None:
-    house = House()
-    await house.fail(FailureKind.CUDA_OOM, "local")
-    assert house.restarts == []
-    await house.fail(FailureKind.CUDA_DRIVER_ERROR, "tuned")
-    assert house.restarts == [("tuned", "cuda_driver_error")]
+    rig = WiringRig()
+    await rig.fail(FailureKind.CUDA_OOM, "local")
+    assert rig.restarts == []
+    await rig.fail(FailureKind.CUDA_DRIVER_ERROR, "tuned")
+    assert rig.restarts == [("tuned", "cuda_driver_error")]
 
 
 def test_a_restart_is_of_the_engine_that_the_backend_is_on_and_of_no_other() -> None:
@@ -97,9 +97,9 @@ def test_a_restart_is_of_the_engine_that_the_backend_is_on_and_of_no_other() -> 
 
 
 async def test_what_is_left_of_the_budget_shows_in_a_scrape() -> None:
-    house = House()
-    await house.fail(FailureKind.INTERNAL)
-    shown = house.metrics.registry.get_sample_value("sluice_retry_budget", {"backend": "local"})
+    rig = WiringRig()
+    await rig.fail(FailureKind.INTERNAL)
+    shown = rig.metrics.registry.get_sample_value("sluice_retry_budget", {"backend": "local"})
     assert shown == 1.0
 
 

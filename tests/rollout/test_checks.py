@@ -148,12 +148,12 @@ def test_adapters_that_came_with_the_file_are_the_operators_to_answer_for() -> N
         {"id": "a", "author": "adapters.file"},
         {"id": "b", "evaluation": {"passed": True, "signed": True}},
     )
-    told = adapters(filed, passed)
-    assert (told.verdict, told.found) == (CheckVerdict.MANUAL, "from adapters.file, never evaluated: a")
+    check = adapters(filed, passed)
+    assert (check.verdict, check.found) == (CheckVerdict.MANUAL, "from adapters.file, never evaluated: a")
 
 
 def test_adapters_of_the_file_that_failed_and_those_forced_past_it_are_wrong() -> None:
     failed = {"id": "a", "author": "adapters.file", "evaluation": {"passed": False}}
     forced, filed = {"id": "b", "author": "key_1"}, {"id": "c", "author": "adapters.file"}
-    told = adapters(failed, forced, filed)
-    assert (told.verdict, told.found) == (CheckVerdict.WRONG, "without a passed evaluation: a, b")
+    check = adapters(failed, forced, filed)
+    assert (check.verdict, check.found) == (CheckVerdict.WRONG, "without a passed evaluation: a, b")

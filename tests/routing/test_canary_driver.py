@@ -63,35 +63,35 @@ class Process:
     def __post_init__(self) -> None:
         self.store = MemoryStateStore(self.streams, unix_time=self.time, poll_s=0.02)
         known = KnownNames({"old", "new", "other"}, set(), set())
-        self.book = RoutingProjection(
+        self.projection = RoutingProjection(
             self.store, known=known, seed=Seed("routing.yaml", CONFIG), unix_time=self.time
         )
         audit = Audit(self.store, unix_time=self.time)
-        self.tally = CanaryTally(lambda name: self.book.current().routes.get(name), self.time)
+        self.tally = CanaryTally(lambda name: self.projection.current().routes.get(name), self.time)
         self.driver = CanaryDriver(
-            self.store, self.book, audit, self.tally, me=self.name, unix_time=self.time
+            self.store, self.projection, audit, self.tally, me=self.name, unix_time=self.time
         )
         clock = asyncio.get_event_loop().time
-        routing = StreamFollower(self.store, ROUTING, self.book.take, copy=None, clock=clock)
+        routing = StreamFollower(self.store, ROUTING, self.projection.take, copy=None, clock=clock)
         standings = LatestRecord(self.store, STREAM, self.driver.take)
         self.followers = (routing, standings)
-        self.book.follow(routing)
+        self.projection.follow(routing)
         self.driver.follow(standings)
         ids = itertools.count(1)
-        self.desk = CanaryAdmin(
+        self.admin = CanaryAdmin(
             self.driver,
-            self.book,
+            self.projection,
             self.store,
             audit,
             new_id=lambda: f"canary_{next(ids)}",
             unix_time=self.time,
             evaluation_fault=lambda backend: f"{backend} was never evaluated",
         )
-        self.routing = RoutingAdmin(self.book, audit)
+        self.routing = RoutingAdmin(self.projection, audit)
 
     @property
     def share(self) -> float:
-        return dict(self.book.current().routes["chat"].weights).get("new", 0.0)
+        return dict(self.projection.current().routes["chat"].weights).get("new", 0.0)
 
     def serve(self, backend: str, requests: int, failed: int = 0, session: int | None = None) -> None:
         for number in range(requests):
@@ -116,7 +116,7 @@ async def processes(count: int = 2) -> AsyncIterator[list[Process]]:
                 await follower.start(0.1)
             tasks += [loops.create_task(one.store.run())]
             tasks += [loops.create_task(follower.run()) for follower in one.followers]
-            await one.book.start()
+            await one.projection.start()
         try:
             yield found
         finally:
@@ -138,13 +138,13 @@ async def window(found: list[Process], *, seconds: float = 5.0) -> None:
         await one.driver.publish_counts()
     for one in reversed(found):
         await one.driver.tick()
-    await until(lambda: len({(one.driver.head, one.book.head) for one in found}) == 1)
+    await until(lambda: len({(one.driver.head, one.projection.head) for one in found}) == 1)
 
 
 async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes() -> None:
     async with processes() as found:
         one, other = found
-        shown = await one.desk.start(ORDER, who=ME)
+        shown = await one.admin.start(ORDER, who=ME)
         assert one.share == 5.0 and shown["canary"]["percent"] == 5.0  # type: ignore[index]
         await until(lambda: other.driver.state is not None)
         for share in (50.0, 100.0):
@@ -153,7 +153,7 @@ async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes(
                 process.serve("old", 60)
             await window(found, seconds=60.0)
             assert one.share == other.share == share
-        canary: Any = other.desk.show()["canary"]
+        canary: Any = other.admin.show()["canary"]
         assert (canary["phase"], canary["canary_requests"]) == ("done", 200)
         done = [entry["action"] for entry in await one.routing.audit(10)]
         assert done == ["canary.done", "canary.step", "canary.step", "canary.start", *done[4:]]
@@ -162,17 +162,17 @@ async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes(
 async def test_a_dry_run_validates_and_tells_the_changes_and_makes_none() -> None:
     async with processes() as found:
         one, _ = found
-        told: Any = await one.desk.start(ORDER.model_copy(update={"dry_run": True}), who=ME)
-        assert told["dry_run"] and told["canary"]["backend"] == "new"
-        [added] = [one for one in told["changes"] if one.path == "routes.chat.backends[new]"]
+        shown: Any = await one.admin.start(ORDER.model_copy(update={"dry_run": True}), who=ME)
+        assert shown["dry_run"] and shown["canary"]["backend"] == "new"
+        [added] = [one for one in shown["changes"] if one.path == "routes.chat.backends[new]"]
         assert added.before is None and added.after["weight"] == 5.0
         with pytest.raises(InvalidRequest, match="unknown 'mars'"):
-            await one.desk.start(ORDER.model_copy(update={"backend": "mars", "dry_run": True}), who=ME)
+            await one.admin.start(ORDER.model_copy(update={"backend": "mars", "dry_run": True}), who=ME)
         with pytest.raises(RevisionConflict, match="no canary to abort"):
-            await one.desk.abort(CanaryAbortBody(comment="", dry_run=True), who=ME)
+            await one.admin.abort(CanaryAbortBody(comment="", dry_run=True), who=ME)
         assert one.driver.state is None and one.share == 0.0
-        await one.desk.start(ORDER, who=ME)
-        back: Any = await one.desk.abort(CanaryAbortBody(comment="why", dry_run=True), who=ME)
+        await one.admin.start(ORDER, who=ME)
+        back: Any = await one.admin.abort(CanaryAbortBody(comment="why", dry_run=True), who=ME)
         assert ConfigChange("routes.chat.backends[new].weight", 5.0, 0.0) in back["changes"]
         assert one.share == 5.0 and one.driver.state is not None and not one.driver.state.ended
         assert [entry["action"] for entry in await one.routing.audit(9)] == ["canary.step", "canary.start"]
@@ -181,7 +181,7 @@ async def test_a_dry_run_validates_and_tells_the_changes_and_makes_none() -> Non
 async def test_samples_that_were_read_are_removed_and_still_count() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         for _ in range(FORGET_EVERY):
             await one.store.append(SAMPLES, b"{}", author="another canary's")
@@ -199,7 +199,7 @@ async def test_samples_that_were_read_are_removed_and_still_count() -> None:
 async def test_an_ended_canary_leaves_one_state_record_and_no_sample(end: str) -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         for _ in range(2 if end == "done" else 1):
             for process in found:
@@ -207,7 +207,7 @@ async def test_an_ended_canary_leaves_one_state_record_and_no_sample(end: str) -
                 process.serve("old", 60)
             await window(found, seconds=60.0)
         if end == "aborted":
-            await one.desk.abort(CanaryAbortBody(comment="why"), who=ME)
+            await one.admin.abort(CanaryAbortBody(comment="why"), who=ME)
         elif end == "overridden":
             await one.routing.set_weight(
                 RouteWeightBody(route="chat", backend="new", percent=33), who="key_1"
@@ -220,14 +220,14 @@ async def test_an_ended_canary_leaves_one_state_record_and_no_sample(end: str) -
         [kept] = one.streams.records[STREAM]
         assert kept.number == one.driver.head == (await one.store.heads())[STREAM]
         assert one.streams.records[SAMPLES] == []
-        await one.desk.start(ORDER.model_copy(update={"backend": "other"}), who=ME)
+        await one.admin.start(ORDER.model_copy(update={"backend": "other"}), who=ME)
         await until(lambda: other.driver.head == one.driver.head > kept.number)
 
 
 async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_log() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         one.serve("new", 8, failed=8)
         other.serve("new", 8, failed=8)
@@ -240,14 +240,14 @@ async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_
         assert "rolled back: error: 16 of 16 requests against 2 of 400" in str(last["comment"])
         entry = (await one.routing.audit(1))[0]
         assert (entry["action"], entry["comment"]) == ("canary.rollback", last["comment"])
-        canary: Any = other.desk.show()["canary"]
+        canary: Any = other.admin.show()["canary"]
         assert (canary["phase"], canary["percent"]) == ("rolled_back", 0.0)
 
 
 async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         for _ in range(2):
             one.serve("new", 20)
@@ -258,14 +258,14 @@ async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice(
             await window([other])
         await until(lambda: one.driver.head == other.driver.head)
         assert other.driver.lease.holder == "proc_1"
-        canary: Any = other.desk.show()["canary"]
+        canary: Any = other.admin.show()["canary"]
         assert canary["canary_requests"] == 40
 
 
 async def test_a_stored_verdict_that_was_not_applied_is_applied_by_the_next_process() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         await until(lambda: one.driver.head == other.driver.head)
         standing = other.driver.state
@@ -281,12 +281,12 @@ async def test_a_stored_verdict_that_was_not_applied_is_applied_by_the_next_proc
 async def test_a_session_counts_once_in_a_window() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         for _ in range(2):
             one.serve("new", 30, failed=30, session=1)
             one.serve("old", 30)
             await window(found)
-        canary: Any = one.desk.show()["canary"]
+        canary: Any = one.admin.show()["canary"]
         assert (canary["canary_requests"], canary["phase"]) == (2, "running")
         error = canary["checks"]["error"]
         assert (error["canary_bad"], error["canary"], error["baseline_bad"]) == (2, 2, 0)
@@ -298,10 +298,10 @@ async def test_a_session_counts_once_in_a_window() -> None:
 async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None:
     async with processes() as found:
         one, _ = found
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         await one.routing.set_weight(RouteWeightBody(route="chat", backend="new", percent=30.0), who="key_2")
         await window(found)
-        canary: Any = one.desk.show()["canary"]
+        canary: Any = one.admin.show()["canary"]
         assert (canary["phase"], one.share) == ("overridden", 30.0)
         await window(found)
         assert one.share == 30.0
@@ -310,11 +310,11 @@ async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None
 async def test_a_revision_of_the_canary_that_has_not_arrived_is_not_taken_for_an_override() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         standing = one.driver.state
         assert standing is not None
         to_come = {**standing.placed, "new": 50.0, "old": 50.0}
-        ahead = replace(standing, step=1, placed=to_come, revision=one.book.head + 1)
+        ahead = replace(standing, step=1, placed=to_come, revision=one.projection.head + 1)
         await one.driver.put(ahead)
         await window(found)
         assert one.driver.state == ahead
@@ -323,32 +323,32 @@ async def test_a_revision_of_the_canary_that_has_not_arrived_is_not_taken_for_an
 async def test_another_change_of_the_routing_is_kept_by_a_rollback() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER, who=ME)
-        config = {**one.book.last().draft.config, "openai_route": "chat"}
+        await one.admin.start(ORDER, who=ME)
+        config = {**one.projection.last().draft.config, "openai_route": "chat"}
         await one.routing.apply(RouteApplyBody(config=config), who="key_2")
-        await one.desk.abort(CanaryAbortBody(comment="enough"), who=ME)
-        assert one.share == 0.0 and one.book.last().draft.config["openai_route"] == "chat"
-        canary: Any = one.desk.show()["canary"]
+        await one.admin.abort(CanaryAbortBody(comment="enough"), who=ME)
+        assert one.share == 0.0 and one.projection.last().draft.config["openai_route"] == "chat"
+        canary: Any = one.admin.show()["canary"]
         assert (canary["phase"], canary["reason"]) == ("aborted", "enough")
 
 
 async def test_a_rollback_after_an_abort_does_not_put_the_canary_back() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER, who=ME)
-        config = {**one.book.last().draft.config, "openai_route": "chat"}
+        await one.admin.start(ORDER, who=ME)
+        config = {**one.projection.last().draft.config, "openai_route": "chat"}
         await one.routing.apply(RouteApplyBody(config=config), who="key_2")
         assert one.share == 5.0
-        await one.desk.abort(CanaryAbortBody(comment="enough"), who=ME)
-        assert one.share == 0.0 and one.book.last().draft.config["openai_route"] == "chat"
+        await one.admin.abort(CanaryAbortBody(comment="enough"), who=ME)
+        assert one.share == 0.0 and one.projection.last().draft.config["openai_route"] == "chat"
         await one.routing.roll_back(RouteRollbackBody(), who="key_2")
-        assert one.share == 0.0 and "openai_route" not in one.book.last().draft.config
+        assert one.share == 0.0 and "openai_route" not in one.projection.last().draft.config
 
 
 async def test_a_rollback_of_a_finished_canary_takes_all_of_it_back() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         for _ in range(2):
             one.serve("new", 100)
             one.serve("old", 100)
@@ -361,15 +361,15 @@ async def test_a_rollback_of_a_finished_canary_takes_all_of_it_back() -> None:
 async def test_a_paused_canary_keeps_its_share_and_is_not_judged() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         await until(lambda: other.driver.head == one.driver.head)
-        await other.desk.pause(CanaryBody(comment="lunch"), who=ME)
+        await other.admin.pause(CanaryBody(comment="lunch"), who=ME)
         await until(lambda: other.driver.head == one.driver.head)
         one.serve("new", 50, failed=50)
         one.serve("old", 50)
         await window(found)
         assert one.share == 5.0
-        await other.desk.resume(CanaryBody(comment=""), who=ME)
+        await other.admin.resume(CanaryBody(comment=""), who=ME)
         await until(lambda: other.driver.head == one.driver.head)
         one.serve("new", 50, failed=50)
         one.serve("old", 50)
@@ -379,20 +379,20 @@ async def test_a_paused_canary_keeps_its_share_and_is_not_judged() -> None:
 
 async def test_what_is_not_allowed_is_refused_and_says_what_is() -> None:
     async with processes(1) as found:
-        desk = found[0].desk
+        admin = found[0].admin
         with pytest.raises(RevisionConflict, match="no canary"):
-            await desk.pause(CanaryBody(comment=""), who=ME)
+            await admin.pause(CanaryBody(comment=""), who=ME)
         with pytest.raises(UnknownRoute):
-            await desk.start(CanaryStartBody(route="mars", backend="new"), who=ME)
+            await admin.start(CanaryStartBody(route="mars", backend="new"), who=ME)
         with pytest.raises(InvalidRequest, match="unknown 'mars'"):
-            await desk.start(CanaryStartBody(route="chat", backend="mars"), who=ME)
+            await admin.start(CanaryStartBody(route="chat", backend="mars"), who=ME)
         with pytest.raises(InvalidRequest, match="has 100 %"):
-            await desk.start(CanaryStartBody(route="chat", backend="old"), who=ME)
-        await desk.start(ORDER, who=ME)
+            await admin.start(CanaryStartBody(route="chat", backend="old"), who=ME)
+        await admin.start(ORDER, who=ME)
         with pytest.raises(RevisionConflict, match="abort it"):
-            await desk.start(ORDER, who=ME)
+            await admin.start(ORDER, who=ME)
         with pytest.raises(RevisionConflict, match="running; allowed: a paused one"):
-            await desk.resume(CanaryBody(comment=""), who=ME)
+            await admin.resume(CanaryBody(comment=""), who=ME)
         results = [entry["result"] for entry in await found[0].routing.audit(1)]
         assert str(results[0]).startswith("refused: revision_conflict")
 
@@ -400,10 +400,10 @@ async def test_what_is_not_allowed_is_refused_and_says_what_is() -> None:
 async def test_while_the_store_is_away_nothing_changes_and_it_goes_on_afterwards() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER, who=ME)
+        await one.admin.start(ORDER, who=ME)
         one.streams.down = True
         with pytest.raises(BackendUnavailable):
-            await one.desk.abort(CanaryAbortBody(comment=""), who=ME)
+            await one.admin.abort(CanaryAbortBody(comment=""), who=ME)
         one.serve("new", 30, failed=30)
         one.serve("old", 30)
         one.time.now += 5.0
@@ -420,12 +420,12 @@ async def test_while_the_store_is_away_nothing_changes_and_it_goes_on_afterwards
 
 async def test_a_route_that_requires_an_evaluation_lets_no_canary_start_without_one_but_by_force() -> None:
     async with processes(1) as found:
-        desk, routing = found[0].desk, found[0].routing
+        admin, routing = found[0].admin, found[0].routing
         required = {"routes": {"chat": {**CONFIG["routes"]["chat"], "requires_evaluation": True}}}
         await routing.apply(RouteApplyBody(config=required), who=ME)
         with pytest.raises(NotEvaluatedError, match="new was never evaluated; run `sluice evaluate variant`"):
-            await desk.start(ORDER, who=ME)
-        await desk.start(ORDER.model_copy(update={"force": True}), who=ME)
+            await admin.start(ORDER, who=ME)
+        await admin.start(ORDER.model_copy(update={"force": True}), who=ME)
         assert found[0].share == 5.0
         actions = [entry["action"] for entry in await routing.audit(10)]
         assert "canary.start.forced" in actions

@@ -47,7 +47,7 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (changed(backends=[{"name": "local", "weight": 90}]), ["weights add up to 90", "allowed: 100"]),
         (changed(backends=[]), ["backends"]),
@@ -111,10 +111,10 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
         ({**GOOD, "openai_route": "nowhere"}, ["openai_route", "'nowhere'"]),
     ],
 )
-def test_a_fault_is_told_with_its_path_and_what_is_allowed(data: object, told: list[str]) -> None:
+def test_a_fault_is_told_with_its_path_and_what_is_allowed(data: object, expected: list[str]) -> None:
     with pytest.raises(RoutingFileError) as caught:
         make_revision(1, data, KNOWN, source="routing.yaml")
-    for part in ["routing.yaml", *told]:
+    for part in ["routing.yaml", *expected]:
         assert part in str(caught.value)
 
 
@@ -210,7 +210,7 @@ def test_a_route_says_how_broken_answers_go_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resume", "told"),
+    ("resume", "expected"),
     [
         ({"wait_ms": -1}, "resume.wait_ms"),
         ({"max_wait_ms": 3_600_001}, "resume.max_wait_ms"),
@@ -219,6 +219,6 @@ def test_a_route_says_how_broken_answers_go_on() -> None:
         ({"mode": "text"}, "resume.mode"),
     ],
 )
-def test_a_wrong_resume_section_is_named(resume: dict[str, object], told: str) -> None:
-    with pytest.raises(RoutingFileError, match=told):
+def test_a_wrong_resume_section_is_named(resume: dict[str, object], expected: str) -> None:
+    with pytest.raises(RoutingFileError, match=expected):
         make_revision(1, changed(resume=resume), KNOWN)

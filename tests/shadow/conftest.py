@@ -29,17 +29,17 @@ from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, redact_personal
 from gateway.shadow.sampling import ShadowOutcome, ShadowQueue
 from resilience.leg_limits import LegLimit, LegLimits, LegPrice
-from tests.journey.conftest import ask, build_house, tokenizer
-from tests.journey.house import House, RecordingSink
+from tests.journey.conftest import ask, build_rig, tokenizer
+from tests.journey.rig import JourneyRig, RecordingSink
 
-__all__ = ["ask", "build_house", "tokenizer"]
+__all__ = ["ask", "build_rig", "tokenizer"]
 
 OURS, THEIRS = Script(), Script(("Good", " day", "."))
 BEDROCK_FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
 
 
 @dataclass
-class KeptPairs:
+class FakePairStore:
     """A fake database: a list that may be unavailable."""
 
     pairs: list[ShadowPair] = field(default_factory=list)
@@ -55,21 +55,21 @@ class KeptPairs:
 
 
 @dataclass
-class Watched:
-    """A house, its shadow, and the stored pairs."""
+class ShadowRig:
+    """A journey, its shadow, and the stored pairs."""
 
-    house: House
+    base: JourneyRig
     shadow: Shadow
-    kept: KeptPairs
+    store: FakePairStore
     limits: LegLimits
 
     @property
     def other(self) -> ScriptedBackend:
-        return self.house.backends["other"]
+        return self.base.backends["other"]
 
     async def run(self, request: GenerateRequest) -> RecordingSink:
         sink = RecordingSink()
-        await self.house.journey.run(request, sink)
+        await self.base.journey.run(request, sink)
         return sink
 
     def count(self, outcome: ShadowOutcome) -> int:
@@ -81,7 +81,7 @@ class Watched:
                 await asyncio.sleep(0.005)
 
     @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(self.shadow.run(), name="shadow")
             try:
@@ -91,7 +91,7 @@ class Watched:
 
 
 @pytest.fixture
-def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callable[..., Watched]:
+def build(build_rig: Callable[..., JourneyRig], tokenizer: ChatTokenizer) -> Callable[..., ShadowRig]:
     def make(
         *,
         sample: float = 1.0,
@@ -106,15 +106,15 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
         redact: Redactor = redact_personal,
         judge: Script | None = None,
         keep_texts: bool = False,
-        **house_settings: object,
-    ) -> Watched:
+        **rig_settings: object,
+    ) -> ShadowRig:
         backends = [
             ScriptedBackend("local", scripts=(primary,)),
             ScriptedBackend("other", scripts=(other,), features=features, model="haiku"),
             ScriptedBackend("judge", scripts=(judge or Script(("A",)),)),
         ]
-        house = build_house(
-            backends=backends, route={"shadow": {"backend": "other", "sample": sample}}, **house_settings
+        rig = build_rig(
+            backends=backends, route={"shadow": {"backend": "other", "sample": sample}}, **rig_settings
         )
         price = LegPrice(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
         limits = LegLimits(
@@ -123,11 +123,11 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
 
         ids = iter(range(1_000_000))
         asker = Asker(
-            backends=house.backends,
-            admission=house.admission,
-            adapters=house.adapters,
+            backends=rig.backends,
+            admission=rig.admission,
+            adapters=rig.adapters,
             limits=limits,
-            accounts=Accounts(house.outbox),
+            accounts=Accounts(rig.outbox),
             models=Models(ModelText(tokenizer, 4096, Canonicalizer())),
             redact=redact,
             clock=time.monotonic,
@@ -136,7 +136,7 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
             timeout_s=deadline_s,
             idle_share=0.5,
         )
-        kept = KeptPairs()
+        store = FakePairStore()
         shadow = Shadow(
             queue=ShadowQueue(queue, queue_bytes),
             asker=asker,
@@ -147,14 +147,14 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
                 keep_texts,
                 lambda: 1_700_000_000.0,
             ),
-            pairs=kept,
+            pairs=store,
             judge=None if judge is None else Judge(asker, "judge", 1.0, 8, random.Random(1)),
             concurrency=concurrency,
             deadline_s=deadline_s,
             clock=time.monotonic,
             unix_time=lambda: 1_700_000_000.0,
         )
-        house = replace(house, journey=replace(house.journey, mirror=shadow.mirror))
-        return Watched(house, shadow, kept, limits)
+        rig = replace(rig, journey=replace(rig.journey, mirror=shadow.mirror))
+        return ShadowRig(rig, shadow, store, limits)
 
     return make

@@ -20,7 +20,7 @@ from tests.state.servers import RedisServer, redis_server
 
 
 @dataclass(frozen=True)
-class World:
+class StoreRig:
     """Makes stores over the same data; ``running`` opens one and runs its loop."""
 
     make: Callable[[], StateStore]
@@ -67,13 +67,13 @@ def redis_store(server: RedisServer, *, poll_s: float = 0.2) -> RedisStateStore:
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> StoreRig:
     if request.param == "memory":
         streams = MemoryStreams()
-        return World(lambda: MemoryStateStore(streams, unix_time=time.time, poll_s=0.2))
+        return StoreRig(lambda: MemoryStateStore(streams, unix_time=time.time, poll_s=0.2))
     if request.param == "sqlite":
         path = tmp_path / "s.db"  # its writers wait for each other on one event loop, which may stall
-        return World(lambda: SqliteStateStore(path, unix_time=time.time, poll_s=0.2, busy_timeout_s=30.0))
+        return StoreRig(lambda: SqliteStateStore(path, unix_time=time.time, poll_s=0.2, busy_timeout_s=30.0))
     server: RedisServer = request.getfixturevalue("one_redis")
     server.flush()
-    return World(lambda: redis_store(server))
+    return StoreRig(lambda: redis_store(server))

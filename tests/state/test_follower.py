@@ -19,7 +19,7 @@ from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import ProjectionState
 from gateway.state.stream_follower import StreamFollower
-from tests.state.conftest import World, until
+from tests.state.conftest import StoreRig, until
 
 
 class Projection:
@@ -66,11 +66,11 @@ async def add(store: StateStore, count: int) -> None:
         await store.append("s", json.dumps({"n": number}).encode(), author="ann")
 
 
-async def test_existing_and_new_records_are_applied_once_and_in_order(world: World) -> None:
+async def test_existing_and_new_records_are_applied_once_and_in_order(rig: StoreRig) -> None:
     projection = Projection()
-    async with world.running() as writer:
+    async with rig.running() as writer:
         await add(writer, 250)
-        async with following(world.make(), projection) as follower:
+        async with following(rig.make(), projection) as follower:
             assert follower.number == 250 and follower.state is ProjectionState.FOLLOWING
             for number in range(251, 261):
                 await writer.append("s", b"{}", author="ann", expected=number - 1)

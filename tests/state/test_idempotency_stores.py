@@ -92,7 +92,7 @@ def of(size: int) -> StoredReply:
     return StoredReply(200, "application/json", b"x" * (size - ENTRY_BYTES))
 
 
-async def kept(store: IdempotencyStore, tenant: str, keys: range) -> list[int]:
+async def stored_keys(store: IdempotencyStore, tenant: str, keys: range) -> list[int]:
     return [number for number in keys if await store.get(tenant, f"k{number}") is not None]
 
 
@@ -105,8 +105,8 @@ async def test_a_tenant_drops_its_own_oldest_and_no_others(
     for number in range(20):
         time.now += 1
         assert await store.put("flood", f"k{number}", "print", of(3_000))
-    assert await kept(store, "flood", range(20)) == [17, 18, 19]
-    assert await kept(store, "quiet", range(1)) == [0]
+    assert await stored_keys(store, "flood", range(20)) == [17, 18, 19]
+    assert await stored_keys(store, "quiet", range(1)) == [0]
     assert not await store.put("flood", "large", "print", of(4_001)), "too large to be stored"
     assert await store.get("flood", "large") is None
     await store.close()
@@ -122,8 +122,8 @@ async def test_beyond_the_bytes_of_all_the_tenant_with_most_drops_its_oldest(
         for tenant in ("b", "c"):
             time.now += 1
             await store.put(tenant, f"k{number}", "print", of(2_000))
-    assert await kept(store, "quiet", range(1)) == [0], "the oldest, of the tenant with least"
-    left = [await kept(store, tenant, range(4)) for tenant in ("b", "c")]
+    assert await stored_keys(store, "quiet", range(1)) == [0], "the oldest, of the tenant with least"
+    left = [await stored_keys(store, tenant, range(4)) for tenant in ("b", "c")]
     assert sum(map(len, left)) == 7 and all(one[-1] == 3 for one in left)
     # Expired replies take no room, even those of a tenant that sends no further request.
     time.now += KEEP_S + 1

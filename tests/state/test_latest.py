@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import LatestRecord, ProjectionState
-from tests.state.conftest import World, until
+from tests.state.conftest import StoreRig, until
 
 
 @contextlib.asynccontextmanager
@@ -23,9 +23,9 @@ async def latest(store: StateStore, seen: list[Record]) -> AsyncIterator[LatestR
         task.cancel()
 
 
-async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_another(world: World) -> None:
+async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_another(rig: StoreRig) -> None:
     seen: list[Record] = []
-    async with world.running() as writer, world.running() as reader:
+    async with rig.running() as writer, rig.running() as reader:
         for number in range(5):
             await writer.append("s", b"%d" % number, author="x")
         await writer.forget("s", 4)
@@ -39,9 +39,9 @@ async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_an
         assert seen[-1].data == b"7"
 
 
-async def test_an_empty_stream_has_no_record_in_force_and_a_wait_for_one_ends_in_time(world: World) -> None:
+async def test_an_empty_stream_has_no_record_in_force_and_a_wait_for_one_ends_in_time(rig: StoreRig) -> None:
     seen: list[Record] = []
-    async with world.running() as store, latest(store, seen) as one:
+    async with rig.running() as store, latest(store, seen) as one:
         assert (one.number, one.state, seen) == (0, ProjectionState.FOLLOWING, [])
         assert not await one.caught_up_to(1, 0.01)
 

@@ -117,9 +117,9 @@ async def test_tokens_that_one_process_holds_are_not_available_to_another(stores
 
 async def test_a_settlement_that_is_repeated_counts_once(stores: Stores) -> None:
     await take(stores.one, tokens(70))
-    told = Settlement("k", ALL, HoldId("p1", 1), None, 20)
+    settlement = Settlement("k", ALL, HoldId("p1", 1), None, 20)
     again = Settlement("k", ALL, HoldId("p1", 1), None, 20, sure=False)
-    await stores.one.settle([told, again])
+    await stores.one.settle([settlement, again])
     await stores.other.settle([again])
     assert remaining(await take(stores.one, QuotaRequest())) == [5, 80, 980]
 
@@ -177,9 +177,11 @@ async def test_a_store_decides_at_any_moment_as_the_plain_tally_does(stores: Sto
         began = time.time()
         if held and random.random() < 0.4:
             hold, amount = held.popitem()
-            told = Settlement("k", ALL, hold, None, random.randint(0, amount), sure=random.random() < 0.5)
-            await random.choice((stores.one, stores.other)).settle([told])
-            tally.settle(told, time.time())
+            settlement = Settlement(
+                "k", ALL, hold, None, random.randint(0, amount), sure=random.random() < 0.5
+            )
+            await random.choice((stores.one, stores.other)).settle([settlement])
+            tally.settle(settlement, time.time())
             apart_s = max(apart_s, 1.1 + time.time() - began)
             continue
         ask = random.choice(

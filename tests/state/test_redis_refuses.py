@@ -27,7 +27,7 @@ from gateway.keys.shared_limits import SharedLimits
 from gateway.state.limits_redis import RedisLimitStore
 from gateway.state.redis_client import connect
 from gateway.wiring.state import make_state
-from tests.gateway.test_key_house import WHO, Process, running, until
+from tests.gateway.test_gateway_keys import WHO, Process, running, until
 from tests.state.servers import RedisServer, redis_server
 
 ANSWER = Reply(200, b'{"text": "an answer"}')
@@ -42,19 +42,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @dataclass
 class Site:
-    """Two gateways; the limits and stored replies of ``here``; a key that is kept and one to revoke."""
+    """Two gateways; the limits and stored replies of ``here``; a key that stays valid and one to revoke."""
 
     here: Process
     other: Process
     limiter: KeyLimiter
     answers: Idempotency
-    kept: str
+    valid: str
     revoked: str
     revoked_id: str
 
     async def refused_everywhere(self) -> None:
         await until(lambda: not self.here.knows(self.revoked) and not self.other.knows(self.revoked))
-        assert self.here.knows(self.kept) and self.other.knows(self.kept)
+        assert self.here.knows(self.valid) and self.other.knows(self.valid)
 
     async def ask(self, key: str) -> Reply:
         async def run() -> ReplayableReply:
@@ -82,11 +82,11 @@ async def site(server: RedisServer, folder: Path) -> AsyncIterator[Site]:
     )
     try:
         async with running(here, other):
-            kept, revoked = await here.create(), await here.create()
+            valid, revoked = await here.create(), await here.create()
             await until(lambda: other.knows(revoked["key"]))
             answers = Idempotency(here.state.idempotency, wait_s=30.0)
             limiter = KeyLimiter(Quotas(clock=time.monotonic), shared)
-            at = Site(here, other, limiter, answers, kept["key"], revoked["key"], revoked["id"])
+            at = Site(here, other, limiter, answers, valid["key"], revoked["key"], revoked["id"])
             assert not (await at.ask("before")).headers
             yield at
     finally:
@@ -141,7 +141,7 @@ async def test_a_read_only_redis_tells_of_a_revocation_and_takes_it_when_it_can(
                 client.replicaof("no", "one")
             late = process(server, tmp_path / "late")
             async with running(late):
-                await until(lambda: late.knows(at.kept) and not late.knows(at.revoked))
+                await until(lambda: late.knows(at.valid) and not late.knows(at.revoked))
 
 
 async def test_a_redis_that_does_not_answer_holds_up_no_caller_with_a_known_key(
@@ -156,7 +156,7 @@ async def test_a_redis_that_does_not_answer_holds_up_no_caller_with_a_known_key(
                 )
                 await until(lambda: not at.here.knows(at.revoked))
                 assert not revoking.done(), "refused before the store was asked"
-                assert at.here.knows(at.kept)
+                assert at.here.knows(at.valid)
                 await at.limiter.enter(ONE_A_MINUTE)
                 with pytest.raises(RateLimited):
                     await at.limiter.enter(ONE_A_MINUTE)
@@ -175,7 +175,7 @@ async def test_a_redis_that_is_gone_gets_the_revocation_when_it_is_back(
         try:
             with pytest.raises(BackendUnavailable, match="refuses the key from now on"):
                 await at.here.admin.revoke(at.revoked_id, who=WHO)
-            assert not at.here.knows(at.revoked) and at.here.knows(at.kept)
+            assert not at.here.knows(at.revoked) and at.here.knows(at.valid)
             neighbour = process(server, tmp_path / "here")
             async with running(neighbour):
                 assert not neighbour.knows(at.revoked), "by the note on its machine"

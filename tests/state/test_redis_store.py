@@ -124,8 +124,8 @@ async def test_a_wrong_password_is_an_absence_that_shows_neither_password(one_re
     store = RedisStateStore(connect(url), shown="redis://here", namespace="test", unix_time=time.time)
     with capture_logs() as logs, pytest.raises(StateUnavailable, match="AuthenticationError") as caught:
         await store.append("s", b"1", author="ann")
-    told = f"{caught.value}{logs}"
-    assert "wr0ng" not in told and "s3cret" not in told and store.healthy is False
+    printed = f"{caught.value}{logs}"
+    assert "wr0ng" not in printed and "s3cret" not in printed and store.healthy is False
     await store.close()
 
 

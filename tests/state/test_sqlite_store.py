@@ -124,13 +124,13 @@ async def test_a_file_that_is_gone_when_watching_begins_is_made_anew(tmp_path: P
     store = on(path)
     await store.append("s", b"1", author="ann")
     remove(path)
-    told: list[int] = []
-    store.listen("s", told.append)
+    announced: list[int] = []
+    store.listen("s", announced.append)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(store.run())
-        await until(lambda: bool(told))
+        await until(lambda: bool(announced))
         task.cancel()
-    assert set(told) == {0} and path.exists()
+    assert set(announced) == {0} and path.exists()
     await store.close()
 
 
@@ -139,13 +139,13 @@ async def test_a_commit_of_another_process_is_noticed_before_the_next_poll(tmp_p
     store = SqliteStateStore(path, unix_time=time.time, poll_s=600.0)
     other = on(path)
     await store.open()
-    told: list[int] = []
-    store.listen("s", told.append)
+    announced: list[int] = []
+    store.listen("s", announced.append)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(store.run())
         for number in range(1, 6):
             await other.append("s", b"1", author="ann")
-            await until(lambda number=number: number in told)  # type: ignore[misc]
+            await until(lambda number=number: number in announced)  # type: ignore[misc]
         task.cancel()
     await other.close()
     await store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.state.errors import Conflict, RecordTooLarge
 from gateway.state.port import MAX_READ, MAX_RECORD_BYTES, Record, StateStore
-from tests.state.conftest import World, until
+from tests.state.conftest import StoreRig, until
 
 
 def data(number: int) -> bytes:
@@ -21,9 +21,9 @@ async def add(store: StateStore, count: int, stream: str = "s") -> list[Record]:
 
 
 async def test_records_are_numbered_from_one_and_read_back_by_another_store_as_they_were_written(
-    world: World,
+    rig: StoreRig,
 ) -> None:
-    async with world.running() as writer, world.running() as reader:
+    async with rig.running() as writer, rig.running() as reader:
         written = await add(writer, 5)
         assert [record.number for record in written] == [1, 2, 3, 4, 5]
         assert list(await reader.read("s")) == written
@@ -36,8 +36,8 @@ async def test_records_are_numbered_from_one_and_read_back_by_another_store_as_t
         assert list(await reader.read("other")) == [] == list(await reader.read("other", newest_first=True))
 
 
-async def test_what_was_forgotten_is_gone_and_the_others_keep_their_numbers(world: World) -> None:
-    async with world.running() as store, world.running() as other:
+async def test_what_was_forgotten_is_gone_and_the_others_keep_their_numbers(rig: StoreRig) -> None:
+    async with rig.running() as store, rig.running() as other:
         written = await add(store, 5)
         await store.forget("s", 2)
         await store.forget("s", 1)
@@ -58,16 +58,18 @@ async def test_what_was_forgotten_is_gone_and_the_others_keep_their_numbers(worl
             await store.forget("s", -1)
 
 
-async def test_streams_are_numbered_independently(world: World) -> None:
-    async with world.running() as store:
+async def test_streams_are_numbered_independently(rig: StoreRig) -> None:
+    async with rig.running() as store:
         assert dict(await store.heads()) == {}
         await add(store, 2, "a")
         await add(store, 1, "b")
         assert dict(await store.heads()) == {"a": 2, "b": 1}
 
 
-async def test_an_append_that_expects_another_head_writes_nothing_and_says_both_numbers(world: World) -> None:
-    async with world.running() as store:
+async def test_an_append_that_expects_another_head_writes_nothing_and_says_both_numbers(
+    rig: StoreRig,
+) -> None:
+    async with rig.running() as store:
         await store.append("s", data(1), author="ann", expected=0)
         for wrong in (0, 2):
             with pytest.raises(Conflict, match=rf"'s'.*{wrong}.*found 1") as caught:
@@ -77,8 +79,8 @@ async def test_an_append_that_expects_another_head_writes_nothing_and_says_both_
         assert (await store.append("s", data(2), author="bob", expected=1)).number == 2
 
 
-async def test_of_writers_that_expect_the_same_head_one_wins(world: World) -> None:
-    async with world.running() as one, world.running() as two:
+async def test_of_writers_that_expect_the_same_head_one_wins(rig: StoreRig) -> None:
+    async with rig.running() as one, rig.running() as two:
         for head in range(5):
 
             async def attempt(store: StateStore, head: int = head) -> bool:
@@ -92,8 +94,8 @@ async def test_of_writers_that_expect_the_same_head_one_wins(world: World) -> No
         assert [record.number for record in await one.read("s")] == [1, 2, 3, 4, 5]
 
 
-async def test_appends_without_an_expectation_never_conflict_nor_get_lost(world: World) -> None:
-    async with world.running() as one, world.running() as two:
+async def test_appends_without_an_expectation_never_conflict_nor_get_lost(rig: StoreRig) -> None:
+    async with rig.running() as one, rig.running() as two:
         stores = [one, two] * 10
         done = await asyncio.gather(*(s.append("audit", data(n), author="x") for n, s in enumerate(stores)))
         assert sorted(record.number for record in done) == list(range(1, 21))
@@ -101,30 +103,30 @@ async def test_appends_without_an_expectation_never_conflict_nor_get_lost(world:
         assert sorted(kept, key=lambda r: r.number) == list(kept) == sorted(done, key=lambda r: r.number)
 
 
-async def test_listeners_are_told_of_what_others_append_and_at_every_poll(world: World) -> None:
-    async with world.running() as writer, world.running() as reader:
-        told: list[int] = []
+async def test_listeners_are_told_of_what_others_append_and_at_every_poll(rig: StoreRig) -> None:
+    async with rig.running() as writer, rig.running() as reader:
+        announced: list[int] = []
         nothing: list[int] = []
-        reader.listen("s", told.append)
+        reader.listen("s", announced.append)
         reader.listen("never", nothing.append)
         for number in range(1, 4):
             await writer.append("s", data(number), author="ann")
-            await until(lambda number=number: bool(told) and told[-1] == number)  # type: ignore[misc]
-        count = len(told)
-        await until(lambda: len(told) >= count + 2)
-        assert told[-1] == 3 and set(nothing) == {0}
+            await until(lambda number=number: bool(announced) and announced[-1] == number)  # type: ignore[misc]
+        count = len(announced)
+        await until(lambda: len(announced) >= count + 2)
+        assert announced[-1] == 3 and set(nothing) == {0}
 
 
-async def test_a_writer_hears_of_its_own_append_at_once(world: World) -> None:
-    async with world.running(loop=False) as store:
-        told: list[int] = []
-        store.listen("s", told.append)
+async def test_a_writer_hears_of_its_own_append_at_once(rig: StoreRig) -> None:
+    async with rig.running(loop=False) as store:
+        announced: list[int] = []
+        store.listen("s", announced.append)
         await store.append("s", data(1), author="ann")
-        assert told == [1]
+        assert announced == [1]
 
 
-async def test_bad_records_names_and_bounds_are_refused_with_what_is_allowed(world: World) -> None:
-    async with world.running() as store:
+async def test_bad_records_names_and_bounds_are_refused_with_what_is_allowed(rig: StoreRig) -> None:
+    async with rig.running() as store:
         with pytest.raises(RecordTooLarge, match=f"allowed: {MAX_RECORD_BYTES}"):
             await store.append("s", b'"' + b"x" * MAX_RECORD_BYTES + b'"', author="ann")
         with pytest.raises(ValueError, match="not JSON"):
@@ -142,8 +144,8 @@ async def test_bad_records_names_and_bounds_are_refused_with_what_is_allowed(wor
         assert dict(await store.heads()) == {}
 
 
-async def test_data_of_the_largest_size_and_of_any_text_comes_back_as_it_was(world: World) -> None:
-    async with world.running() as store:
+async def test_data_of_the_largest_size_and_of_any_text_comes_back_as_it_was(rig: StoreRig) -> None:
+    async with rig.running() as store:
         texts = [b'"' + b"x" * (MAX_RECORD_BYTES - 2) + b'"', '"漫画\\n"'.encode(), b"[\n1,\n2]\n", b"0"]
         for text in texts:
             await store.append("s", text, author="Ωmega ann")
@@ -151,8 +153,8 @@ async def test_data_of_the_largest_size_and_of_any_text_comes_back_as_it_was(wor
         assert [record.data for record in kept] == texts and kept[0].author == "Ωmega ann"
 
 
-async def test_a_store_is_healthy_once_it_was_reached(world: World) -> None:
-    store = world.make()
+async def test_a_store_is_healthy_once_it_was_reached(rig: StoreRig) -> None:
+    store = rig.make()
     assert store.healthy is False
     await store.open()
     assert store.healthy is True

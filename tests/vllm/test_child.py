@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def heard() -> Iterator[LogCapture]:
+def captured() -> Iterator[LogCapture]:
     capture = LogCapture()
     before = structlog.get_config()
     structlog.configure(processors=[capture], wrapper_class=structlog.make_filtering_bound_logger(0))
@@ -67,7 +67,7 @@ async def run_child(logs: ChildLogs, capfd: pytest.CaptureFixture[str]) -> str:
 
 
 async def test_what_a_process_logs_and_prints_reaches_the_gateways_logs_and_not_its_output(
-    heard: LogCapture, capfd: pytest.CaptureFixture[str]
+    captured: LogCapture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = ChildLogs()
     try:
@@ -75,12 +75,12 @@ async def test_what_a_process_logs_and_prints_reaches_the_gateways_logs_and_not_
         out = await run_child(logs, capfd)
     finally:
         logs.close()
-    told = {entry["event"]: entry for entry in heard.entries}
-    assert "too quiet" not in told
-    assert told["a warning with words"]["log_level"] == "warning"
-    assert told["a warning with words"]["process"] == "EngineCore"
-    assert told["printed"]["log_level"] == "debug"
-    failed = told["EngineCore failed to start."]
+    by_event = {entry["event"]: entry for entry in captured.entries}
+    assert "too quiet" not in by_event
+    assert by_event["a warning with words"]["log_level"] == "warning"
+    assert by_event["a warning with words"]["process"] == "EngineCore"
+    assert by_event["printed"]["log_level"] == "debug"
+    failed = by_event["EngineCore failed to start."]
     assert failed["log_level"] == "error"
     assert failed["error"] == "ValueError: the cause\nin two lines"
     assert "raise ValueError" in failed["trace"]
@@ -88,7 +88,7 @@ async def test_what_a_process_logs_and_prints_reaches_the_gateways_logs_and_not_
 
 
 async def test_an_error_during_the_start_is_stored_for_the_start_error_and_not_logged(
-    heard: LogCapture, capfd: pytest.CaptureFixture[str]
+    captured: LogCapture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = ChildLogs()
     try:
@@ -97,7 +97,7 @@ async def test_an_error_during_the_start_is_stored_for_the_start_error_and_not_l
     finally:
         logs.close()
     assert error.error.startswith("ValueError: the cause")
-    assert not [entry for entry in heard.entries if entry["log_level"] == "error"]
+    assert not [entry for entry in captured.entries if entry["log_level"] == "error"]
 
 
 async def test_closing_the_logs_removes_their_folder() -> None:
@@ -139,16 +139,16 @@ async def test_a_process_of_vllm_ends_when_the_gateway_is_killed(tmp_path: Path)
     logs = ChildLogs()
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
-    told: list[object] = []
+    received: list[object] = []
     owner = start(script, logs.write_config("WARNING"))
     try:
         assert owner.stdout is not None
         core = psutil.Process(int(owner.stdout.readline()))
         deadline = time.monotonic() + 60
-        while not told and time.monotonic() < deadline:  # a log line shows that its logging is set up
-            told += list(logs.receive())
+        while not received and time.monotonic() < deadline:  # a log line shows that its logging is set up
+            received += list(logs.receive())
             await asyncio.sleep(0.02)
-        assert told
+        assert received
         os.kill(owner.pid, signal.SIGKILL)
         await until(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE)
     finally:

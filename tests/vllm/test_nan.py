@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adapters.values import Adapter
 from gateway.contracts.events import Delta
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import DEMO_MODEL, Specimen, hear
+from tests.conformance.harness import DEMO_MODEL, Specimen, collect
 from tests.engine.adapters import write_adapter
 from tests.vllm.conftest import needs_vllm
 
@@ -38,20 +38,22 @@ async def test_a_request_whose_logits_are_nan_fails_and_its_neighbours_go_on(
     adapter = await asyncio.to_thread(nan_adapter, tmp_path / "nan")
     # Both have adapters: if only one had, vLLM's CPU kernels would give the base the last slot's weights.
     other = vllm.adapters["conform_a"]
-    before = await hear(vllm.backend, vllm.work("Hello", max_tokens=24, adapter=other, cache_salt="before"))
-    heard: list[Delta] = []
+    before = await collect(
+        vllm.backend, vllm.work("Hello", max_tokens=24, adapter=other, cache_salt="before")
+    )
+    answer: list[Delta] = []
 
     async def out(delta: Delta) -> None:
-        heard.append(delta)
+        answer.append(delta)
 
     async def bad() -> FailureKind:
         with pytest.raises(BackendFailure) as caught:
             await vllm.backend.generate(vllm.work("Hello", adapter=adapter, max_tokens=24), out)
         return caught.value.kind
 
-    kind, beside = await asyncio.gather(
-        bad(), hear(vllm.backend, vllm.work("Hello", max_tokens=24, adapter=other, cache_salt="beside"))
+    kind, neighbour = await asyncio.gather(
+        bad(), collect(vllm.backend, vllm.work("Hello", max_tokens=24, adapter=other, cache_salt="beside"))
     )
-    assert (kind, heard) == (FailureKind.NAN_OUTPUT, [])
-    assert beside.text == before.text
-    await vllm.at_rest()
+    assert (kind, answer) == (FailureKind.NAN_OUTPUT, [])
+    assert neighbour.text == before.text
+    await vllm.wait_idle()

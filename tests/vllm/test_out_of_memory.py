@@ -36,7 +36,7 @@ class Rig:
     host: SupervisedHost
     events: list[tuple[float, SupervisorEvent]]
 
-    async def strike(self, fault: str, *values: object) -> float:
+    async def inject(self, fault: str, *values: object) -> float:
         """Arms a fault and runs a step with it; returns the seconds until the loss was found."""
         vllm: Any = self.host._run.host
         await vllm._engine._llm.collective_rpc(fault, args=values)
@@ -47,7 +47,7 @@ class Rig:
         assert caught.value.kind is FailureKind.ENGINE_DEAD
         return next(at for at, event in self.events if isinstance(event, EngineLost)) - began
 
-    async def back(self) -> Loss:
+    async def wait_restarted(self) -> Loss:
         """Waits until the next engine answers; returns the reason of the previous engine's loss."""
         assert await self.host.wait_ready(240.0)
         await self.host.backend("local").generate(work(8), ignore)
@@ -112,15 +112,15 @@ async def supervised() -> AsyncIterator[Rig]:
 async def test_a_worker_without_memory_restarts_with_a_smaller_pool_and_a_hung_one_is_found_soon() -> None:
     async with supervised() as rig:
         assert rig.blocks == BLOCKS
-        await rig.strike("run_out_of_memory_in_the_next_step")
-        assert await rig.back() is Loss.OUT_OF_MEMORY
+        await rig.inject("run_out_of_memory_in_the_next_step")
+        assert await rig.wait_restarted() is Loss.OUT_OF_MEMORY
         assert rig.blocks == int(BLOCKS * 0.7)
 
         long = replace(work(400), token_ids=tuple(range(300, 380)))
         await rig.host.backend("local").generate(long, ignore)  # the supervisor learns the step times
-        found_s = await rig.strike("hang_in_the_next_step")
+        found_s = await rig.inject("hang_in_the_next_step")
         assert found_s < 25, "1.3 s on an idle machine; the configured limit is 30"
-        assert await rig.back() is Loss.NO_PROGRESS
+        assert await rig.wait_restarted() is Loss.NO_PROGRESS
         assert rig.blocks == int(BLOCKS * 0.7), "a hang says nothing about memory"
 
 
@@ -141,8 +141,8 @@ def control_group(size_bytes: int) -> Iterator[Path]:
 async def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_killed_otherwise() -> None:
     with control_group(64 << 20) as group:
         async with supervised() as rig:
-            await rig.strike("be_killed_for_memory_in_the_next_step", str(group))
-            assert await rig.back() is Loss.OUT_OF_MEMORY
+            await rig.inject("be_killed_for_memory_in_the_next_step", str(group))
+            assert await rig.wait_restarted() is Loss.OUT_OF_MEMORY
             assert rig.blocks == int(BLOCKS * 0.7)
 
             for process in rig.host._run.processes:

@@ -21,7 +21,7 @@ def output(text: str) -> Any:
     return RequestOutput("r", None, [1], None, [one], finished=False)
 
 
-class World:
+class OutputRig:
     """The outputs of one request, and the texts taken; ``take`` returns False after a text of ``ends``."""
 
     def __init__(self, ends: str = "") -> None:
@@ -29,8 +29,8 @@ class World:
         from vllm.v1.engine.output_processor import RequestOutputCollector
 
         self.collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
-        self.behind = False
-        self.outputs = Outputs(self.collector, lambda: not self.behind)
+        self.reader_is_late = False
+        self.outputs = Outputs(self.collector, lambda: not self.reader_is_late)
         self.taken: list[str] = []
         self._ends = ends
 
@@ -43,68 +43,68 @@ class World:
 
 
 async def test_an_output_is_passed_on_by_the_call_that_puts_it() -> None:
-    world = World()
-    world.collector.put(output("a"))
+    rig = OutputRig()
+    rig.collector.put(output("a"))
     async with asyncio.TaskGroup() as tasks:
-        passing = tasks.create_task(world.pass_on())
+        passing = tasks.create_task(rig.pass_on())
         await asyncio.sleep(0)
-        assert world.taken == ["a"]
-        world.collector.put(output("b"))
-        assert world.taken == ["a", "b"] and not world.collector.ready.is_set()
+        assert rig.taken == ["a"]
+        rig.collector.put(output("b"))
+        assert rig.taken == ["a", "b"] and not rig.collector.ready.is_set()
         passing.cancel()
 
 
 async def test_outputs_are_merged_while_those_of_later_steps_are_unread() -> None:
-    world = World()
+    rig = OutputRig()
     async with asyncio.TaskGroup() as tasks:
-        passing = tasks.create_task(world.pass_on())
+        passing = tasks.create_task(rig.pass_on())
         await asyncio.sleep(0)
-        world.behind = True
-        world.collector.put(output("a"))
-        world.behind = False
-        world.collector.put(output("b"))
-        assert not world.taken
+        rig.reader_is_late = True
+        rig.collector.put(output("a"))
+        rig.reader_is_late = False
+        rig.collector.put(output("b"))
+        assert not rig.taken
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert world.taken == ["ab"]
-        world.collector.put(output("c"))
-        assert world.taken == ["ab", "c"]
+        assert rig.taken == ["ab"]
+        rig.collector.put(output("c"))
+        assert rig.taken == ["ab", "c"]
         passing.cancel()
 
 
 async def test_outputs_after_one_that_has_to_be_awaited_are_taken_by_the_next_call() -> None:
-    world = World(ends="a")
+    rig = OutputRig(ends="a")
     async with asyncio.TaskGroup() as tasks:
-        passing = tasks.create_task(world.pass_on())
+        passing = tasks.create_task(rig.pass_on())
         await asyncio.sleep(0)
         for text in "abc":
-            world.collector.put(output(text))
+            rig.collector.put(output(text))
         await passing
-    assert world.taken == ["a"]
+    assert rig.taken == ["a"]
     async with asyncio.TaskGroup() as tasks:
-        passing = tasks.create_task(world.pass_on())
+        passing = tasks.create_task(rig.pass_on())
         await asyncio.sleep(0)
-        assert world.taken == ["a", "bc"]
+        assert rig.taken == ["a", "bc"]
         passing.cancel()
 
 
 async def test_an_error_comes_after_what_was_put_before_it() -> None:
-    world = World()
+    rig = OutputRig()
     failure: Exception | None = None
 
     async def passed_on() -> None:
         nonlocal failure
         try:
-            await world.pass_on()
+            await rig.pass_on()
         except ValueError as error:
             failure = error
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(passed_on())
         await asyncio.sleep(0)
-        world.collector.put(output("a"))
-        world.collector.put(ValueError("the engine is dead"))
-    assert world.taken == ["a"] and str(failure) == "the engine is dead"
+        rig.collector.put(output("a"))
+        rig.collector.put(ValueError("the engine is dead"))
+    assert rig.taken == ["a"] and str(failure) == "the engine is dead"
 
 
 async def test_every_message_of_the_core_is_received_in_order(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ CALLS = {
     "xlam": f"[{JSON_CALL}]",
 }
 # Text before, after and between parallel calls. In other formats, whole calls follow each other.
-AROUND = {
+WRAPPERS = {
     "apertus": ("<|tools_prefix|>[", "]<|tools_suffix|>", ", "),
     **dict.fromkeys(("deepseek_v3", "deepseek_v31"), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "")),
     "deepseek_v32": ("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>", "\n"),
@@ -204,7 +204,7 @@ AROUND = {
 # Formats that allow only one call.
 ONE_CALL = {"gigachat3", "internlm"}
 # Replacements that turn the first of two calls into the second, in each format.
-ANOTHER = (
+SECOND_CALL = (
     *(("Oslo", "Bergen"), ("weather:0", "weather:1"), ('index="1"', 'index="2"')),
     *(("=3", "=4"), (": 3", ": 4"), (":3", ":4"), (">3<", ">4<"), (">3]", ">4]"), ("\n3\n", "\n4\n")),
 )
@@ -241,7 +241,7 @@ THOUGHTS = dict.fromkeys(
 # Parsers that leave the reasoning in the text.
 AS_TEXT = {"minimax_m2_append_think": "It rains.</think>Take a coat."}
 # The only reasoning parser that leaves marks in the text without the tool parser of its model.
-PAIRS = {"inkling"}
+NEEDS_TOOL_PARSER = {"inkling"}
 MARKS = (
     *(
         "<think>",
@@ -374,9 +374,9 @@ def test_a_call_is_the_same_however_the_answer_is_cut(name: str) -> None:
 
 
 def two_calls(name: str) -> str:
-    first, last, between = AROUND.get(name, ("", "", ""))
+    first, last, between = WRAPPERS.get(name, ("", "", ""))
     one = two = CALLS[name].removeprefix(first).removesuffix(last)
-    for given, other in ANOTHER:
+    for given, other in SECOND_CALL:
         two = two.replace(given, other)
     return f"{first}{one}{between}{two}{last}"
 
@@ -427,7 +427,7 @@ def test_a_call_that_is_cut_ends_its_answer_without_half_a_name(
 @pytest.mark.parametrize("name", sorted(THOUGHTS))
 def test_reasoning_is_the_same_however_the_answer_is_cut(name: str) -> None:
     ids = tokenizer().encode(THOUGHTS[name], add_special_tokens=False)
-    names = ParserNames(name if name in PAIRS else None, name)
+    names = ParserNames(name if name in NEEDS_TOOL_PARSER else None, name)
     for sizes in cuts(len(ids)):
         # Some parsers read reasoning only if the chat template was told to ask for it.
         fold = read(names, ids, sizes, request(tools=(), effort="high"))

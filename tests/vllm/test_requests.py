@@ -16,7 +16,7 @@ from gateway.contracts.events import AnswerFold, Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import DEMO_MODEL, MAX_LORA_RANK, Specimen, hear, shaped
+from tests.conformance.harness import DEMO_MODEL, MAX_LORA_RANK, Specimen, collect, shaped
 from tests.conformance.specimens import embedded
 from tests.engine.adapters import write_adapter
 from tests.vllm.conftest import needs_vllm
@@ -38,8 +38,8 @@ async def test_greedy_answers_are_those_of_the_embedded_engine(vllm: Specimen, t
         same = 0
         for prompt in prompts:
             work = replace(vllm.work("", max_tokens=24, logprobs=0), token_ids=prompt)
-            here, there = await hear(vllm.backend, work), await hear(other.backend, work)
-            said = [[ids[entry.data] for entry in heard.logprobs()] for heard in (here, there)]
+            here, there = await collect(vllm.backend, work), await collect(other.backend, work)
+            said = [[ids[entry.data] for entry in answer.logprobs()] for answer in (here, there)]
             assert_same_up_to_a_tie(list(prompt), *said)
             same += here.text == there.text
     assert same >= len(prompts) - 2
@@ -47,18 +47,18 @@ async def test_greedy_answers_are_those_of_the_embedded_engine(vllm: Specimen, t
 
 async def test_the_first_delta_tells_what_was_cached_and_how_long_it_waited(vllm: Specimen) -> None:
     work = vllm.work("volume " * 200, max_tokens=4, cache_salt="first-delta")
-    await hear(vllm.backend, work)
-    heard = await hear(vllm.backend, replace(work, generation_id="again"))
-    first, *others = heard.deltas
-    assert first.cached_tokens == heard.completion.usage.cached_tokens >= 4 * vllm.block_size
-    assert first.queue_wait_s == heard.completion.queue_wait_s >= 0
+    await collect(vllm.backend, work)
+    answer = await collect(vllm.backend, replace(work, generation_id="again"))
+    first, *others = answer.deltas
+    assert first.cached_tokens == answer.completion.usage.cached_tokens >= 4 * vllm.block_size
+    assert first.queue_wait_s == answer.completion.queue_wait_s >= 0
     assert all(delta.cached_tokens is None and delta.queue_wait_s is None for delta in others)
 
 
 async def test_without_a_salt_every_caller_shares(vllm: Specimen) -> None:
     work = vllm.work("chapter " * 200, max_tokens=2, cache_salt=None)
-    await hear(vllm.backend, work)
-    again = await hear(vllm.backend, replace(work, generation_id="shared"))
+    await collect(vllm.backend, work)
+    again = await collect(vllm.backend, replace(work, generation_id="shared"))
     assert again.completion.usage.cached_tokens > 0
 
 
@@ -98,25 +98,25 @@ async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen)
 @pytest.mark.parametrize("seed", [2**63 - 1, -(2**63), 0])
 async def test_vllm_samples_with_every_seed_that_the_gateway_accepts(vllm: Specimen, seed: int) -> None:
     work = vllm.work(QUESTION, n=2, temperature=1.0, seed=seed, max_tokens=8)
-    assert (await hear(vllm.backend, work)).completion.usage.output_tokens > 0
+    assert (await collect(vllm.backend, work)).completion.usage.output_tokens > 0
 
 
 async def test_a_top_k_beyond_the_vocabulary_takes_all_of_it(vllm: Specimen) -> None:
     work = vllm.work(QUESTION, temperature=1.0, top_k=10**9, seed=1, max_tokens=4)
-    assert (await hear(vllm.backend, work)).tokens == 4
+    assert (await collect(vllm.backend, work)).tokens == 4
 
 
 async def test_a_token_outside_the_vocabulary_is_bad_input_and_harms_nobody(vllm: Specimen) -> None:
     work = replace(vllm.work("Hello"), token_ids=(5, 10**6))
     with pytest.raises(BackendFailure) as caught:
-        await hear(vllm.backend, work)
+        await collect(vllm.backend, work)
     assert caught.value.kind is FailureKind.INVALID_INPUT
-    await vllm.at_rest()
+    await vllm.wait_idle()
 
 
 async def test_an_empty_prompt_is_bad_input(vllm: Specimen) -> None:
     with pytest.raises(BackendFailure) as caught:
-        await hear(vllm.backend, replace(vllm.work("Hello"), token_ids=()))
+        await collect(vllm.backend, replace(vllm.work("Hello"), token_ids=()))
     assert caught.value.kind is FailureKind.INVALID_INPUT
 
 
@@ -130,10 +130,10 @@ async def test_an_empty_prompt_is_bad_input(vllm: Specimen) -> None:
 )
 async def test_an_invalid_format_names_its_field(vllm: Specimen, kind: FormatType, spec: str) -> None:
     with pytest.raises(BackendFailure) as caught:
-        await hear(vllm.backend, vllm.work("Hello", response_format=shaped(kind, spec)))
+        await collect(vllm.backend, vllm.work("Hello", response_format=shaped(kind, spec)))
     assert caught.value.kind is FailureKind.INVALID_INPUT
     assert caught.value.param == "response_format"
-    await vllm.at_rest()
+    await vllm.wait_idle()
 
 
 async def test_new_weights_under_an_old_name_are_used_at_once_and_find_no_old_cache(
@@ -148,10 +148,10 @@ async def test_new_weights_under_an_old_name_are_used_at_once_and_find_no_old_ca
     work = vllm.work("volume " * 200, max_tokens=12, cache_salt="reload", logit_bias=NEVER_END)
     texts = []
     for adapter in (first, second, first):
-        heard = await hear(vllm.backend, replace(work, adapter=adapter))
-        texts.append(heard.text)
+        answer = await collect(vllm.backend, replace(work, adapter=adapter))
+        texts.append(answer.text)
         if adapter is second:
-            assert heard.completion.usage.cached_tokens == 0
+            assert answer.completion.usage.cached_tokens == 0
     assert texts[0] == texts[2] != texts[1]
 
 
@@ -168,11 +168,11 @@ async def test_an_adapter_that_cannot_be_loaded_is_refused_and_the_engine_goes_o
     if damage == "base":
         (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(BackendFailure) as caught:
-        await hear(vllm.backend, vllm.work("Hello", adapter=Adapter(damage, 9, "demo", str(folder))))
+        await collect(vllm.backend, vllm.work("Hello", adapter=Adapter(damage, 9, "demo", str(folder))))
     assert caught.value.kind is FailureKind.MODEL_NOT_FOUND
     assert damage in str(caught.value)
-    assert (await hear(vllm.backend, vllm.work("Hello", max_tokens=2))).deltas
-    await vllm.at_rest()
+    assert (await collect(vllm.backend, vllm.work("Hello", max_tokens=2))).deltas
+    await vllm.wait_idle()
 
 
 async def test_more_adapters_than_places_take_turns(vllm: Specimen, tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ async def test_more_adapters_than_places_take_turns(vllm: Specimen, tmp_path: Pa
         await asyncio.to_thread(write_adapter, tmp_path / name, DEMO_MODEL, seed=number, rank=4)
     for name in names * 2:
         adapter = Adapter(name, 1, "demo", str(tmp_path / name))
-        heard = await hear(vllm.backend, vllm.work(QUESTION, adapter=adapter, max_tokens=3))
-        assert heard.completion.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
-    await vllm.at_rest()
+        answer = await collect(vllm.backend, vllm.work(QUESTION, adapter=adapter, max_tokens=3))
+        assert answer.completion.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    await vllm.wait_idle()
 
 
 async def test_a_slow_reader_gets_pieces_of_several_tokens(vllm: Specimen) -> None:
@@ -227,26 +227,26 @@ async def test_a_tool_that_must_be_called_is_called(
     work = vllm.work(
         "How is the sky?", max_tokens=200, tools=tools, tool_choice=choice, parallel_tool_calls=False
     )
-    heard = await hear(vllm.backend, work)
+    answer = await collect(vllm.backend, work)
     fold = AnswerFold()
-    for delta in heard.deltas:
+    for delta in answer.deltas:
         fold.take(delta)
-    fold.end([heard.completion.finish_reason])
+    fold.end([answer.completion.finish_reason])
     [call] = fold.tool_calls()
-    assert call.name in names and heard.completion.finish_reason is reason
+    assert call.name in names and answer.completion.finish_reason is reason
     expected = ({"sky": "clear"}, {"sky": "grey"}) if call.name == "weather" else ({},)
     assert json.loads(call.arguments) in expected
-    assert sum(delta.tokens for delta in heard.deltas) == heard.completion.usage.output_tokens
+    assert sum(delta.tokens for delta in answer.deltas) == answer.completion.usage.output_tokens
     assert fold.text().strip() == ""
-    await vllm.at_rest()
+    await vllm.wait_idle()
 
 
 async def test_tools_that_need_not_be_called_leave_a_text_as_it_is(vllm: Specimen) -> None:
     work = vllm.work("Hello", max_tokens=24)
-    plain = await hear(vllm.backend, work)
+    plain = await collect(vllm.backend, work)
     for mode in (ToolChoiceMode.AUTO, ToolChoiceMode.NONE):
         offered = replace(
             work, generation_id=f"offered-{mode}", tools=(WEATHER,), tool_choice=ToolChoice(mode)
         )
-        heard = await hear(vllm.backend, offered)
-        assert (heard.text, heard.completion.finish_reason) == (plain.text, plain.completion.finish_reason)
+        answer = await collect(vllm.backend, offered)
+        assert (answer.text, answer.completion.finish_reason) == (plain.text, plain.completion.finish_reason)

@@ -33,9 +33,9 @@ def shared() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("psm_*")}
 
 
-def mapped(but: set[int]) -> set[str]:
-    """Shared memory segments of the processes below this one, except ``but``; those of others may change."""
-    processes = [process for process in below() if process.pid not in but]
+def shared_segments(excluded: set[int]) -> set[str]:
+    """Shared memory segments of the processes below this one, except ``excluded``; those of others may change."""
+    processes = [process for process in below() if process.pid not in excluded]
     maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in processes]
     return set(re.findall(r"/dev/shm/(psm_\w+)", "\n".join(maps)))
 
@@ -78,12 +78,12 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_not
     before = {process.pid for process in below()}
     began = asyncio.Event()
 
-    async def saw(delta: Delta) -> None:
+    async def note_start(delta: Delta) -> None:
         began.set()
 
     async def broken() -> FailureKind | None:
         try:
-            await backend.generate(work(), saw)
+            await backend.generate(work(), note_start)
         except BackendFailure as failure:
             return failure.kind
         return None
@@ -97,7 +97,7 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_not
         call = group.create_task(broken())
         await began.wait()
         counted = host.figures()
-        segments = mapped(before)
+        segments = shared_segments(before)
         assert segments or on_gpu()
         [core] = [each for each in below() if each.pid not in before and "EngineCore" in each.name()]
         os.kill(core.pid, signal.SIGSTOP)
@@ -114,7 +114,7 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_not
         assert (await backend.generate(work(8), ignore)).usage.output_tokens == 8
         now = host.figures()
         assert counted is not None and now is not None
-        assert mapped(before) or on_gpu()
+        assert shared_segments(before) or on_gpu()
         assert not shared() & segments, "the shared memory of the killed one is freed"
         assert (now.prompt_tokens or 0) > (counted.prompt_tokens or 0), "counters go on"
 

@@ -16,7 +16,7 @@ from observability.scrape import ScrapeCollector
 SHAPE = EngineShape(max_model_len=4096, block_size=32, total_blocks=100, max_num_seqs=8, max_loras=2)
 
 
-def told(board: SignalBoard, running: int, waiting: int, kv_usage: float, **more: object) -> None:
+def report_step(board: SignalBoard, running: int, waiting: int, kv_usage: float, **more: object) -> None:
     board.scheduled(
         0, running=running, waiting=waiting, kv_usage=kv_usage, prefix_queries=10, prefix_hits=4, **more
     )
@@ -25,7 +25,7 @@ def told(board: SignalBoard, running: int, waiting: int, kv_usage: float, **more
 def test_the_load_is_what_the_engine_reported_last() -> None:
     board = SignalBoard()
     with board.sequences(5):
-        told(board, 2, 3, 0.5)
+        report_step(board, 2, 3, 0.5)
         load = board.load(SHAPE)
     assert (load.running, load.waiting, load.kv_usage) == (2, 3, 0.5)
     assert (load.total_blocks, load.block_size, load.max_running) == (100, 32, 8)
@@ -34,7 +34,7 @@ def test_the_load_is_what_the_engine_reported_last() -> None:
 def test_after_the_last_abort_the_load_is_zero_without_another_step() -> None:
     board = SignalBoard()
     with board.sequences(4):
-        told(board, 4, 0, 0.7)
+        report_step(board, 4, 0, 0.7)
     load = board.load(SHAPE)
     assert (load.running, load.waiting, load.kv_usage) == (0, 0, 0.0)
 
@@ -51,7 +51,7 @@ def test_the_load_never_exceeds_the_sequences_in_flight(
         for count in held:
             stack.enter_context(board.sequences(count))
         for running, waiting, kv_usage in steps:
-            told(board, running, waiting, kv_usage)
+            report_step(board, running, waiting, kv_usage)
             load = board.load(SHAPE)
             assert load.running + load.waiting <= sum(held) == board.in_flight
             assert load.running >= 0 <= load.waiting
@@ -61,13 +61,13 @@ def test_the_load_never_exceeds_the_sequences_in_flight(
 
 def test_counters_add_up_over_the_steps_and_start_anew_after_the_warm_up() -> None:
     board = SignalBoard()
-    told(board, 1, 0, 0.1)
+    report_step(board, 1, 0, 0.1)
     board.generated(
         preemptions=1, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.2], ended_s=[(0.1, 0.2)]
     )
     board.forget()
     for _ in range(3):
-        told(board, 1, 0, 0.1)
+        report_step(board, 1, 0, 0.1)
         board.generated(
             preemptions=1, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.03], ended_s=[(0.1, 0.2)]
         )
@@ -88,7 +88,7 @@ def scrape(board: SignalBoard) -> str:
 def test_a_scrape_shows_vllms_current_names() -> None:
     board = SignalBoard()
     with board.sequences(3):
-        told(board, 2, 1, 0.25)
+        report_step(board, 2, 1, 0.25)
         board.generated(
             preemptions=0, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.03], ended_s=[(0.1, 0.2)]
         )
@@ -115,7 +115,7 @@ def test_the_adapter_metric_appears_with_the_first_use_and_names_only_busy_adapt
     board = SignalBoard()
     assert "lora_requests_info" not in scrape(board)
     with board.sequences(2):
-        told(board, 1, 1, 0.1, running_loras=["a", "b"], waiting_loras=["c"])
+        report_step(board, 1, 1, 0.1, running_loras=["a", "b"], waiting_loras=["c"])
         busy = scrape(board)
     expected = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} '
     assert expected in busy

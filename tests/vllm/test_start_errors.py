@@ -81,11 +81,11 @@ def test_known_causes_name_the_key_and_what_is_allowed(
 
 
 def test_an_unknown_cause_is_vllms_first_error_on_one_line() -> None:
-    told = [
+    lines = [
         error_of("KeyError: 'layers.0.odd'\nwith more"),
         error_of("Exception: WorkerProc initialization failed due to an exception. See stack trace"),
     ]
-    assert str(explain(POINTER, told, SECTION)) == "vLLM did not start: KeyError: 'layers.0.odd' with more"
+    assert str(explain(POINTER, lines, SECTION)) == "vLLM did not start: KeyError: 'layers.0.odd' with more"
 
 
 def test_an_error_without_its_cause_is_still_shown_and_bounded() -> None:

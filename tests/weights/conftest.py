@@ -13,7 +13,7 @@ from moto.server import ThreadedMotoServer
 
 from gateway.config.engine import WeightsSection
 from gateway.weights.s3 import S3Fetcher
-from tests.weights.wire import Wire, wire
+from tests.weights.network_proxy import Proxy, proxy
 
 BUCKET = "models"
 
@@ -51,8 +51,8 @@ def s3(s3_url: str, credentials: None) -> Iterator[Any]:
 
 
 @pytest.fixture
-def network(s3_url: str) -> Iterator[Wire]:
-    with wire(s3_url) as between:
+def network(s3_url: str) -> Iterator[Proxy]:
+    with proxy(s3_url) as between:
         yield between
 
 

@@ -34,7 +34,7 @@ from gateway.weights.values import Progress
 from tests import fork_server
 from tests.fork_server import ForkedPopen
 from tests.weights.conftest import BUCKET
-from tests.weights.wire import Wire
+from tests.weights.network_proxy import Proxy
 
 Make = Callable[..., S3Fetcher]
 MIB = 1 << 20
@@ -71,7 +71,7 @@ def test_a_prefix_arrives_as_a_folder_with_its_subfolders(
 
 
 def test_what_is_here_is_not_fetched_again_and_what_changed_is(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "config.json", b"{}")
     put(s3, "model.safetensors", random_bytes(4 * MIB))
@@ -105,7 +105,7 @@ def test_one_format_of_the_weights_is_enough(s3: Any, s3_url: str, fetcher_at: M
 
 
 def test_a_connection_that_breaks_is_resumed_where_it_ended(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(24 * MIB))
     fetcher = fetcher_at(network.url)
@@ -127,7 +127,7 @@ def fetch_in_a_process(url: str, into: Path) -> subprocess.Popen[str]:
 
 
 def test_a_fetch_that_was_killed_is_resumed_without_fetching_twice(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     size = 32 * MIB
     content = put(s3, "model.safetensors", random_bytes(size))
@@ -150,7 +150,7 @@ def test_a_fetch_that_was_killed_is_resumed_without_fetching_twice(
     assert progress[1].done > size // 4, "the progress begins with what was here"
 
 
-def test_two_processes_at_once_fetch_each_file_once(s3: Any, network: Wire, tmp_path: Path) -> None:
+def test_two_processes_at_once_fetch_each_file_once(s3: Any, network: Proxy, tmp_path: Path) -> None:
     sizes = {f"model-{i}.safetensors": 6 * MIB for i in range(4)}
     contents = {name: put(s3, name, random_bytes(size)) for name, size in sizes.items()}
     put(s3, "config.json", b"{}")
@@ -163,7 +163,9 @@ def test_two_processes_at_once_fetch_each_file_once(s3: Any, network: Wire, tmp_
     assert network.received < sum(sizes.values()) + MIB
 
 
-def test_threads_of_a_process_share_a_fetch(s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path) -> None:
+def test_threads_of_a_process_share_a_fetch(
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
+) -> None:
     put(s3, "model.safetensors", random_bytes(8 * MIB))
     network.rate = 32 * MIB
     with ThreadPoolExecutor(3) as pool:
@@ -172,7 +174,7 @@ def test_threads_of_a_process_share_a_fetch(s3: Any, network: Wire, fetcher_at: 
 
 
 def test_a_stop_ends_a_fetch_soon_and_keeps_the_bytes_that_arrived(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "model.safetensors", random_bytes(32 * MIB))
     network.rate = 8 * MIB
@@ -202,7 +204,7 @@ def multipart(s3: Any, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("upload", [put, multipart])
 def test_content_that_is_corrupted_twice_is_an_error(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path, upload: Callable[[Any, str, bytes], object]
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path, upload: Callable[[Any, str, bytes], object]
 ) -> None:
     upload(s3, "model.safetensors", random_bytes(12 * MIB))
     network.corrupt = True
@@ -213,7 +215,7 @@ def test_content_that_is_corrupted_twice_is_an_error(
 
 
 def test_content_that_is_corrupted_once_is_fetched_again(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(4 * MIB))
     network.corrupt = True
@@ -252,7 +254,7 @@ def test_a_manifest_in_the_prefix_wins(
 
 
 def test_a_part_of_another_version_is_discarded(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "model.safetensors", random_bytes(16 * MIB))
     network.rate = 8 * MIB
@@ -268,7 +270,7 @@ def test_a_part_of_another_version_is_discarded(
 
 
 def test_a_file_put_there_by_hand_is_checked_and_kept(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(4 * MIB))
     put(s3, "other.safetensors", random_bytes(4 * MIB))
@@ -302,7 +304,7 @@ def test_a_bucket_or_prefix_that_is_not_there_is_named(
 
 
 def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     for change, kind in (
         (lambda: s3.delete_object(Bucket=BUCKET, Key="llama/model.safetensors"), NotThere),
@@ -326,7 +328,7 @@ def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
 
 
 def test_a_network_that_is_down_is_an_error_unless_a_complete_copy_is_here(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "config.json", b"{}")
     put(s3, "model.safetensors", random_bytes(MIB))
@@ -343,7 +345,7 @@ def test_a_network_that_is_down_is_an_error_unless_a_complete_copy_is_here(
 
 
 def test_a_network_that_fails_in_the_middle_is_an_error_and_the_fetch_is_resumed(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(24 * MIB))
     network.rate = 16 * MIB
@@ -368,7 +370,7 @@ def test_without_credentials_it_says_where_they_come_from(
 
 
 def test_a_disk_without_room_is_an_error_before_the_first_request(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+    s3: Any, network: Proxy, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "model.safetensors", random_bytes(4 * MIB))
     fetcher = fetcher_at(network.url, free_bytes=lambda folder: MIB)

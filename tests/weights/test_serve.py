@@ -15,7 +15,7 @@ import pytest
 from tests import fork_server
 from tests.integration.live import ROOT, environment, gateway, wait_ready
 from tests.weights.conftest import BUCKET
-from tests.weights.wire import Wire
+from tests.weights.network_proxy import Proxy
 
 DEMO = ROOT / "models" / "demo"
 
@@ -28,7 +28,7 @@ def demo(s3: Any) -> Any:
     return s3
 
 
-def settings(network: Wire, folder: Path) -> dict[str, str]:
+def settings(network: Proxy, folder: Path) -> dict[str, str]:
     return {
         "SLUICE_ENGINE__MODEL": f"s3://{BUCKET}/demo",
         "SLUICE_WEIGHTS__ENDPOINT_URL": network.url,
@@ -37,7 +37,7 @@ def settings(network: Wire, folder: Path) -> dict[str, str]:
 
 
 def test_it_is_alive_while_weights_arrive_and_answers_when_they_are_here(
-    demo: Any, network: Wire, tmp_path: Path
+    demo: Any, network: Proxy, tmp_path: Path
 ) -> None:
     network.rate = 1 << 18
     env = settings(network, tmp_path)
@@ -62,7 +62,7 @@ def test_it_is_alive_while_weights_arrive_and_answers_when_they_are_here(
 
 
 def test_weights_that_cannot_be_had_end_the_start_with_one_line(
-    demo: Any, network: Wire, tmp_path: Path
+    demo: Any, network: Proxy, tmp_path: Path
 ) -> None:
     demo.put_object(Bucket=BUCKET, Key="demo/SHA256SUMS", Body=f"{'0' * 64}  model.safetensors\n".encode())
     with gateway(tmp_path, ready=False, **settings(network, tmp_path)) as live:
@@ -72,7 +72,7 @@ def test_weights_that_cannot_be_had_end_the_start_with_one_line(
         assert "Traceback" not in live.log.read_text()
 
 
-def test_a_drain_while_weights_arrive_ends_at_once(demo: Any, network: Wire, tmp_path: Path) -> None:
+def test_a_drain_while_weights_arrive_ends_at_once(demo: Any, network: Proxy, tmp_path: Path) -> None:
     network.rate = 1 << 19
     with gateway(tmp_path, ready=False, **settings(network, tmp_path)) as live:
         assert httpx.get(f"{live.url}/ready", timeout=30).status_code == 503
@@ -92,7 +92,7 @@ def run_doctor(tmp_path: Path, **env: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_doctor_fetches_like_a_start_and_reports_failures(demo: Any, network: Wire, tmp_path: Path) -> None:
+def test_doctor_fetches_like_a_start_and_reports_failures(demo: Any, network: Proxy, tmp_path: Path) -> None:
     code, reported = run_doctor(tmp_path, **settings(network, tmp_path))
     assert code == 0 and reported["ok"], reported
     demo.put_object(Bucket=BUCKET, Key="demo/SHA256SUMS", Body=f"{'0' * 64}  model.safetensors\n".encode())

@@ -83,8 +83,8 @@ def ending(reason: str = "stop", index: int = 0) -> bytes:
 def usage(prompt: int, completion: int, cached: int | None = None) -> bytes:
     """The chunk with the usage."""
     details = None if cached is None else {"cached_tokens": cached}
-    told = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
-    return event({"choices": [], "usage": told})
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
+    return event({"choices": [], "usage": counts})
 
 
 DONE = event(b"[DONE]")

@@ -48,8 +48,8 @@ class ScoreWorker(RawWorker):
                 {"index": index, "relevance_score": scores[index], "document": {"text": ""}}
                 for index in order
             ]
-            told = {"id": "x", "model": MODEL, "results": results, "usage": {"total_tokens": count}}
+            reply = {"id": "x", "model": MODEL, "results": results, "usage": {"total_tokens": count}}
         else:
             data = [{"object": "score", "index": index, "score": scores[index]} for index in order]
-            told = {"id": "x", "object": "list", "data": data, "usage": usage}
-        await request.whole(200, json.dumps(told).encode())
+            reply = {"id": "x", "object": "list", "data": data, "usage": usage}
+        await request.whole(200, json.dumps(reply).encode())

@@ -26,7 +26,7 @@ class SpeechWorker(RawWorker):
 
     def __init__(self, *, model: str = MODEL, dies_after: int | None = None) -> None:
         listed = json.dumps({"data": [{"id": model, "max_model_len": 448}]}).encode()
-        super().__init__([self.hear], models=partial(bytes, listed))
+        super().__init__([self.transcribe], models=partial(bytes, listed))
         self.dies_after = dies_after
         self.holds: asyncio.Event | None = None
         self.breaks = False
@@ -44,7 +44,7 @@ class SpeechWorker(RawWorker):
             raise ConnectionError
         return form_of(headers["content-type"], await reader.readexactly(length))
 
-    async def hear(self, request: Request) -> None:
+    async def transcribe(self, request: Request) -> None:
         form = request.body
         self.forms.append(form)
         if form.get("stream") == "true":

@@ -65,9 +65,9 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize("told", UNUSABLE.values(), ids=UNUSABLE)
-async def test_unusable_transcripts_are_asked_for_on_another_worker(told: Any) -> None:
-    bad, good = BadSpeech([refuses(200, told)]), SpeechWorker(model="base")
+@pytest.mark.parametrize("reply", UNUSABLE.values(), ids=UNUSABLE)
+async def test_unusable_transcripts_are_asked_for_on_another_worker(reply: Any) -> None:
+    bad, good = BadSpeech([refuses(200, reply)]), SpeechWorker(model="base")
     async with pool(bad, good, affinity=False) as backend:
         for _ in range(3):  # the pool may choose either worker first
             made = await backend.transcribe(recording(), CALLER, no_event)
@@ -76,7 +76,7 @@ async def test_unusable_transcripts_are_asked_for_on_another_worker(told: Any) -
 
 
 @pytest.mark.parametrize(
-    ("told", "tokens"),
+    ("reply", "tokens"),
     [
         ({"usage": {"type": "duration", "seconds": 2}}, (200, 0)),
         ({"usage": {"type": "tokens", "input_tokens": 14, "output_tokens": 5, "total_tokens": 19}}, (14, 5)),
@@ -86,14 +86,14 @@ async def test_unusable_transcripts_are_asked_for_on_another_worker(told: Any) -
     ],
 )
 async def test_tokens_are_the_workers_or_follow_from_the_duration_or_are_estimated(
-    told: dict[str, Any], tokens: tuple[int, int]
+    reply: dict[str, Any], tokens: tuple[int, int]
 ) -> None:
-    async with pool(BadSpeech([refuses(200, {"text": "", **told})])) as backend:
+    async with pool(BadSpeech([refuses(200, {"text": "", **reply})])) as backend:
         made = await backend.transcribe(recording(), CALLER, no_event)
     assert (made.input_tokens, made.output_tokens) == tokens
 
 
-class Hasty(RawWorker):
+class AnswersBeforeReading(RawWorker):
     """Answers an upload before it has read any of it."""
 
     async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> Any:
@@ -112,7 +112,7 @@ async def test_a_worker_that_answers_before_it_has_the_file_is_sent_no_more() ->
     taken: list[int] = []
     with tempfile.TemporaryFile() as file:
         file.truncate(64 << 20)
-        async with pool(Hasty([refuse])) as backend:
+        async with pool(AnswersBeforeReading([refuse])) as backend:
             with pytest.raises(BackendFailure) as caught:
                 await backend.transcribe(recording(file=file, size=64 << 20), CALLER, no_event)
         assert caught.value.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
@@ -144,9 +144,9 @@ async def test_a_file_is_read_no_faster_than_the_worker_takes_it_and_a_cancelled
         request.reset()
 
     file = Counted()
-    async with pool(Hasty([waits])) as backend, asyncio.TaskGroup() as group:
+    async with pool(AnswersBeforeReading([waits])) as backend, asyncio.TaskGroup() as group:
         asked = recording(file=file, size=file.size)
-        asking = group.create_task(backend.transcribe(asked, CALLER, no_event))
+        call = group.create_task(backend.transcribe(asked, CALLER, no_event))
         await begun.wait()
         await until(lambda: file.given > 0)
         before = -1
@@ -154,9 +154,9 @@ async def test_a_file_is_read_no_faster_than_the_worker_takes_it_and_a_cancelled
             before = file.given
             await asyncio.sleep(0.2)
         assert file.given < file.size // 2
-        asking.cancel()
-        await asyncio.wait([asking])
-        assert asking.cancelled() and file.given < file.size // 2
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled() and file.given < file.size // 2
         ends.set()
 
 

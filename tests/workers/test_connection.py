@@ -45,16 +45,16 @@ class Transport(asyncio.Transport):
 
 
 def connected() -> tuple[Connection, Transport, list[str]]:
-    told: list[str] = []
+    calls: list[str] = []
     connection = Connection(
         asyncio.get_running_loop(),
-        made=lambda _: told.append("made"),
-        free=lambda _: told.append("free"),
-        gone=lambda _: told.append("gone"),
+        made=lambda _: calls.append("made"),
+        free=lambda _: calls.append("free"),
+        gone=lambda _: calls.append("gone"),
     )
     transport = Transport(connection)
     connection.connection_made(transport)
-    return connection, transport, told
+    return connection, transport, calls
 
 
 def send(connection: Connection, first_s: float = 5, idle_s: float = 5, total_s: float = 5) -> None:
@@ -75,7 +75,7 @@ BODIES = {
 @given(st.sampled_from(sorted(BODIES)), st.lists(st.integers(0, 120), max_size=12))
 def test_an_answer_reads_the_same_however_it_is_cut(kind: str, cuts: list[int]) -> None:
     async def scenario() -> None:
-        raw, (connection, _, told) = BODIES[kind], connected()
+        raw, (connection, _, calls) = BODIES[kind], connected()
         for _ in range(2):
             send(connection)
             bounds = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
@@ -86,12 +86,12 @@ def test_an_answer_reads_the_same_however_it_is_cut(kind: str, cuts: list[int]) 
             assert connection.content_type == "text/event-stream"
             assert await whole_body(connection) == b"hello there"
             connection.release()
-        assert told == ["made", "free", "free"]
+        assert calls == ["made", "free", "free"]
 
     asyncio.run(scenario())
 
 
-class Taker:
+class PieceReader:
     """Takes pieces until it has ``most`` of them."""
 
     def __init__(self, most: int = 1_000) -> None:
@@ -107,7 +107,7 @@ class Taker:
 @given(st.sampled_from(sorted(BODIES)), st.lists(st.integers(0, 120), max_size=12), st.integers(1, 4))
 def test_an_answer_is_passed_on_the_same_however_it_is_cut(kind: str, cuts: list[int], most: int) -> None:
     async def scenario() -> None:
-        raw, (connection, _, told) = BODIES[kind], connected()
+        raw, (connection, _, calls) = BODIES[kind], connected()
         send(connection)
         taken: list[bytes] = []
 
@@ -115,9 +115,9 @@ def test_an_answer_is_passed_on_the_same_however_it_is_cut(kind: str, cuts: list
             await connection.head()
             more = True
             while more:
-                taker = Taker(most)
-                more = await connection.pass_on(taker.take)
-                taken.extend(taker.pieces)
+                reader = PieceReader(most)
+                more = await connection.pass_on(reader.take)
+                taken.extend(reader.pieces)
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
@@ -129,7 +129,7 @@ def test_an_answer_is_passed_on_the_same_however_it_is_cut(kind: str, cuts: list
                     await asyncio.sleep(0)
         assert b"".join(taken) == b"hello there"
         connection.release()
-        assert told == ["made", "free"]
+        assert calls == ["made", "free"]
 
     asyncio.run(scenario())
 
@@ -139,24 +139,24 @@ async def test_pieces_are_taken_as_they_come_and_the_reader_is_woken_for_the_end
     send(connection)
     connection.data_received(HEAD + b"content-length: 11\r\n\r\n")
     await connection.head()
-    taker = Taker()
+    reader = PieceReader()
     async with asyncio.TaskGroup() as tasks:
-        reading = tasks.create_task(connection.pass_on(taker.take))
+        reading = tasks.create_task(connection.pass_on(reader.take))
         await asyncio.sleep(0)
         for piece in (b"hello", b" the"):
             connection.data_received(piece)
-            assert taker.pieces[-1] == piece  # before the loop had a turn
+            assert reader.pieces[-1] == piece  # before the loop had a turn
         await asyncio.sleep(0)
         assert not reading.done()
         connection.data_received(b"re")
-    assert not reading.result() and b"".join(taker.pieces) == b"hello there"
+    assert not reading.result() and b"".join(reader.pieces) == b"hello there"
 
 
 async def test_what_is_not_taken_at_once_waits_for_the_reader() -> None:
     connection, _, _ = connected()
     send(connection)
     connection.data_received(HEAD + b"content-length: 11\r\n\r\nhel")
-    first, second = Taker(2), Taker()
+    first, second = PieceReader(2), PieceReader()
     async with asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(connection.pass_on(first.take))
         await asyncio.sleep(0)
@@ -170,19 +170,19 @@ async def test_a_reader_that_leaves_takes_nothing_more_and_a_broken_connection_i
     connection, _, _ = connected()
     send(connection)
     connection.data_received(HEAD + b"content-length: 11\r\n\r\n")
-    taker = Taker()
-    reading = asyncio.get_running_loop().create_task(connection.pass_on(taker.take))
+    reader = PieceReader()
+    reading = asyncio.get_running_loop().create_task(connection.pass_on(reader.take))
     await asyncio.sleep(0)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
     connection.data_received(b"hello")
-    assert not taker.pieces
+    assert not reader.pieces
     async with asyncio.TaskGroup() as tasks:
-        again = tasks.create_task(_raises(connection.pass_on(taker.take)))
+        again = tasks.create_task(_raises(connection.pass_on(reader.take)))
         await asyncio.sleep(0)
         connection.connection_lost(None)
-    assert taker.pieces == [b"hello"] and isinstance(again.result(), ConnectionLost)
+    assert reader.pieces == [b"hello"] and isinstance(again.result(), ConnectionLost)
 
 
 async def _raises(work: Awaitable[object]) -> BaseException | None:
@@ -197,7 +197,7 @@ async def _raises(work: Awaitable[object]) -> BaseException | None:
 @given(st.lists(st.binary(min_size=1), max_size=6))
 def test_no_bytes_leave_a_request_without_an_end(pieces: list[bytes]) -> None:
     async def scenario() -> None:
-        connection, _, told = connected()
+        connection, _, calls = connected()
         send(connection)
         for piece in pieces:
             connection.data_received(piece)
@@ -208,7 +208,7 @@ def test_no_bytes_leave_a_request_without_an_end(pieces: list[bytes]) -> None:
         except TransportError as error:
             assert str(error)
         connection.release()
-        assert connection.closed and not connection.busy and told[-1] == "gone"
+        assert connection.closed and not connection.busy and calls[-1] == "gone"
 
     asyncio.run(scenario())
 
@@ -222,21 +222,21 @@ async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
 
 
 async def test_bytes_after_the_end_of_an_answer_close_the_connection() -> None:
-    connection, transport, told = connected()
+    connection, transport, calls = connected()
     send(connection)
     connection.data_received(BODIES["of a length"])
     connection.data_received(b"more")
     assert await connection.head() == 200
     connection.release()
-    assert transport.aborted and "free" not in told
+    assert transport.aborted and "free" not in calls
 
 
 async def test_a_worker_that_says_close_is_not_asked_again() -> None:
-    connection, transport, told = connected()
+    connection, transport, calls = connected()
     send(connection)
     connection.data_received(HEAD + b"connection: close\r\ncontent-length: 0\r\n\r\n")
     connection.release()
-    assert transport.aborted and "free" not in told
+    assert transport.aborted and "free" not in calls
 
 
 async def test_releasing_a_connection_before_the_answers_end_closes_it_at_once() -> None:
@@ -248,7 +248,7 @@ async def test_releasing_a_connection_before_the_answers_end_closes_it_at_once()
 
 
 async def test_a_lingering_connection_is_free_when_the_end_comes() -> None:
-    connection, transport, told = connected()
+    connection, transport, calls = connected()
     send(connection)
     connection.data_received(HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
     assert await connection.read() == b"hello"
@@ -256,7 +256,7 @@ async def test_a_lingering_connection_is_free_when_the_end_comes() -> None:
     connection.release()
     assert connection.busy and not transport.aborted
     connection.data_received(b"0\r\n\r\n")
-    assert told[-1] == "free" and not connection.busy
+    assert calls[-1] == "free" and not connection.busy
 
 
 async def test_unread_bytes_hold_the_worker_back_until_they_are_read() -> None:

@@ -325,7 +325,7 @@ def test_a_text_completion_reads_like_a_chat() -> None:
 
 
 def test_chat_logprobs_are_read_with_bytes_and_alternatives() -> None:
-    told = {
+    reported = {
         "content": [
             {
                 "token": "\ufffd", "logprob": -0.5, "bytes": [233],
@@ -337,20 +337,20 @@ def test_chat_logprobs_are_read_with_bytes_and_alternatives() -> None:
             }
         ]
     }  # fmt: skip
-    [delta], _ = read(piece("", logprobs=told), sampling={"logprobs": 2})
+    [delta], _ = read(piece("", logprobs=reported), sampling={"logprobs": 2})
     [entry] = delta.logprobs
     assert (delta.tokens, entry.data, entry.logprob) == (1, b"\xe9", -0.5)
     assert [(one.data, one.logprob) for one in entry.top] == [(b"\xe9", -0.5), (b"x", -1.5)]
 
 
 def test_the_ids_that_vllm_gives_for_tokens_are_turned_into_bytes() -> None:
-    told = {
+    reported = {
         "tokens": ["token_id:233", "b"],
         "token_logprobs": [-1.0, None],
         "top_logprobs": [{"token_id:97": -0.1, "token_id:233": -1.0}, None],
         "text_offset": [0, 1],
     }
-    data = event({"choices": [{"index": 0, "text": "b", "logprobs": told, "finish_reason": None}]})
+    data = event({"choices": [{"index": 0, "text": "b", "logprobs": reported, "finish_reason": None}]})
     [delta], _ = read(data, sampling={"logprobs": 1})
     first, second = delta.logprobs
     assert (first.data, first.logprob, [one.data for one in first.top]) == (b"\xe9", -1.0, [b"a"])
@@ -380,7 +380,7 @@ def test_vllms_own_queue_time_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("reported", "kind"),
     [
         ({"message": "x", "code": 400}, FailureKind.INVALID_INPUT),
         ({"message": "x", "type": "rate_limit_error", "code": "rate_limited"}, FailureKind.THROTTLED),
@@ -390,9 +390,9 @@ def test_vllms_own_queue_time_is_passed_on() -> None:
         ("just words", FailureKind.INTERNAL),
     ],
 )
-def test_an_error_in_the_stream_is_told_by_its_kind(told: object, kind: FailureKind) -> None:
+def test_an_error_in_the_stream_is_told_by_its_kind(reported: object, kind: FailureKind) -> None:
     with pytest.raises(BackendFailure) as caught:
-        read(event({"error": told}))
+        read(event({"error": reported}))
     assert caught.value.kind is kind
 
 

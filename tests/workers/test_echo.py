@@ -18,7 +18,7 @@ from gateway.contracts.sse import MAX_EVENT_BYTES
 from gateway.contracts.values import TokenLogprob
 from gateway.testing import answer_for
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.contracts.test_stream_frames import REQUEST
 from tests.workers.raw_worker import (
     DONE,
@@ -115,7 +115,7 @@ async def test_too_many_log_probabilities_are_refused_before_a_worker_is_asked()
     many = work(ids=[5] * (MAX_ECHOED_LOGPROBS // 2 + 1), messages=(), sampling=ECHO)
     async with pool(worker) as backend:
         with pytest.raises(BackendFailure, match="log-probabilities") as refused:
-            await hear(backend, many)
+            await collect(backend, many)
     assert (refused.value.kind, refused.value.param) == (FailureKind.INVALID_INPUT, "logprobs")
     assert worker.requests == []
 
@@ -130,9 +130,9 @@ async def test_an_echo_that_breaks_off_is_not_resumed() -> None:
 
     echo = {"echo": True, "max_tokens": 2}
     async with pool(RawWorker([answers, breaks])) as backend:
-        heard = await hear(backend, work(ids=[5, 6], messages=(), sampling=echo))
-        assert heard.completion.usage.output_tokens == 2
+        answer = await collect(backend, work(ids=[5, 6], messages=(), sampling=echo))
+        assert answer.completion.usage.output_tokens == 2
         with pytest.raises(BackendFailure) as broken:
-            await hear(backend, work(ids=[5, 6], messages=(), sampling=echo))
+            await collect(backend, work(ids=[5, 6], messages=(), sampling=echo))
     assert broken.value.kind is FailureKind.STREAM_BROKEN
     assert CompletionWriter("base").ways(work(ids=[5, 6], messages=(), sampling=echo)) == frozenset()

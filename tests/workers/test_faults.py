@@ -10,7 +10,7 @@ import pytest
 from gateway.backends.port import BackendState
 from gateway.contracts.events import Delta
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
     DONE,
     END,
@@ -80,9 +80,9 @@ async def test_until_the_first_token_another_worker_takes_over_unseen(fault: str
     bad, good = RawWorker([BEFORE_A_TOKEN[fault]]), RawWorker([GOOD])
     async with pool(bad, good, affinity=False, **limits(fault)) as backend:
         for _ in range(2):
-            heard = await hear(backend, work())
-            assert heard.text == "Hello there"
-            assert heard.completion.usage.output_tokens == heard.tokens == 2
+            answer = await collect(backend, work())
+            assert answer.text == "Hello there"
+            assert answer.completion.usage.output_tokens == answer.tokens == 2
         await until(lambda: in_use(backend) == 0)
     assert len(bad.requests) >= 1 and len(good.requests) == 2
 
@@ -92,7 +92,7 @@ async def test_with_no_other_worker_the_failure_is_one_of_the_closed_set(fault: 
     bad = RawWorker([BEFORE_A_TOKEN[fault]])
     async with pool(bad, **limits(fault)) as backend:
         with pytest.raises(BackendFailure) as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.kind in (
             FailureKind.BACKEND_UNAVAILABLE,
             FailureKind.STREAM_BROKEN,
@@ -125,20 +125,20 @@ async def test_after_the_first_token_a_broken_answer_is_not_started_again(fault:
     behaviour, kind = AFTER_A_TOKEN[fault]
     bad, good = RawWorker([behaviour]), RawWorker([GOOD])
     async with pool(bad, good, affinity=False, **limits(fault)) as backend:
-        heard: list[Delta] = []
+        answer: list[Delta] = []
 
         async def out(delta: Delta) -> None:
-            heard.append(delta)
+            answer.append(delta)
 
         for _ in range(4):
             if bad.requests:
                 break
-            heard.clear()
+            answer.clear()
             try:
                 await backend.generate(work(), out)
             except BackendFailure as failure:
                 assert failure.kind is kind
-                assert [delta.text for delta in heard] == ["Hello"]
+                assert [delta.text for delta in answer] == ["Hello"]
         assert len(bad.requests) == 1
         await until(lambda: in_use(backend) == 0)
 
@@ -146,24 +146,24 @@ async def test_after_the_first_token_a_broken_answer_is_not_started_again(fault:
 async def test_an_answer_whose_texts_have_all_ended_is_whole_without_done_and_without_usage() -> None:
     worker = RawWorker([sends(STREAM_HEAD, HALF, chunk(ending("length")), END)])
     async with pool(worker) as backend:
-        heard = await hear(backend, work("abc"))
-        assert heard.text == "Hello"
-        assert heard.completion.finish_reason == "length"
-        assert heard.completion.usage.input_tokens == 3
-        assert heard.completion.usage.output_tokens == heard.tokens == 1
+        answer = await collect(backend, work("abc"))
+        assert answer.text == "Hello"
+        assert answer.completion.finish_reason == "length"
+        assert answer.completion.usage.input_tokens == 3
+        assert answer.completion.usage.output_tokens == answer.tokens == 1
 
 
 async def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
     head = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
     worker = RawWorker([sends(head, piece("Hello") + ending() + DONE)])
     async with pool(worker) as backend:
-        assert (await hear(backend, work())).text == "Hello"
+        assert (await collect(backend, work())).text == "Hello"
 
 
 async def test_slow_tokens_are_no_fault() -> None:
     worker = RawWorker([answers(*"abcdefghijklmnopqrstuvwxyz", delay_s=0.12)])
     async with pool(worker, idle_timeout_seconds=3) as backend:
-        text = (await hear(backend, work())).text
+        text = (await collect(backend, work())).text
     assert text == "abcdefghijklmnopqrstuvwxyz", "longer than the silence allowed, in all"
 
 
@@ -178,7 +178,7 @@ async def test_an_answer_that_trickles_ends_with_the_total_timeout() -> None:
     async with pool(worker, total_timeout_seconds=0.6) as backend:
         began = time.monotonic()
         with pytest.raises(BackendFailure, match="did not end within") as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.kind is FailureKind.TIMEOUT
         assert time.monotonic() - began < 15.0
 
@@ -187,10 +187,10 @@ async def test_a_worker_that_dies_loses_no_request_that_had_not_streamed() -> No
     dying, living = RawWorker([answers("x", delay_s=0.2)]), RawWorker([answers("x", delay_s=0.01)])
     async with pool(dying, living, affinity=False) as backend:
         async with asyncio.TaskGroup() as group:
-            heard = [group.create_task(hear(backend, work())) for _ in range(20)]
+            answer = [group.create_task(collect(backend, work())) for _ in range(20)]
             await until(lambda: len(dying.requests) >= 5)
             await dying.die()
-        assert [task.result().text for task in heard] == ["x"] * 20
+        assert [task.result().text for task in answer] == ["x"] * 20
         await until(lambda: state_of(backend)[0].state == "ejected")
         assert backend.state is BackendState.READY
 
@@ -201,12 +201,12 @@ async def test_a_worker_that_comes_back_is_given_requests_again() -> None:
         await first.die()
         await until(lambda: state_of(backend)[0].state == "ejected")
         before = len(first.requests)
-        await hear(backend, work())
+        await collect(backend, work())
         await first.start()
         await until(lambda: state_of(backend)[0].state == "in_service")
         async with asyncio.TaskGroup() as group:
             for _ in range(8):
-                group.create_task(hear(backend, work()))
+                group.create_task(collect(backend, work()))
         assert len(first.requests) > before
 
 
@@ -217,12 +217,12 @@ async def test_a_pool_without_a_worker_in_service_is_not_ready_and_says_when_to_
         await until(lambda: backend.state is not BackendState.READY)
         assert backend.load is None
         with pytest.raises(BackendFailure, match="no worker of worker is in service") as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.kind is FailureKind.BACKEND_UNAVAILABLE
         assert (caught.value.retry_after_s or 0) >= 1
         await worker.start()
         await until(lambda: backend.state is BackendState.READY)
-        assert (await hear(backend, work())).text == "Hello there"
+        assert (await collect(backend, work())).text == "Hello there"
 
 
 async def test_a_pool_whose_workers_were_never_there_is_starting() -> None:
@@ -239,16 +239,16 @@ async def test_the_last_worker_stays_in_service_while_its_probes_answer() -> Non
     async with pool(worker) as backend:
         for _ in range(6):
             with pytest.raises(BackendFailure):
-                await hear(backend, work())
+                await collect(backend, work())
         assert backend.state is BackendState.READY
-        assert (await hear(backend, work())).text == "Hello there"
+        assert (await collect(backend, work())).text == "Hello there"
 
 
 async def test_a_worker_that_fails_repeatedly_is_ejected_and_another_one_serves() -> None:
     bad, good = RawWorker([refuses(500)]), RawWorker([GOOD])
     async with pool(bad, good, affinity=False, eject_seconds=60) as backend:
         for _ in range(12):
-            assert (await hear(backend, work())).text == "Hello there"
+            assert (await collect(backend, work())).text == "Hello there"
         assert state_of(backend)[0].state == "ejected"
         assert len(bad.requests) == 3
 
@@ -261,15 +261,15 @@ async def test_a_connection_closed_while_idle_fails_no_request() -> None:
     worker = RawWorker([once])
     async with pool(worker) as backend:
         for _ in range(5):
-            assert (await hear(backend, work())).text == "Hello there"
+            assert (await collect(backend, work())).text == "Hello there"
         assert state_of(backend)[0].ejections == 0
 
 
 async def test_a_reset_that_races_the_next_request_is_tried_again_on_a_new_connection() -> None:
     worker = RawWorker([GOOD, sends(then="reset"), GOOD])
     async with pool(worker) as backend:
-        await hear(backend, work())
-        assert (await hear(backend, work())).text == "Hello there"
+        await collect(backend, work())
+        assert (await collect(backend, work())).text == "Hello there"
     assert len(worker.requests) == 3
 
 
@@ -278,13 +278,13 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
     async with pool(worker, idle_timeout_seconds=30, first_token_timeout_seconds=30) as backend:
         for expected in (1, 2):
             async with asyncio.TaskGroup() as group:
-                call = group.create_task(hear(backend, work()))
+                call = group.create_task(collect(backend, work()))
                 await until(lambda n=expected: len(worker.requests) == n)  # type: ignore[misc]
                 await asyncio.sleep(0.02)
                 call.cancel()
             assert in_use(backend) == 0
         await until(lambda: worker.connections <= 2)  # those of the probe and the scrape may remain
-        assert (await hear(backend, work())).text == "Hello there"
+        assert (await collect(backend, work())).text == "Hello there"
 
 
 async def test_a_sink_that_raises_closes_the_connection() -> None:
@@ -325,15 +325,15 @@ async def test_no_more_connections_than_allowed_are_opened() -> None:
     worker = RawWorker([answers("x", delay_s=0.2)])
     async with pool(worker, max_connections=2) as backend:
         async with asyncio.TaskGroup() as group:
-            heard = [group.create_task(_outcome(backend)) for _ in range(5)]
-        kinds = [task.result() for task in heard]
+            answer = [group.create_task(_outcome(backend)) for _ in range(5)]
+        kinds = [task.result() for task in answer]
         assert kinds.count("x") == 2 and kinds.count(FailureKind.THROTTLED) == 3
         assert state_of(backend)[0].ejections == 0
 
 
 async def _outcome(backend: object) -> object:
     try:
-        return (await hear(backend, work())).text  # type: ignore[arg-type]
+        return (await collect(backend, work())).text  # type: ignore[arg-type]
     except BackendFailure as failure:
         return failure.kind
 
@@ -343,5 +343,5 @@ async def test_refused_connections_are_a_quick_failure() -> None:
         pass
     lonely = make(*[one.url for one in state_of(backend)])
     with pytest.raises(BackendFailure) as caught:
-        await hear(lonely, work())
+        await collect(lonely, work())
     assert caught.value.kind is FailureKind.BACKEND_UNAVAILABLE

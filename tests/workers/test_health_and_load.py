@@ -146,9 +146,9 @@ def test_a_burst_between_two_scrapes_counts_at_once() -> None:
     load.scraped(FIGURES, 0)
     tickets = [load.sent(160) for _ in range(5)]
     assert load.requests(0.5) == 13
-    told = load.current(0.5)
-    assert told is not None and told.running + told.waiting == 13
-    assert told.kv_usage == pytest.approx(0.5 + 5 * 160 / 1600)
+    current = load.current(0.5)
+    assert current is not None and current.running + current.waiting == 13
+    assert current.kv_usage == pytest.approx(0.5 + 5 * 160 / 1600)
     for ticket in tickets:
         load.ended(ticket)
     assert load.requests(0.6) == 8
@@ -180,8 +180,8 @@ def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
         load.sent(16)
     load.scraped(FIGURES, 0)
     assert load.requests(0) == 8
-    told = load.current(0)
-    assert told == BackendLoad(6, 2, 0.5, 100, 16, 0)
+    current = load.current(0)
+    assert current == BackendLoad(6, 2, 0.5, 100, 16, 0)
 
 
 def test_others_requests_are_doubted_as_the_scrape_ages_and_then_forgotten() -> None:
@@ -204,8 +204,8 @@ def test_a_known_batch_size_tells_running_from_waiting() -> None:
     load = WorkerLoad(interval_s=1, max_running=4)
     load.scraped(WorkerFigures(4, 0), 0)
     load.sent(1), load.sent(1)
-    told = load.current(0)
-    assert told is not None and (told.running, told.waiting) == (4, 2)
+    current = load.current(0)
+    assert current is not None and (current.running, current.waiting) == (4, 2)
 
 
 @settings(deadline=None)
@@ -228,10 +228,10 @@ def test_load_is_never_less_than_what_is_in_flight_nor_out_of_range(
         else:
             load.scraped(WorkerFigures(running, 1, kv_usage, 10, 16), 0)
         assert load.in_flight == len(tickets) <= load.requests(age)
-        told = load.current(age)
-        if told is not None:
-            assert told.running + told.waiting >= len(tickets)
-            assert told.waiting >= 0 and 0 <= told.kv_usage <= 1
+        current = load.current(age)
+        if current is not None:
+            assert current.running + current.waiting >= len(tickets)
+            assert current.waiting >= 0 and 0 <= current.kv_usage <= 1
 
 
 def test_the_pools_load_is_the_sum_and_unknown_workers_count_what_is_in_flight() -> None:

@@ -21,7 +21,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from gateway.wiring.backends import hedge_collector
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
     STREAM_HEAD,
     Behaviour,
@@ -54,7 +54,7 @@ async def warmed(
         hedge = {**HEDGE, "quantile": 1 - 1 / (asks - 0.5)}
     async with pool(*workers, **{"hedge": hedge, "affinity": False, **changes}) as backend:
         for _ in range(asks):
-            await hear(backend, work())
+            await collect(backend, work())
         yield backend
 
 
@@ -85,9 +85,9 @@ def tells(event: asyncio.Event, behaviour: Behaviour) -> Behaviour:
 async def test_a_late_request_is_answered_by_a_second_worker_and_the_first_is_cancelled() -> None:
     slow, quick = quick_then(SILENT), quick_then(answers("Hello", " there", prompt=5, cached=3))
     async with warmed(slow, quick) as backend:
-        heard = await hear(backend, work())
-        assert heard.text == "Hello there"
-        assert heard.completion.usage == Usage(5, 2, 3)
+        answer = await collect(backend, work())
+        assert answer.text == "Hello there"
+        assert answer.completion.usage == Usage(5, 2, 3)
         assert backend.hedging is not None
         assert (backend.hedging.sent, backend.hedging.won) == (1, 1)
         await until(lambda: slow.connections <= WATCH_CONNECTIONS)
@@ -98,7 +98,7 @@ async def test_the_first_worker_wins_when_it_speaks_before_the_second_one() -> N
     asked = asyncio.Event()
     slow, quick = quick_then(after(asked, answers("mine"))), quick_then(tells(asked, SILENT))
     async with warmed(slow, quick) as backend:
-        assert (await hear(backend, work())).text == "mine"
+        assert (await collect(backend, work())).text == "mine"
         assert backend.hedging is not None
         assert (backend.hedging.sent, backend.hedging.won) == (1, 0)
         await until(lambda: quick.connections <= WATCH_CONNECTIONS)
@@ -108,7 +108,7 @@ async def test_a_request_that_is_in_time_is_asked_once() -> None:
     workers = [RawWorker([answers("a", "b")]) for _ in range(2)]
     async with warmed(*workers, hedge={**HEDGE, "quantile": 0.5, "min_ms": 60_000}) as backend:
         for _ in range(10):
-            await hear(backend, work())
+            await collect(backend, work())
         assert backend.hedging is not None and backend.hedging.sent == 0
     assert sum(len(worker.requests) for worker in workers) == 14
 
@@ -117,7 +117,7 @@ async def test_without_hedging_no_request_is_sent_twice() -> None:
     slow, quick = quick_then(answers("late", delay_s=0.3)), quick_then(answers("quick"))
     async with warmed(slow, quick, hedge={}) as backend:
         assert backend.hedging is None
-        assert (await hear(backend, work())).text == "late"
+        assert (await collect(backend, work())).text == "late"
     assert len(quick.requests) == 2
 
 
@@ -137,7 +137,7 @@ async def test_the_extra_requests_stay_under_their_share() -> None:
     async with warmed(*workers, rounds=10, hedge=hedge) as backend:
         for _ in range(10):
             asks += 1
-            await hear(backend, work())
+            await collect(backend, work())
         assert backend.hedging is not None
         assert 1 <= backend.hedging.sent <= 3 and backend.hedging.refused >= 1
         # A hedge that lost before its request was sent is counted, but reached no worker.
@@ -154,7 +154,7 @@ async def test_a_first_worker_that_fails_while_the_second_is_asked_does_no_harm(
 
     first, second = quick_then(fails), quick_then(tells(asked, after(failed, answers("saved", delay_s=0.2))))
     async with warmed(first, second) as backend:
-        assert (await hear(backend, work())).text == "saved"
+        assert (await collect(backend, work())).text == "saved"
 
 
 async def test_when_both_fail_the_next_worker_is_tried() -> None:
@@ -166,14 +166,14 @@ async def test_when_both_fail_the_next_worker_is_tried() -> None:
         quick_then(answers("third")),
     ]
     async with warmed(*workers, max_attempts=3) as backend:
-        assert (await hear(backend, work())).text == "third"
+        assert (await collect(backend, work())).text == "third"
 
 
 async def test_a_winning_stream_that_breaks_off_is_not_replaced_by_another() -> None:
     slow, broken = quick_then(SILENT), quick_then(sends(STREAM_HEAD, chunk(piece("half")), then="reset"))
     async with warmed(slow, broken) as backend:
         with pytest.raises(BackendFailure) as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.kind is FailureKind.STREAM_BROKEN
 
 
@@ -191,13 +191,13 @@ async def test_a_caller_that_leaves_ends_both(after_s: float) -> None:
     async with warmed(*workers) as backend:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(after_s):
-                await hear(backend, work())
+                await collect(backend, work())
         await until(lambda: not held)
 
 
 async def test_the_counts_are_metrics() -> None:
     async with warmed(quick_then(SILENT), quick_then(answers("x"))) as backend:
-        await hear(backend, work())
+        await collect(backend, work())
         registry = CollectorRegistry()
         registry.register(hedge_collector(lambda: [backend]))
         shown = generate_latest(registry).decode()
@@ -240,10 +240,10 @@ def test_exactly_one_stream_reaches_the_sink_and_its_tokens_alone_are_billed(
     pieces: tuple[int, int], fails: tuple[bool, bool], turns: list[int], leaves_after: int | None
 ) -> None:
     async def scenario() -> None:
-        steps, heard = Steps(), []
+        steps, answer = Steps(), []
 
         async def out(delta: Delta) -> None:
-            heard.append(delta.text)
+            answer.append(delta.text)
 
         runs = [steps.run(number, pieces[number], fails[number]) for number in (0, 1)]
         policy = HedgePolicy(HedgeRules())
@@ -270,13 +270,13 @@ def test_exactly_one_stream_reaches_the_sink_and_its_tokens_alone_are_billed(
                 for _ in range(6):
                     await asyncio.sleep(0)
         assert steps.open == 0, "nothing of either runs on"
-        assert len(set(heard)) <= 1, "never both"
+        assert len(set(answer)) <= 1, "never both"
         if isinstance(outcome, Completion):
-            assert len(heard) == outcome.usage.output_tokens
+            assert len(answer) == outcome.usage.output_tokens
         elif leaves_after is None:
             assert isinstance(outcome, BackendFailure) and any(fails)
-            if heard:
-                assert str(outcome) == heard[0], "the failure of the one that was heard"
+            if answer:
+                assert str(outcome) == answer[0], "the failure of the one that was heard"
 
     asyncio.run(scenario())
 

@@ -11,7 +11,7 @@ from gateway.backends.port import Absence, BackendState, Restarting
 from gateway.backends.workers.backend import RETRY_S
 from gateway.backends.workers.in_service import MAX_PROBES, OUTAGE_PROBE_S, WorkersInService
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
     STREAM_HEAD,
     RawWorker,
@@ -52,7 +52,7 @@ async def test_a_worker_that_dies_under_a_stream_is_out_of_service_when_the_stre
         failures = []
         for _ in range(2):  # equal workers take turns: one of the two requests goes to the dying one
             try:
-                await hear(backend, work())
+                await collect(backend, work())
             except BackendFailure as error:
                 failures.append(error)
                 assert [one.state for one in state_of(backend)] == ["ejected", "in_service"]
@@ -65,7 +65,7 @@ async def test_the_last_workers_death_changes_the_pools_state_and_does_not_count
     dying(only)
     async with pool(only, **PATIENT) as backend:
         with pytest.raises(BackendFailure) as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.kind is FailureKind.STREAM_BROKEN
         assert not caught.value.counts
         assert backend.state is BackendState.STARTING
@@ -77,7 +77,7 @@ async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:
         for worker in (lost, other):
             await worker.die()
         with pytest.raises(BackendFailure, match="the worker refuses connections"):
-            await hear(backend, work())
+            await collect(backend, work())
         assert backend.state is BackendState.STARTING
         reason = f"none of the 2 workers of {backend.name} is in service: refuses connections (2)"
         assert backend.absence == Absence(reason, retry_s=RETRY_S)
@@ -85,7 +85,7 @@ async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:
     async with pool(only, **PATIENT) as backend:
         await only.die()
         with pytest.raises(BackendFailure):
-            await hear(backend, work())
+            await collect(backend, work())
         assert backend.absence == Absence(f"worker {backend.name} refuses connections", retry_s=RETRY_S)
 
 
@@ -99,10 +99,10 @@ async def test_a_worker_that_still_listens_stays_in_service_after_one_broken_str
     only.behaviours[:] = [cut, GOOD]
     async with pool(only, **PATIENT) as backend:
         with pytest.raises(BackendFailure) as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.counts
         assert backend.state is BackendState.READY
-        assert (await hear(backend, work())).text == "Hello there"
+        assert (await collect(backend, work())).text == "Hello there"
 
 
 async def test_waiting_requests_go_on_with_the_first_worker_that_answers_again() -> None:
@@ -114,7 +114,7 @@ async def test_waiting_requests_go_on_with_the_first_worker_that_answers_again()
         await two.die()
         for _ in range(2):
             with pytest.raises(BackendFailure):
-                await hear(backend, work())
+                await collect(backend, work())
         assert backend.state is BackendState.STARTING
         assert (backend.ready_in_s or 0.0) >= OUTAGE_PROBE_S
         assert not await backend.wait_ready(0.01)
@@ -124,7 +124,7 @@ async def test_waiting_requests_go_on_with_the_first_worker_that_answers_again()
             await two.start()  # ejected for another minute, but it is the only one that answers
         assert all(wait.result() for wait in waits)
         assert backend.ready_in_s is None
-        assert (await hear(backend, work())).text == "Hello there"
+        assert (await collect(backend, work())).text == "Hello there"
         assert [status.state for status in state_of(backend)] == ["ejected", "in_service"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.port import Continue, PartialAnswer
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.workers.raw_worker import RawWorker, answers, pool, state_of, until, work
 
 GOOD = answers("Hello", " there")
@@ -26,7 +26,7 @@ def worker_of(owner: str | None) -> RawWorker:
 async def test_a_worker_that_says_it_is_a_sluice_gets_nothing_of_vllms_in_its_first_request() -> None:
     worker = worker_of("sluice")
     async with pool(worker) as backend:
-        assert (await hear(backend, work(cache_salt="acme"))).text == "Hello there"
+        assert (await collect(backend, work(cache_salt="acme"))).text == "Hello there"
         assert backend.continues == frozenset()
     (request,) = worker.requests
     assert not {"cache_salt", "return_token_ids", "stream_interval"} & set(request.body)
@@ -47,9 +47,9 @@ def another_way(text: str) -> list[int]:
 async def test_a_sluice_of_the_same_tokenizer_gets_token_ids_and_is_asked_for_its_own() -> None:
     worker = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=of_bytes)
     async with pool(worker) as backend:
-        assert (await hear(backend, work(ids=[5, 6]))).text == "Hello there"
+        assert (await collect(backend, work(ids=[5, 6]))).text == "Hello there"
         assert backend.continues == {Continue.TOKENS}
-        await hear(backend, work(ids=[5, 6], partial=PartialAnswer("ab", (97, 98))))
+        await collect(backend, work(ids=[5, 6], partial=PartialAnswer("ab", (97, 98))))
     first, second = worker.requests
     assert first.path.endswith("/v1/completions") and first.body["prompt"] == [5, 6]
     assert first.body["sluice"] == {"token_ids": True}
@@ -64,7 +64,7 @@ async def test_messages_go_to_a_sluice_of_another_tokenizer_and_where_they_are_c
 ) -> None:
     worker = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=tokenize)
     async with pool(worker, prompt=prompt) as backend:
-        await hear(backend, work())
+        await collect(backend, work())
         assert backend.continues == frozenset()
     assert worker.requests[0].path.endswith("/chat/completions")
 
@@ -73,7 +73,7 @@ async def test_one_sluice_with_another_tokenizer_makes_the_pool_send_messages() 
     same = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=of_bytes)
     other = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=another_way)
     async with pool(same, other) as backend:
-        await hear(backend, work())
+        await collect(backend, work())
     (request,) = same.requests + other.requests
     assert request.path.endswith("/chat/completions")
 
@@ -81,7 +81,7 @@ async def test_one_sluice_with_another_tokenizer_makes_the_pool_send_messages() 
 async def test_log_probabilities_are_asked_of_a_sluice_in_a_chat_which_has_their_bytes() -> None:
     worker = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=of_bytes)
     async with pool(worker) as backend:
-        await hear(backend, work(sampling={"logprobs": 1}))
+        await collect(backend, work(sampling={"logprobs": 1}))
     assert worker.requests[0].path.endswith("/chat/completions")
 
 
@@ -89,7 +89,7 @@ async def test_log_probabilities_are_asked_of_a_sluice_in_a_chat_which_has_their
 async def test_any_other_worker_gets_vllms_extensions(owner: str | None) -> None:
     worker = worker_of(owner)
     async with pool(worker) as backend:
-        await hear(backend, work(cache_salt="acme"))
+        await collect(backend, work(cache_salt="acme"))
         assert backend.continues == {Continue.TEXT}
     assert {"cache_salt", "return_token_ids"} <= set(worker.requests[0].body)
 
@@ -109,7 +109,7 @@ async def test_a_sluice_is_probed_where_it_says_whether_it_can_answer() -> None:
 async def test_a_configured_dialect_holds_whatever_the_worker_says() -> None:
     worker = worker_of("sluice")
     async with pool(worker, dialect="vllm") as backend:
-        await hear(backend, work(cache_salt="acme"))
+        await collect(backend, work(cache_salt="acme"))
     assert "cache_salt" in worker.requests[0].body
     assert "prefer" not in worker.requests[0].headers
 
@@ -118,7 +118,7 @@ async def test_a_configured_dialect_holds_whatever_the_worker_says() -> None:
 async def test_a_vllm_of_the_same_tokenizer_and_template_gets_token_ids(dialect: str) -> None:
     worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=of_bytes)
     async with pool(worker, dialect=dialect) as backend:
-        assert (await hear(backend, work(ids=[5, 6], cache_salt="acme"))).text == "Hello there"
+        assert (await collect(backend, work(ids=[5, 6], cache_salt="acme"))).text == "Hello there"
         assert backend.continues == {Continue.TOKENS}
     (request,) = worker.requests
     assert request.path.endswith("/v1/completions") and request.body["prompt"] == [5, 6]
@@ -147,7 +147,7 @@ async def test_a_vllm_gets_messages_where_ids_might_mean_another_prompt_or_go_ar
 ) -> None:
     worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=tokenize)
     async with pool(worker, **changes) as backend:
-        await hear(backend, work(cache_salt=None))
+        await collect(backend, work(cache_salt=None))
         assert Continue.TOKENS not in backend.continues
     assert worker.requests[0].path.endswith("/chat/completions")
 
@@ -156,8 +156,8 @@ async def test_a_request_with_fields_of_the_worker_goes_as_messages_to_a_vllm_an
     worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=of_bytes)
     tools = {"tools": [{"type": "function"}]}
     async with pool(worker) as backend:
-        await hear(backend, work(extra=tools))
-        await hear(backend, work(extra=tools, partial=PartialAnswer("ab", (97, 98))))
+        await collect(backend, work(extra=tools))
+        await collect(backend, work(extra=tools, partial=PartialAnswer("ab", (97, 98))))
     first, second = worker.requests
     assert first.path.endswith("/chat/completions") and first.body["tools"] == tools["tools"]
     assert second.path.endswith("/chat/completions") and second.body["continue_final_message"]
@@ -176,11 +176,11 @@ async def test_a_worker_that_comes_back_with_another_tokenizer_gets_messages_and
         worker.tokenize = tokenize
         worker.healthy = True
         await until(lambda: state_of(backend)[0].state == "in_service")
-        await hear(backend, work())
+        await collect(backend, work())
         return worker.requests[-1].path
 
     async with pool(worker) as backend:
-        await hear(backend, work())
+        await collect(backend, work())
         assert worker.requests[-1].path.endswith("/v1/completions")
         assert (await restarted(another_way)).endswith("/chat/completions")
         assert (await restarted(of_bytes)).endswith("/v1/completions")

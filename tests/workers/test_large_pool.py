@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fleet.front import Seen
+from benchmarks.fleet.front import Known
 from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import MAX_SNAPSHOT_AGE_S, WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.shortlist import PLACES, WORKERS_PER_KEY, Hints
@@ -20,8 +20,8 @@ MANY = 200
 IDLE = WorkerFigures(kv_usage=0.1, total_blocks=100, block_size=16)
 
 
-def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[WorkerPool[Seen], list[Seen]]:
-    members = [Seen(number, interval_s=1.0, max_running=8) for number in range(size)]
+def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[WorkerPool[Known], list[Known]]:
+    members = [Known(number, interval_s=1.0, max_running=8) for number in range(size)]
     for member in members:
         member.load.scraped(IDLE, 0.0)
     choice = WorkerChoice([member.url for member in members])
@@ -29,7 +29,7 @@ def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[WorkerPool[S
     return WorkerPool(members, choice, max_running=8, random=draws, whole_up_to=whole_up_to), members
 
 
-def placed(pool: WorkerPool[Seen], preference: WorkerPreference, now: float = 0.0) -> tuple[Seen, int]:
+def placed(pool: WorkerPool[Known], preference: WorkerPreference, now: float = 0.0) -> tuple[Known, int]:
     member = pool.pick(preference, (), now)
     assert member is not None
     return member, pool.sent(member, 64, preference)
@@ -85,10 +85,12 @@ def test_the_load_is_spread_nearly_as_if_all_were_looked_at(seed: int, blocks: i
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=33, max_size=60))
-def test_a_large_pools_load_is_the_sum_of_its_workers_at_a_snapshot(told: list[tuple[int, int, int]]) -> None:
-    (large, some), (small, others) = made(len(told)), made(len(told), len(told))
+def test_a_large_pools_load_is_the_sum_of_its_workers_at_a_snapshot(
+    reported: list[tuple[int, int, int]],
+) -> None:
+    (large, some), (small, others) = made(len(reported)), made(len(reported), len(reported))
     for pool, members in ((large, some), (small, others)):
-        for member, (running, waiting, ours) in zip(members, told, strict=True):
+        for member, (running, waiting, ours) in zip(members, reported, strict=True):
             for _ in range(ours):
                 pool.sent(member, 64, WorkerPreference())
             member.load.scraped(replace(IDLE, running=running, waiting=waiting), 1.0)
@@ -100,12 +102,12 @@ def test_between_two_snapshots_a_pools_load_has_our_own_requests() -> None:
     first = pool.load(0.0)
     assert first is not None and (first.running, first.waiting) == (0, 0)
     out = [placed(pool, conversation(number, 2)) for number in range(30)]
-    told = pool.load(MAX_SNAPSHOT_AGE_S / 2)
-    assert told is not None and (told.running, told.workers) == (30, MANY)
+    reported = pool.load(MAX_SNAPSHOT_AGE_S / 2)
+    assert reported is not None and (reported.running, reported.workers) == (30, MANY)
     for member, ticket in out:
         pool.ended(member, ticket)
-    told = pool.load(MAX_SNAPSHOT_AGE_S / 2)
-    assert told is not None and told.running == 0
+    reported = pool.load(MAX_SNAPSHOT_AGE_S / 2)
+    assert reported is not None and reported.running == 0
 
 
 def test_neither_those_tried_nor_those_out_of_service_are_picked() -> None:

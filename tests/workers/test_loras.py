@@ -19,7 +19,7 @@ from gateway.config.backends import OpenAIBackend
 from gateway.wiring.workers import make_workers
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
     QUICK,
     RawWorker,
@@ -99,7 +99,7 @@ async def loading(*workers: LoraServer, **changes: Any) -> AsyncIterator[Workers
 
 
 async def ask(backend: WorkersBackend, adapter: Adapter | None = MANGA) -> str:
-    return (await hear(backend, work(adapter=adapter))).text
+    return (await collect(backend, work(adapter=adapter))).text
 
 
 async def refused(backend: WorkersBackend, adapter: Adapter = MANGA) -> BackendFailure:
@@ -112,8 +112,8 @@ async def test_an_adapter_is_loaded_once_however_many_ask_for_it_at_once() -> No
     worker = LoraServer(load_s=0.05)
     async with loading(worker) as backend:
         async with asyncio.TaskGroup() as group:
-            heard = [group.create_task(ask(backend)) for _ in range(8)]
-        assert {task.result() for task in heard} == {"Hello"}
+            answer = [group.create_task(ask(backend)) for _ in range(8)]
+        assert {task.result() for task in answer} == {"Hello"}
     name = loaded_name(MANGA, None)
     assert worker.loads == [(name, "/store/aaa")]
     assert worker.asked == [name] * 8
@@ -152,8 +152,8 @@ async def test_an_adapter_that_a_worker_has_forgotten_is_loaded_again_for_the_sa
         await ask(backend)
         worker.listed.clear()
         async with asyncio.TaskGroup() as group:
-            heard = [group.create_task(ask(backend)) for _ in range(4)]
-        assert {task.result() for task in heard} == {"Hello"}
+            answer = [group.create_task(ask(backend)) for _ in range(4)]
+        assert {task.result() for task in answer} == {"Hello"}
     assert len(worker.loads) == 2
 
 
@@ -251,11 +251,11 @@ async def test_a_worker_that_dies_while_it_loads_is_replaced_by_another() -> Non
     dying, living = LoraServer(), LoraServer()
     dying.may_load.clear()
     async with loading(dying, living, affinity=False) as backend, asyncio.TaskGroup() as group:
-        heard = [group.create_task(ask(backend)) for _ in range(4)]
+        answer = [group.create_task(ask(backend)) for _ in range(4)]
         await until(lambda: bool(dying.loads))
         await dying.die()
         dying.may_load.set()
-        assert [await one for one in heard] == ["Hello"] * 4
+        assert [await one for one in answer] == ["Hello"] * 4
     assert not dying.asked
 
 

@@ -17,7 +17,7 @@ from gateway.backends.workers.dialect import MAX_ECHOED_PROMPT, CompletionWriter
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
     DONE,
     RawWorker,
@@ -141,9 +141,9 @@ def test_token_ids_are_counted_when_the_stream_has_no_usage() -> None:
 
 async def test_the_usage_is_of_the_requests_own_prompt_and_of_this_call() -> None:
     async with pool(RawWorker([answers("not", " far.", prompt=9, cached=8)]), prompt="token_ids") as backend:
-        heard = await hear(backend, work(ids=[1, 2], partial=PARTIAL))
-    assert heard.text == "not far."
-    assert heard.completion.usage == Usage(2, 2, 2)
+        answer = await collect(backend, work(ids=[1, 2], partial=PARTIAL))
+    assert answer.text == "not far."
+    assert answer.completion.usage == Usage(2, 2, 2)
 
 
 async def test_white_space_at_the_resume_point_is_sent_once() -> None:
@@ -151,23 +151,23 @@ async def test_white_space_at_the_resume_point_is_sent_once() -> None:
     async with pool(worker) as backend:
         assert backend.continues == {Continue.TEXT}
         for _ in range(2):
-            assert (await hear(backend, work(partial=PartialAnswer("It is ")))).text == "not far."
+            assert (await collect(backend, work(partial=PartialAnswer("It is ")))).text == "not far."
 
 
 async def test_a_stop_string_that_began_before_the_break_ends_the_rest_and_the_workers_part() -> None:
     worker = RawWorker([answers("a", "b", *["c"] * 500, delay_s=0.01)])
     async with pool(worker, prompt="token_ids") as backend:
-        heard = await hear(backend, work(partial=PARTIAL, sampling={"stop": ("is ab",)}))
-        assert heard.text == ""
-        assert heard.tokens == heard.completion.usage.output_tokens == 2
-        assert heard.completion.finish_reason is FinishReason.STOP
+        answer = await collect(backend, work(partial=PARTIAL, sampling={"stop": ("is ab",)}))
+        assert answer.text == ""
+        assert answer.tokens == answer.completion.usage.output_tokens == 2
+        assert answer.completion.finish_reason is FinishReason.STOP
 
 
 async def test_a_pool_of_plain_openai_refuses_before_anything_is_sent() -> None:
     worker = RawWorker([answers("never")])
     async with pool(worker, dialect="openai") as backend:
         with pytest.raises(BackendFailure, match="cannot resume") as caught:
-            await hear(backend, work(partial=PARTIAL))
+            await collect(backend, work(partial=PARTIAL))
     assert caught.value.kind is FailureKind.INVALID_INPUT
     assert worker.requests == []
 
@@ -207,13 +207,13 @@ async def test_a_worker_killed_in_the_middle_of_a_stream_is_noticed_at_once() ->
         # With this dialect the pool does not ask for the tokenizer, which this worker would answer endlessly.
         serving = make_pool(url, dialect="openai", idle_timeout_seconds=20, total_timeout_seconds=20)
         [backend] = serving.serving
-        heard: list[Delta] = []
+        answer: list[Delta] = []
         killed_at = 0.0
 
         async def out(delta: Delta) -> None:
             nonlocal killed_at
-            heard.append(delta)
-            if len(heard) == 5:
+            answer.append(delta)
+            if len(answer) == 5:
                 process.kill()
                 killed_at = time.monotonic()
 

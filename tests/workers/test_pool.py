@@ -29,7 +29,7 @@ from gateway.routing.revision import Route
 from observability.collectors import worker_families
 from observability.scrape import ScrapeCollector
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.integration.live import gateway
 from tests.workers.raw_worker import (
     RawWorker,
@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
 
 async def test_usage_and_cached_tokens_are_the_workers_own() -> None:
     async with pool(RawWorker([GOOD])) as backend:
-        completion = (await hear(backend, work("a longer prompt than five"))).completion
+        completion = (await collect(backend, work("a longer prompt than five"))).completion
         assert (completion.usage.input_tokens, completion.usage.cached_tokens) == (5, 3)
 
 
@@ -57,7 +57,7 @@ async def test_the_key_is_sent_and_in_no_error() -> None:
     key, worker = "sk-worker-1234567890", RawWorker([refuses(401)])
     async with pool(worker, api_key_env="KEY", environ={"KEY": key}) as backend:
         with pytest.raises(BackendFailure, match="api_key_env") as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert worker.requests[0].headers["authorization"] == f"Bearer {key}"
         assert key not in str(caught.value) and key not in repr(state_of(backend))
 
@@ -71,7 +71,7 @@ async def test_a_key_that_is_not_there_or_cannot_be_sent_names_its_variable() ->
 async def test_another_sluice_is_asked_for_errors_instead_of_fallbacks() -> None:
     worker = RawWorker([GOOD])
     async with pool(worker, dialect="sluice") as backend:
-        await hear(backend, work())
+        await collect(backend, work())
     assert worker.requests[0].headers["prefer"] == "sluice-no-fallback"
 
 
@@ -79,16 +79,16 @@ async def test_connections_are_kept_and_used_again() -> None:
     worker = RawWorker([GOOD])
     async with pool(worker) as backend:
         for _ in range(10):
-            await hear(backend, work())
+            await collect(backend, work())
         assert state_of(backend)[0].connections == 1
 
 
 async def test_a_connection_idle_for_long_is_not_used_again() -> None:
     worker = RawWorker([GOOD])
     async with pool(worker, keepalive_seconds=0.05) as backend:
-        await hear(backend, work())
+        await collect(backend, work())
         await asyncio.sleep(0.1)
-        await hear(backend, work())
+        await collect(backend, work())
         await until(lambda: state_of(backend)[0].connections == 1)
 
 
@@ -104,7 +104,7 @@ async def test_a_conversation_stays_where_its_beginning_is_cached() -> None:
     async with pool(*workers, affinity_block_tokens=16) as backend:
         for turn in range(5):
             for name in ("ann", "bob", "cid", "dee", "eve", "fay"):
-                await hear(backend, work(name, ids=conversation(name, turn)))
+                await collect(backend, work(name, ids=conversation(name, turn)))
     homes = [Counter(request.body["messages"][0]["content"] for request in one.requests) for one in workers]
     for name in ("ann", "bob", "cid", "dee", "eve", "fay"):
         assert sorted(home[name] for home in homes) == [0, 0, 0, 5]
@@ -114,7 +114,7 @@ async def test_without_affinity_requests_take_turns() -> None:
     workers = [RawWorker([GOOD]) for _ in range(4)]
     async with pool(*workers, affinity=False) as backend:
         for _ in range(8):
-            await hear(backend, work(ids=conversation("ann", 3)))
+            await collect(backend, work(ids=conversation("ann", 3)))
     assert [len(worker.requests) for worker in workers] == [2, 2, 2, 2]
 
 
@@ -122,7 +122,7 @@ async def test_one_busy_prefix_spreads_instead_of_queueing_up() -> None:
     workers = [RawWorker([answers("x", delay_s=0.1)]) for _ in range(4)]
     async with pool(*workers, affinity_block_tokens=16) as backend, asyncio.TaskGroup() as group:
         for _ in range(16):
-            group.create_task(hear(backend, work(ids=conversation("ann", 3))))
+            group.create_task(collect(backend, work(ids=conversation("ann", 3))))
     assert max(len(worker.requests) for worker in workers) <= 6
 
 
@@ -159,7 +159,7 @@ async def test_every_worker_is_shown_in_the_metrics() -> None:
 
 async def test_a_worker_whose_metrics_are_of_no_use_still_serves() -> None:
     async with pool(RawWorker([GOOD], metrics="<html>")) as backend:
-        assert (await hear(backend, work())).text == "Hello there"
+        assert (await collect(backend, work())).text == "Hello there"
         assert backend.load is None, "nothing was told, so nothing is claimed"
 
 
@@ -187,7 +187,7 @@ async def test_a_model_that_one_worker_lacks_is_looked_for_on_another_and_ejects
     adapter = Adapter("manga_v3", 1, "base", "/a")
     async with pool(lacking, having, affinity=False) as backend:
         for _ in range(8):
-            assert (await hear(backend, work(adapter=adapter))).text == "Hello there"
+            assert (await collect(backend, work(adapter=adapter))).text == "Hello there"
         assert [one.ejections for one in state_of(backend)] == [0, 0]
 
 
@@ -196,7 +196,7 @@ async def test_bad_input_is_not_tried_on_another_worker(status: int) -> None:
     first, second = RawWorker([refuses(status)]), RawWorker([refuses(status)])
     async with pool(first, second, affinity=False) as backend:
         with pytest.raises(BackendFailure) as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.kind is FailureKind.INVALID_INPUT
     assert len(first.requests) + len(second.requests) == 1
 
@@ -205,7 +205,7 @@ async def test_attempts_are_bounded_and_no_worker_is_tried_twice() -> None:
     workers = [RawWorker([refuses(503, None, "retry-after: 4")]) for _ in range(5)]
     async with pool(*workers, affinity=False, max_attempts=3) as backend:
         with pytest.raises(BackendFailure) as caught:
-            await hear(backend, work())
+            await collect(backend, work())
         assert caught.value.kind is FailureKind.THROTTLED and caught.value.retry_after_s == 4
     assert sorted(len(worker.requests) for worker in workers) == [0, 0, 1, 1, 1]
 
@@ -214,7 +214,7 @@ async def test_a_shape_that_openai_has_no_field_for_is_refused_before_anything_i
     worker = RawWorker([GOOD])
     async with pool(worker, dialect="openai") as backend:
         with pytest.raises(BackendFailure) as caught:
-            await hear(backend, work(response_format=ResponseFormat(FormatType.REGEX, "x")))
+            await collect(backend, work(response_format=ResponseFormat(FormatType.REGEX, "x")))
         assert (caught.value.kind, caught.value.param) == (FailureKind.INVALID_INPUT, "response_format")
     assert not worker.requests
 
@@ -234,12 +234,12 @@ def test_the_pool_works_on_uvloop_as_the_gateway_runs_it() -> None:
         dying, living = RawWorker([answers("x", delay_s=0.2)]), RawWorker([answers("x")])
         async with pool(dying, living, affinity=False) as backend:
             async with asyncio.TaskGroup() as group:
-                heard = [group.create_task(hear(backend, work())) for _ in range(10)]
+                answer = [group.create_task(collect(backend, work())) for _ in range(10)]
                 await until(lambda: len(dying.requests) >= 2)
                 await dying.die()
-            assert [task.result().text for task in heard] == ["x"] * 10
+            assert [task.result().text for task in answer] == ["x"] * 10
             for _ in range(5):
-                assert (await hear(backend, work())).text == "x"
+                assert (await collect(backend, work())).text == "x"
 
     uvloop.run(scenario())
 
@@ -257,7 +257,7 @@ def test_the_shortest_section_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("kind: openai, model: base, base_urls: []", ["base_urls", "1 item or more"]),
         ("kind: openai, model: base, base_urls: [ftp://a/v1]", ["base_urls", "ftp://a/v1"]),
@@ -270,10 +270,12 @@ def test_the_shortest_section_is_enough(tmp_path: Path) -> None:
         ("kind: magic", ["magic", "'openai'"]),
     ],
 )
-def test_a_wrong_section_names_place_and_what_is_allowed(tmp_path: Path, text: str, told: list[str]) -> None:
+def test_a_wrong_section_names_place_and_what_is_allowed(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         settings_of(tmp_path, f"backends: {{worker: {{{text}}}}}")
-    for part in ("backends.worker", *told):
+    for part in ("backends.worker", *expected):
         assert part in str(caught.value)
 
 
@@ -293,15 +295,15 @@ def test_every_key_of_a_section_is_documented_with_its_default() -> None:
 
 def test_a_gateway_without_an_engine_serves_through_a_worker_that_is_a_gateway(tmp_path: Path) -> None:
     (tmp_path / "behind").mkdir()
-    with gateway(tmp_path / "behind") as behind:
+    with gateway(tmp_path / "behind") as inner:
         (tmp_path / "routing.yaml").write_text(
             "routes: {main: {backends: [{name: worker, weight: 100}], fallback: []}}\n"
         )
         (tmp_path / "sluice.yaml").write_text(
             "engine: {kind: none, tokenizer: models/demo, served_model_name: demo}\n"
-            f"backends: {{worker: {{kind: openai, base_urls: ['{behind.url}/v1'], model: demo,"
+            f"backends: {{worker: {{kind: openai, base_urls: ['{inner.url}/v1'], model: demo,"
             " api_key_env: SLUICE_ADMIN_KEY, probe_interval_seconds: 0.2},\n"
-            f"  plain: {{kind: openai, base_urls: ['{behind.url}/v1'], model: demo, dialect: openai,"
+            f"  plain: {{kind: openai, base_urls: ['{inner.url}/v1'], model: demo, dialect: openai,"
             " api_key_env: SLUICE_ADMIN_KEY}}\n"
             f"routing: {{file: {tmp_path}/routing.yaml}}\n"
         )
@@ -312,7 +314,7 @@ def test_a_gateway_without_an_engine_serves_through_a_worker_that_is_a_gateway(t
                 time.sleep(0.1)
             body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
             answer = client.post(f"{front.url}/v1/chat/completions", json=body, headers=front.headers).json()
-            direct = client.post(f"{behind.url}/v1/chat/completions", json=body, headers=front.headers).json()
+            direct = client.post(f"{inner.url}/v1/chat/completions", json=body, headers=front.headers).json()
             assert "choices" in answer, answer
             assert answer["choices"][0]["message"] == direct["choices"][0]["message"]
             assert answer["usage"]["completion_tokens"] == direct["usage"]["completion_tokens"]
@@ -327,8 +329,8 @@ def test_a_gateway_without_an_engine_serves_through_a_worker_that_is_a_gateway(t
                 headers=front.headers,
             ) as stream:
                 next(stream.iter_lines())
-            behind.wait_until_idle()
-            behind.process.kill()
+            inner.wait_until_idle()
+            inner.process.kill()
             deadline = time.monotonic() + 60
             while client.get(f"{front.url}/ready").status_code == 200:
                 assert time.monotonic() < deadline

@@ -19,7 +19,7 @@ from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck
 from gateway.backends.workers.worker_tokens import Ask
 from gateway.contracts.features import TOOL_FEATURES, Feature
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import hear
+from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
     SAMPLES_OF_BYTES,
     RawWorker,
@@ -126,8 +126,8 @@ async def test_workers_of_several_models_serve_each_of_them() -> None:
         assert names(serving) == [("worker/big", "big", True), ("worker/small", "small", True)]
         assert sorted(reader.found)[:2] == [("big", 4096), ("small", 512)]
         big, small = serving.serving
-        assert (await hear(big, work())).text == "a" and (await hear(big, work())).text == "a"
-        assert "b" in {(await hear(small, work())).text for _ in range(2)}
+        assert (await collect(big, work())).text == "a" and (await collect(big, work())).text == "a"
+        assert "b" in {(await collect(small, work())).text for _ in range(2)}
         assert {request.body["model"] for request in one.requests} == {"small"}
         assert [request.body["model"] for request in both.requests][:2] == ["big", "big"]
 
@@ -165,7 +165,7 @@ async def test_a_model_that_appears_is_served_and_one_that_goes_ends() -> None:
         await serving.follow()
         assert names(serving) == [("worker/big", "big", True), ("worker/small", "small", True)]
         big, small = serving.serving
-        await hear(small, work())
+        await collect(small, work())
         listed[0] = listing(("small", 1024))
         await serving.follow()
         assert serving.serving == (small,) and names(serving) == [("worker", "small", True)]
@@ -183,16 +183,16 @@ async def test_another_model_than_before_has_a_backend_of_its_own_and_no_request
     async with discovering(worker, incapable=incapable) as (serving, reader, gone):
         [big] = serving.serving
         assert (big.model, reader.found) == ("big", [("big", 4096)])
-        await hear(big, work())
+        await collect(big, work())
         listed[0] = listing(("small", 1024))
         await serving.follow()
         [small] = serving.serving
         assert (small.name, small.model, reader.found[-1]) == ("worker", "small", ("small", 1024))
         assert small.features == big.features - TOOL_FEATURES and Feature.TOOLS in big.features
-        await hear(small, work())
+        await collect(small, work())
         assert big.state is BackendState.STOPPED and gone[-1] == {"big"}
         with pytest.raises(BackendFailure, match="no worker of worker is in service"):
-            await hear(big, work())
+            await collect(big, work())
     assert [request.body["model"] for request in worker.requests] == ["big", "small"]
 
 
@@ -204,8 +204,8 @@ async def test_a_model_whose_only_worker_dies_is_away_and_the_other_model_is_ser
         await until(lambda: names(serving)[0] == ("worker/big", "big", False))
         big, small = serving.serving
         with pytest.raises(BackendFailure, match="no worker of worker/big is in service"):
-            await hear(big, work())
-        await hear(small, work())
+            await collect(big, work())
+        await collect(small, work())
 
 
 async def test_only_the_models_whose_tokenizer_the_worker_has_get_ids() -> None:
@@ -218,7 +218,7 @@ async def test_only_the_models_whose_tokenizer_the_worker_has_get_ids() -> None:
     )
     async with discovering(worker, checks=checks) as (serving, _, _):
         for backend in serving.serving:
-            await hear(backend, work())
+            await collect(backend, work())
     assert worker.tokenized[:3] == ["big", "big", "small"]
     assert [request.path for request in worker.requests] == ["/v1/completions", "/v1/chat/completions"]
 
@@ -246,7 +246,7 @@ async def test_a_worker_that_was_restarted_with_another_model_takes_no_request_f
     async with following(worker, Reader(), model="base") as backend:
         listed[0] = listing(("other", 4096))
         with pytest.raises(BackendFailure) as failed:
-            await hear(backend, work())
+            await collect(backend, work())
         assert failed.value.kind is FailureKind.MODEL_NOT_FOUND
         await until(lambda: "serves other, and not base" in backend.absence.reason)
         assert backend.state is BackendState.STARTING and len(worker.requests) == 1

@@ -34,9 +34,9 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize("told", UNUSABLE.values(), ids=UNUSABLE)
-async def test_unusable_scores_are_asked_for_on_another_worker(told: Any) -> None:
-    bad, good = RawWorker([refuses(200, told)]), ScoreWorker(model="base")
+@pytest.mark.parametrize("reply", UNUSABLE.values(), ids=UNUSABLE)
+async def test_unusable_scores_are_asked_for_on_another_worker(reply: Any) -> None:
+    bad, good = RawWorker([refuses(200, reply)]), ScoreWorker(model="base")
     async with pool(bad, good, affinity=False) as backend:
         for _ in range(3):  # the pool may choose either worker first
             made = await backend.score(part())

@@ -24,12 +24,12 @@ def record(**changes: object) -> RequestRecord:
 
 
 def test_the_error_rate_is_0_for_a_few_requests_and_the_share_of_errors_for_many() -> None:
-    vitals = RollingStats(Clock())
-    vitals.observe(record(status=500, error_code="internal"))
-    assert vitals.error_rate() == 0.0
+    stats = RollingStats(Clock())
+    stats.observe(record(status=500, error_code="internal"))
+    assert stats.error_rate() == 0.0
     for _ in range(MIN_SAMPLES):
-        vitals.observe(record(status=503, error_code="backend_unavailable"))
-    assert vitals.error_rate() == 1.0
+        stats.observe(record(status=503, error_code="backend_unavailable"))
+    assert stats.error_rate() == 1.0
 
 
 def degraded(reason: str) -> RequestRecord:
@@ -39,105 +39,105 @@ def degraded(reason: str) -> RequestRecord:
 
 
 def test_a_callers_own_mistake_is_no_error_of_the_gateway() -> None:
-    vitals = RollingStats(Clock())
+    stats = RollingStats(Clock())
     for _ in range(10):
-        vitals.observe(record(status=422, error_code="invalid_request"))
-        vitals.observe(record(status=499, error_code="cancelled"))
-        vitals.observe(record(status=504, error_code="deadline_exceeded"))
-    assert vitals.error_rate() == 0.0
+        stats.observe(record(status=422, error_code="invalid_request"))
+        stats.observe(record(status=499, error_code="cancelled"))
+        stats.observe(record(status=504, error_code="deadline_exceeded"))
+    assert stats.error_rate() == 0.0
 
 
 def test_a_fallback_that_answered_is_no_error_and_is_told_apart() -> None:
-    vitals = RollingStats(Clock())
+    stats = RollingStats(Clock())
     for _ in range(10):
-        vitals.observe(record(fallback_kind="bedrock", fallback_reason="engine_dead", finish_reason="stop"))
-        vitals.observe(
+        stats.observe(record(fallback_kind="bedrock", fallback_reason="engine_dead", finish_reason="stop"))
+        stats.observe(
             record(fallback_kind="response_cache", fallback_reason="cuda_oom", finish_reason="stop")
         )
-    assert vitals.error_rate() == 0.0
-    assert vitals.figures()["fallbacks_last_minute"] == 20
+    assert stats.error_rate() == 0.0
+    assert stats.figures()["fallbacks_last_minute"] == 20
 
 
 @pytest.mark.parametrize("reason", ["queue_full", "wait_exceeded", "memory_pressure", "low_priority_shed"])
 def test_an_overload_does_not_take_the_gateway_out_of_service(reason: str) -> None:
-    vitals = RollingStats(Clock())
+    stats = RollingStats(Clock())
     for _ in range(10):
-        vitals.observe(degraded(reason))
-        vitals.observe(record(status=503, error_code=reason))
-    assert vitals.error_rate() == 0.0
-    assert vitals.figures()["shed_last_minute"] == 20
+        stats.observe(degraded(reason))
+        stats.observe(record(status=503, error_code=reason))
+    assert stats.error_rate() == 0.0
+    assert stats.figures()["shed_last_minute"] == 20
 
 
 @pytest.mark.parametrize("reason", ["engine_dead", "circuit_open", "nan_output", "backend_unavailable"])
 def test_degraded_text_because_the_backend_fails_is_an_error(reason: str) -> None:
-    vitals = RollingStats(Clock())
+    stats = RollingStats(Clock())
     for _ in range(10):
-        vitals.observe(degraded(reason))
-    assert vitals.error_rate() == 1.0
-    assert vitals.figures()["errors_last_minute"] == 10
+        stats.observe(degraded(reason))
+    assert stats.error_rate() == 1.0
+    assert stats.figures()["errors_last_minute"] == 10
 
 
 @pytest.mark.parametrize("reason", ["degenerate_output", "invalid_input"])
 def test_a_caller_cannot_take_the_gateway_out_of_service_by_what_it_asks_for(reason: str) -> None:
-    vitals = RollingStats(Clock())
+    stats = RollingStats(Clock())
     for _ in range(100):
-        vitals.observe(degraded(reason))
-    assert vitals.error_rate() == 0.0
+        stats.observe(degraded(reason))
+    assert stats.error_rate() == 0.0
 
 
 def test_what_is_older_than_a_minute_counts_no_more() -> None:
     clock = Clock()
-    vitals = RollingStats(clock)
+    stats = RollingStats(clock)
     for _ in range(20):
-        vitals.observe(record(status=500, error_code="internal"))
+        stats.observe(record(status=500, error_code="internal"))
     clock.now = 61.0
-    assert vitals.error_rate() == 0.0
-    assert vitals.figures()["requests_last_minute"] == 0
+    assert stats.error_rate() == 0.0
+    assert stats.figures()["requests_last_minute"] == 0
 
 
 def test_failures_of_a_dead_engine_do_not_count_against_the_next_one() -> None:
     clock = Clock()
-    vitals = RollingStats(clock)
+    stats = RollingStats(clock)
     for _ in range(20):
-        vitals.observe(record(status=500, error_code="internal"))
+        stats.observe(record(status=500, error_code="internal"))
     clock.now = 5.0
-    vitals.engine_restarted()
-    assert vitals.error_rate() == 0.0
-    assert vitals.figures()["errors_last_minute"] == 20, "they are told all the same"
+    stats.engine_restarted()
+    assert stats.error_rate() == 0.0
+    assert stats.figures()["errors_last_minute"] == 20, "they are told all the same"
     for _ in range(10):
-        vitals.observe(record(status=500, error_code="internal"))
-    assert vitals.error_rate() == 1.0
+        stats.observe(record(status=500, error_code="internal"))
+    assert stats.error_rate() == 1.0
 
 
 def test_preemptions_are_counted_from_the_engines_total() -> None:
     clock = Clock()
-    vitals = RollingStats(clock)
-    vitals.observe_preemptions(5)
+    stats = RollingStats(clock)
+    stats.observe_preemptions(5)
     clock.now = 100.0
-    vitals.observe_preemptions(7)
-    vitals.observe_preemptions(9)
-    assert vitals.figures()["preemptions_last_minute"] == 4
+    stats.observe_preemptions(7)
+    stats.observe_preemptions(9)
+    assert stats.figures()["preemptions_last_minute"] == 4
 
 
 def test_percentiles_come_from_the_requests_that_had_tokens() -> None:
-    vitals = RollingStats(Clock())
+    stats = RollingStats(Clock())
     for i in range(100):
-        vitals.observe(record(ttft_ms=float(i)))
-    vitals.observe(record(ttft_ms=None))
-    figures = vitals.figures()
+        stats.observe(record(ttft_ms=float(i)))
+    stats.observe(record(ttft_ms=None))
+    figures = stats.figures()
     assert (figures["ttft_ms_p50"], figures["ttft_ms_p99"]) == (50.0, 99.0)
     assert figures["ttft_ms_avg"] == 49.5
 
 
 def test_the_rate_of_requests_is_over_the_time_that_was_seen() -> None:
     clock = Clock()
-    vitals = RollingStats(clock)
+    stats = RollingStats(clock)
     clock.now = 10.0
     for _ in range(20):
-        vitals.observe(record())
-    assert vitals.figures()["requests_per_second"] == 2.0
+        stats.observe(record())
+    assert stats.figures()["requests_per_second"] == 2.0
     clock.now = 69.0
-    assert vitals.figures()["requests_per_second"] == pytest.approx(20 / 60, abs=0.001)
+    assert stats.figures()["requests_per_second"] == pytest.approx(20 / 60, abs=0.001)
 
 
 @given(
@@ -149,30 +149,30 @@ def test_the_rate_is_that_of_the_samples_within_a_minute_and_since_the_restart(
     events: list[str | float],
 ) -> None:
     clock = Clock()
-    vitals = RollingStats(clock)
+    stats = RollingStats(clock)
     seen: list[tuple[float, bool]] = []
     anew_at = float("-inf")
     for event in events:
         if isinstance(event, float):
             clock.now += event
         elif event == "restart":
-            vitals.engine_restarted()
+            stats.engine_restarted()
             anew_at = clock.now
         else:
             failed = event == "failed"
-            vitals.observe(record(status=503, error_code="backend_unavailable") if failed else record())
+            stats.observe(record(status=503, error_code="backend_unavailable") if failed else record())
             seen.append((clock.now, failed))
         counted = [failed for at, failed in seen if at >= max(clock.now - WINDOW_S, anew_at)]
         expected = sum(counted) / len(counted) if len(counted) >= MIN_SAMPLES else 0.0
-        assert vitals.error_rate() == expected
-        assert vitals.figures()["requests_last_minute"] == sum(at >= clock.now - WINDOW_S for at, _ in seen)
+        assert stats.error_rate() == expected
+        assert stats.figures()["requests_last_minute"] == sum(at >= clock.now - WINDOW_S for at, _ in seen)
 
 
 def test_of_more_samples_than_there_is_room_for_the_newest_count() -> None:
-    vitals = RollingStats(Clock())
+    stats = RollingStats(Clock())
     for _ in range(MAX_SAMPLES):
-        vitals.observe(record(status=503, error_code="backend_unavailable"))
+        stats.observe(record(status=503, error_code="backend_unavailable"))
     for _ in range(MAX_SAMPLES // 2):
-        vitals.observe(record())
-    assert vitals.figures()["requests_last_minute"] == MAX_SAMPLES
-    assert vitals.error_rate() == 0.5
+        stats.observe(record())
+    assert stats.figures()["requests_last_minute"] == MAX_SAMPLES
+    assert stats.error_rate() == 0.5

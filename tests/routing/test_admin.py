@@ -49,32 +49,32 @@ class Process:
     def __post_init__(self) -> None:
         seconds = itertools.count(1.0)
         self.store = self.store_type(self.streams, unix_time=lambda: next(seconds), poll_s=0.02)
-        self.book = RoutingProjection(
+        self.projection = RoutingProjection(
             self.store, known=self.known, seed=self.seed, unix_time=lambda: next(seconds)
         )
         self.follower = StreamFollower(
-            self.store, STREAM, self.book.take, copy=None, clock=asyncio.get_event_loop().time
+            self.store, STREAM, self.projection.take, copy=None, clock=asyncio.get_event_loop().time
         )
-        self.book.follow(self.follower)
-        self.desk = RoutingAdmin(self.book, Audit(self.store, unix_time=lambda: next(seconds)))
+        self.projection.follow(self.follower)
+        self.admin = RoutingAdmin(self.projection, Audit(self.store, unix_time=lambda: next(seconds)))
 
     async def apply(self, config: dict[str, Any], *, who: str = ME, **more: Any) -> RevisionMadeBody:
-        return await self.desk.apply(RouteApplyBody(config=config, **more), who=who)
+        return await self.admin.apply(RouteApplyBody(config=config, **more), who=who)
 
     async def set_weight(
         self, route: str, backend: str, percent: float, *, who: str = ME, **more: Any
     ) -> RevisionMadeBody:
         given = RouteWeightBody(route=route, backend=backend, percent=percent, **more)
-        return await self.desk.set_weight(given, who=who)
+        return await self.admin.set_weight(given, who=who)
 
     async def promote(self, route: str, backend: str, **more: Any) -> RevisionMadeBody:
-        return await self.desk.promote(RoutePromoteBody(route=route, backend=backend, **more), who=ME)
+        return await self.admin.promote(RoutePromoteBody(route=route, backend=backend, **more), who=ME)
 
     async def roll_back(self, to: int | None, *, who: str = ME, **more: Any) -> RevisionMadeBody:
-        return await self.desk.roll_back(RouteRollbackBody(to=to, **more), who=who)
+        return await self.admin.roll_back(RouteRollbackBody(to=to, **more), who=who)
 
     def weights(self) -> dict[str, float]:
-        return dict(self.book.current().routes["chat"].weights)
+        return dict(self.projection.current().routes["chat"].weights)
 
 
 @asynccontextmanager
@@ -86,8 +86,8 @@ async def running(*processes: Process) -> AsyncIterator[None]:
             await one.store.open()
             await one.follower.start(0.1)
             tasks += [loops.create_task(one.store.run()), loops.create_task(one.follower.run())]
-            await one.book.start()
-            tasks.append(loops.create_task(one.book.run()))
+            await one.projection.start()
+            tasks.append(loops.create_task(one.projection.run()))
         try:
             yield
         finally:
@@ -106,12 +106,12 @@ async def test_the_file_seeds_revision_1_once_and_is_not_used_afterwards() -> No
     first = Process(streams)
     second = Process(streams, seed=Seed("other.yaml", config(50, 50)))
     async with running(first, second):
-        assert first.book.number == second.book.number == 1
+        assert first.projection.number == second.projection.number == 1
         assert second.weights() == {"local": 100, "pool": 0}
     assert len(streams.records[STREAM]) == 1
     wrong = Process(streams, seed=Seed("routing.yaml", None, RoutingFileError("routing.yaml: wrong")))
     async with running(wrong):
-        assert wrong.book.number == 1, "a wrong file that is not used stops nobody"
+        assert wrong.projection.number == 1, "a wrong file that is not used stops nobody"
 
 
 async def test_a_changed_file_that_is_not_in_force_is_a_warning_with_the_difference_and_the_command() -> None:
@@ -122,7 +122,7 @@ async def test_a_changed_file_that_is_not_in_force_is_a_warning_with_the_differe
     one = Process(streams, seed=changed)
     with structlog.testing.capture_logs() as logs:
         async with running(one):
-            [change] = [one for one in one.book.pending if "pool" in one.path]
+            [change] = [one for one in one.projection.pending if "pool" in one.path]
     assert (change.path, change.before, change.after) == ("routes.chat.backends[pool].weight", 0.0, 10.0)
     [warning] = [line for line in logs if line["log_level"] == "warning"]
     assert warning["apply"] == "sluice routes apply /etc/routing.yaml"
@@ -137,7 +137,7 @@ async def test_an_unchanged_file_is_no_warning_after_the_weights_were_changed_by
     again = Process(streams, seed=seed)
     with structlog.testing.capture_logs() as logs:
         async with running(again):
-            assert again.book.pending == ()
+            assert again.projection.pending == ()
     assert [line for line in logs if line["log_level"] == "warning"] == []
 
 
@@ -145,9 +145,9 @@ async def test_a_change_that_changes_nothing_makes_no_revision() -> None:
     one = Process(MemoryStreams())
     async with running(one):
         await one.promote("chat", "pool")
-        for made in (await one.promote("chat", "pool"), await one.apply(one.book.last().draft.config)):
+        for made in (await one.promote("chat", "pool"), await one.apply(one.projection.last().draft.config)):
             assert (made["revision"], made["changes"]) == (2, [])
-        assert one.book.head == 2
+        assert one.projection.head == 2
 
 
 async def test_a_wrong_file_stops_the_first_start() -> None:
@@ -163,15 +163,15 @@ async def test_without_a_store_the_file_serves_as_number_0_and_becomes_revision_
     streams.down = True
     process = Process(streams)
     async with running(process):
-        assert process.book.number == 0 and process.weights()["local"] == 100
+        assert process.projection.number == 0 and process.weights()["local"] == 100
         with pytest.raises(
             BackendUnavailable, match=r"served as before\. The change may or may not have been made"
         ):
             await process.apply(config(50, 50))
         with pytest.raises(BackendUnavailable, match=r"served as before$"):
-            await process.desk.history(5)
+            await process.admin.history(5)
         streams.down = False
-        await until(lambda: process.book.number == 1)
+        await until(lambda: process.projection.number == 1)
 
 
 async def test_a_store_that_stays_away_at_the_start_is_logged_once_and_not_at_every_try() -> None:
@@ -200,16 +200,16 @@ async def test_each_change_is_a_revision_in_force_in_every_process() -> None:
             ConfigChange("routes.chat.backends[local].weight", 100.0, 90.0),
             ConfigChange("routes.chat.backends[pool].weight", 0.0, 10.0),
         ]
-        assert one.book.number == 2, "in force when the call returns"
-        await until(lambda: other.book.number == 2)
+        assert one.projection.number == 2, "in force when the call returns"
+        await until(lambda: other.projection.number == 2)
         await other.set_weight("chat", "pool", 25)
         assert other.weights() == {"local": 75, "pool": 25}
         await one.promote("chat", "pool")
         assert one.weights() == {"local": 0, "pool": 100}
-        shown = one.desk.show()
+        shown = one.admin.show()
         assert (shown["revision"], shown["behind"]) == (4, None)
-        assert [entry["revision"] for entry in await one.desk.history(3)] == [4, 3, 2]
-        assert await one.desk.diff(1, 4) == [
+        assert [entry["revision"] for entry in await one.admin.history(3)] == [4, 3, 2]
+        assert await one.admin.diff(1, 4) == [
             ConfigChange("routes.chat.backends[local].weight", 100.0, 0.0),
             ConfigChange("routes.chat.backends[pool].weight", 0.0, 100.0),
         ]
@@ -255,7 +255,7 @@ async def test_a_change_waits_for_a_revision_that_another_process_just_made() ->
         assert made["revision"] == 3
         back = await one.roll_back(None)
         assert (back["revision"], back["comment"]) == (4, "rollback to revision 2")
-        assert (await other.desk.diff(1, 4))[0].after == 90
+        assert (await other.admin.diff(1, 4))[0].after == 90
 
 
 async def test_a_removed_adapter_does_not_block_weight_changes_but_cannot_be_named_again() -> None:
@@ -279,12 +279,12 @@ async def test_changes_that_expect_no_revision_are_all_applied_in_turn() -> None
             for number, process in enumerate(processes):
                 group.create_task(process.set_weight("chat", "pool", 10 * (number + 1)))
         assert len(streams.records[STREAM]) == 4
-        await until(lambda: all(one.book.number == 4 for one in processes))
+        await until(lambda: all(one.projection.number == 4 for one in processes))
         assert len({one.weights()["pool"] for one in processes}) == 1
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "shown"),
     [
         (config(90, 5), "add up to 95"),
         (config(fallback=["mars"]), r"config: routes.chat.fallback\[0\]: unknown 'mars'"),
@@ -292,10 +292,10 @@ async def test_changes_that_expect_no_revision_are_all_applied_in_turn() -> None
         (config(adapter_rules=[{"when": {}, "adapter": "x"}]), r"adapter_rules\[0\].adapter: unknown 'x'"),
     ],
 )
-async def test_a_faulty_configuration_never_becomes_a_revision(bad: dict[str, Any], told: str) -> None:
+async def test_a_faulty_configuration_never_becomes_a_revision(bad: dict[str, Any], shown: str) -> None:
     process = Process(streams := MemoryStreams())
     async with running(process):
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=shown):
             await process.apply(bad)
         assert len(streams.records[STREAM]) == 1
 
@@ -325,7 +325,7 @@ async def test_every_change_and_every_refusal_is_in_the_audit_log() -> None:
             await process.apply(config(1, 1))
         with pytest.raises(InvalidRequest):
             await process.roll_back(40)
-        entries = await process.desk.audit(10)
+        entries = await process.admin.audit(10)
     assert [(e["who"], e["action"], e["target"], e["comment"]) for e in entries] == [
         ("key_1", "routing.rollback", "to revision 40", ""),
         ("key_1", "routing.apply", "routing", ""),
@@ -341,13 +341,13 @@ async def test_a_process_that_cannot_use_a_revision_keeps_the_last_good_one_and_
         await whole.apply({"routes": {"chat": {"backends": [{"name": "local"}]}}})
         async with running(small):
             await whole.apply(config(50, 50))
-            await until(lambda: small.book.head == 3)
-            shown = small.desk.show()
+            await until(lambda: small.projection.head == 3)
+            shown = small.admin.show()
             assert shown["revision"] == 2 and small.weights() == {"local": 100}
             assert shown["behind"] is not None
             assert shown["behind"]["revision"] == 3 and "'pool'" in shown["behind"]["reason"]
             await small.roll_back(2)
-            assert small.desk.show()["revision"] == 4 and small.desk.show()["behind"] is None
+            assert small.admin.show()["revision"] == 4 and small.admin.show()["behind"] is None
 
 
 async def test_a_store_that_has_lost_revisions_takes_no_change_and_says_so() -> None:

@@ -16,18 +16,18 @@ from resilience.failures import BackendFailure, FailureKind
 WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), partial=PartialAnswer("It is", (7, 8)))
 
 
-def through(edge: TextSplice, pieces: list[str]) -> tuple[str, bool]:
+def through(splice: TextSplice, pieces: list[str]) -> tuple[str, bool]:
     """Return the text that the splice lets through, and whether a stop string ended it."""
     given = ""
     for piece in pieces:
-        if not edge.is_open:
+        if not splice.is_open:
             given += piece
             continue
-        text = edge.push(piece)
+        text = splice.push(piece)
         if text is None:
             return given, True
         given += text
-    return given + edge.flush(), False
+    return given + splice.flush(), False
 
 
 @given(
@@ -64,20 +64,20 @@ def test_white_space_that_was_not_sent_is_not_given_twice(white: str, later: str
 
 
 async def test_the_pieces_that_were_held_back_keep_their_count_ids_and_first_figures() -> None:
-    told = [
+    sent = [
         Delta(" a", 1, 3, 0.5, token_ids=(9,)),
         Delta("b", 2, token_ids=(10, 11)),
         Delta("c", 1, token_ids=(12,)),
     ]
 
     async def generate(work: Work, out: DeltaSink) -> Completion:
-        for delta in told:
+        for delta in sent:
             await out(delta)
         return Completion(FinishReason.STOP, Usage(3, 4))
 
-    heard = await _heard(TextSplice("It is", ["s abX"]), generate)
-    assert heard[0] == [Delta(" abc", 4, 3, 0.5, token_ids=(9, 10, 11, 12))]
-    assert heard[1].usage == Usage(3, 4)
+    answer = await _collect(TextSplice("It is", ["s abX"]), generate)
+    assert answer[0] == [Delta(" abc", 4, 3, 0.5, token_ids=(9, 10, 11, 12))]
+    assert answer[1].usage == Usage(3, 4)
 
 
 async def test_an_answer_that_ends_while_text_is_held_back_gives_it() -> None:
@@ -86,7 +86,7 @@ async def test_an_answer_that_ends_while_text_is_held_back_gives_it() -> None:
         await out(Delta("", 1))
         return Completion(FinishReason.LENGTH, Usage(3, 2))
 
-    deltas, completion = await _heard(TextSplice("It is", ["s abX"]), generate)
+    deltas, completion = await _collect(TextSplice("It is", ["s abX"]), generate)
     assert deltas == [Delta(" a", 2)]
     assert completion.finish_reason is FinishReason.LENGTH
 
@@ -101,26 +101,26 @@ async def test_a_stop_string_across_the_edge_ends_the_generation_and_counts_its_
         finally:
             left.append(work)
 
-    deltas, completion = await _heard(TextSplice("It is", ["s ab ab"]), generate)
+    deltas, completion = await _collect(TextSplice("It is", ["s ab ab"]), generate)
     assert deltas == [Delta("", 2, 2, 0.25)]
     assert completion == Completion(FinishReason.STOP, Usage(3, 2, 2), 0.25)
     assert left == [WORK]
 
 
-async def _heard(edge: TextSplice, generate: object) -> tuple[list[Delta], Completion]:
+async def _collect(splice: TextSplice, generate: object) -> tuple[list[Delta], Completion]:
     deltas: list[Delta] = []
 
     async def out(delta: Delta) -> None:
         deltas.append(delta)
 
-    return deltas, await generate_rest(edge, generate, WORK, out)  # type: ignore[arg-type]
+    return deltas, await generate_rest(splice, generate, WORK, out)  # type: ignore[arg-type]
 
 
 TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
 
 
 @pytest.mark.parametrize(
-    ("work", "ways", "told"),
+    ("work", "ways", "message"),
     [
         (WORK, frozenset(), "local cannot resume an answer"),
         (replace(WORK, partial=PartialAnswer("It is")), TOKENS, "token ids"),
@@ -129,9 +129,9 @@ TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
     ],
 )
 def test_a_partial_answer_that_cannot_be_resumed_is_bad_input(
-    work: Work, ways: frozenset[Continue], told: str
+    work: Work, ways: frozenset[Continue], message: str
 ) -> None:
-    with pytest.raises(BackendFailure, match=told) as caught:
+    with pytest.raises(BackendFailure, match=message) as caught:
         check_partial(work, ways, "local")
     assert caught.value.kind is FailureKind.INVALID_INPUT
 

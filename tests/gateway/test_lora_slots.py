@@ -51,9 +51,9 @@ def adapter(name: str, path: str | None = None) -> Adapter:
     return Adapter(name, 1, "demo", path or f"folder/{name}")
 
 
-async def use(shelf: LoraSlots, *names: str) -> None:
+async def use(slots: LoraSlots, *names: str) -> None:
     for name in names:
-        async with shelf.hold(adapter(name)):
+        async with slots.hold(adapter(name)):
             await asyncio.sleep(0)
 
 
@@ -65,50 +65,50 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_many_first_users_load_an_adapter_once() -> None:
     engine = FakeEngine(2)
-    shelf = LoraSlots(engine, 2)
+    slots = LoraSlots(engine, 2)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(20):
-            tasks.create_task(use(shelf, "a"))
+            tasks.create_task(use(slots, "a"))
     assert engine.log == ["load a"]
 
 
 async def test_the_longest_idle_adapter_makes_room() -> None:
     engine = FakeEngine(2)
-    shelf = LoraSlots(engine, 2)
-    await use(shelf, "a", "b", "a", "c")
+    slots = LoraSlots(engine, 2)
+    await use(slots, "a", "b", "a", "c")
     assert engine.log == ["load a", "load b", "unload b", "load c"]
 
 
 async def test_an_adapter_in_use_is_not_taken_away_and_the_refusal_says_to_come_back() -> None:
     engine = FakeEngine(1)
-    shelf = LoraSlots(engine, 1)
-    async with shelf.hold(adapter("a")):
+    slots = LoraSlots(engine, 1)
+    async with slots.hold(adapter("a")):
         with pytest.raises(
             BackendFailure, match="all 1 adapters that the engine can hold are in use"
         ) as caught:
-            await use(shelf, "b")
+            await use(slots, "b")
         assert caught.value.kind is FailureKind.THROTTLED
         assert caught.value.retry_after_s is not None
         assert not caught.value.counts, "the circuit is for all, and the base model goes on"
-    await use(shelf, "b")
+    await use(slots, "b")
     assert engine.log == ["load a", "unload a", "load b"]
 
 
 async def test_a_load_that_fails_fails_its_requests_and_is_tried_again_after_a_while() -> None:
-    engine, now, told = FakeEngine(1), [0.0], list[object]()
-    shelf = LoraSlots(engine, 1, clock=lambda: now[0], emit=told.append)
+    engine, now, events = FakeEngine(1), [0.0], list[object]()
+    slots = LoraSlots(engine, 1, clock=lambda: now[0], emit=events.append)
     engine.broken.add("folder/a")
     for _ in range(3):
         with pytest.raises(BackendFailure, match="cannot be loaded: adapter folder a does") as caught:
-            await use(shelf, "a")
+            await use(slots, "a")
         assert caught.value.kind is FailureKind.MODEL_NOT_FOUND
         assert (caught.value.param, caught.value.retry_after_s) == ("adapter_id", 1.0)
     assert engine.log == ["load a"]
     engine.broken.clear()
     now[0] = 1.0
-    await use(shelf, "a", "b")
+    await use(slots, "a", "b")
     assert engine.log == ["load a", "load a", "unload a", "load b"]
-    assert [type(one).__name__ for one in told if not isinstance(one, AdapterAsked)] == [
+    assert [type(one).__name__ for one in events if not isinstance(one, AdapterAsked)] == [
         "AdapterLoadFailed",
         "AdapterLoaded",
         "AdapterUnloaded",
@@ -118,45 +118,45 @@ async def test_a_load_that_fails_fails_its_requests_and_is_tried_again_after_a_w
 
 async def test_a_broken_adapter_keeps_nobody_else_waiting() -> None:
     engine = FakeEngine(2)
-    shelf = LoraSlots(engine, 2)
+    slots = LoraSlots(engine, 2)
     engine.broken.add("folder/a")
     with pytest.raises(BackendFailure):
-        await use(shelf, "a")
+        await use(slots, "a")
     engine.may_finish.clear()
     async with asyncio.TaskGroup() as tasks:
-        loading = tasks.create_task(use(shelf, "b"))
+        loading = tasks.create_task(use(slots, "b"))
         await until(lambda: engine.log[-1] == "load b")
         with pytest.raises(BackendFailure):  # at once, although another load is in progress
-            await use(shelf, "a")
+            await use(slots, "a")
         engine.may_finish.set()
     assert loading.exception() is None
 
 
 async def test_the_least_hot_idle_adapter_makes_room_not_the_longest_idle() -> None:
     engine = FakeEngine(2)
-    shelf = LoraSlots(engine, 2)
-    await use(shelf, "hot", "hot", "hot", "cold", "new")
+    slots = LoraSlots(engine, 2)
+    await use(slots, "hot", "hot", "hot", "cold", "new")
     assert engine.adapters.keys() == {"hot", "new"}
 
 
 async def test_a_pinned_adapter_is_loaded_ahead_and_never_makes_room() -> None:
     engine = FakeEngine(2)
-    shelf = LoraSlots(engine, 2)
-    await use(shelf, "a", "b")
-    shelf.residency.pin(["p"])
-    assert await shelf.load_next([adapter("a"), adapter("b"), adapter("p")])
-    assert not await shelf.load_next([adapter("a"), adapter("b"), adapter("p")])
-    await use(shelf, "c", "d", "e")
+    slots = LoraSlots(engine, 2)
+    await use(slots, "a", "b")
+    slots.residency.pin(["p"])
+    assert await slots.load_next([adapter("a"), adapter("b"), adapter("p")])
+    assert not await slots.load_next([adapter("a"), adapter("b"), adapter("p")])
+    await use(slots, "c", "d", "e")
     assert "p" in engine.adapters
 
 
 async def test_an_adapter_in_use_is_unloaded_only_when_its_last_request_has_ended() -> None:
     engine = FakeEngine(2)
-    shelf = LoraSlots(engine, 2)
-    async with shelf.hold(adapter("a")):
-        assert not await shelf.unload("a")
+    slots = LoraSlots(engine, 2)
+    async with slots.hold(adapter("a")):
+        assert not await slots.unload("a")
         assert "a" in engine.adapters
-    assert await shelf.unload("a")
+    assert await slots.unload("a")
     assert engine.adapters == {}
 
 
@@ -168,14 +168,14 @@ async def test_files_are_brought_before_a_load_and_what_cannot_be_brought_fails_
         if one.adapter_id == "away":
             raise AdapterNotHere("s3://bucket/away: not reached")
 
-    shelf = LoraSlots(engine, 2, bring=bring, emit=events.append)
-    await use(shelf, "a", "a")
+    slots = LoraSlots(engine, 2, bring=bring, emit=events.append)
+    await use(slots, "a", "a")
     # The caller's error does not say where operators keep their files; the event for the log does.
     for _ in range(2):
         with pytest.raises(
             BackendFailure, match="adapter away cannot be loaded: its files are not on"
         ) as caught:
-            await use(shelf, "away")
+            await use(slots, "away")
         assert "bucket" not in str(caught.value)
     assert "s3://bucket/away: not reached" in str(events)
     assert (brought, engine.log) == (["a", "away"], ["load a"])
@@ -183,8 +183,8 @@ async def test_files_are_brought_before_a_load_and_what_cannot_be_brought_fails_
 
 async def test_a_name_whose_folder_has_changed_is_loaded_anew() -> None:
     engine = FakeEngine(1)
-    shelf = LoraSlots(engine, 1)
-    async with shelf.hold(adapter("a")), shelf.hold(adapter("a", "folder/a2")):
+    slots = LoraSlots(engine, 1)
+    async with slots.hold(adapter("a")), slots.hold(adapter("a", "folder/a2")):
         assert engine.adapters == {"a": "folder/a2"}
     assert engine.log == ["load a", "load a"]
 
@@ -192,11 +192,11 @@ async def test_a_name_whose_folder_has_changed_is_loaded_anew() -> None:
 async def test_a_waiting_request_takes_over_a_load_when_the_first_one_is_cancelled() -> None:
     engine = FakeEngine(1)
     engine.may_finish.clear()
-    shelf = LoraSlots(engine, 1)
+    slots = LoraSlots(engine, 1)
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(use(shelf, "a"))
+        first = tasks.create_task(use(slots, "a"))
         await until(lambda: engine.log == ["load a"])
-        second = tasks.create_task(use(shelf, "a"))
+        second = tasks.create_task(use(slots, "a"))
         await asyncio.sleep(0)
         first.cancel()
         engine.may_finish.set()
@@ -207,14 +207,14 @@ async def test_a_waiting_request_takes_over_a_load_when_the_first_one_is_cancell
 
 async def test_an_adapter_of_a_cancelled_load_is_evicted_first() -> None:
     engine = FakeEngine(2)
-    shelf = LoraSlots(engine, 2)
-    await use(shelf, "a")
+    slots = LoraSlots(engine, 2)
+    await use(slots, "a")
     engine.may_finish.clear()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await use(shelf, "orphan")
+            await use(slots, "orphan")
     engine.may_finish.set()
-    await use(shelf, "b")
+    await use(slots, "b")
     assert engine.adapters.keys() == {"a", "b"}
 
 
@@ -229,13 +229,13 @@ def test_an_adapter_stays_loaded_while_it_is_held_whatever_others_do(
 ) -> None:
     async def main() -> None:
         engine = FakeEngine(2)
-        shelf = LoraSlots(engine, 2)
+        slots = LoraSlots(engine, 2)
 
         async def user(name: str, start: int, length: int) -> None:
             for _ in range(start):
                 await asyncio.sleep(0)
             try:
-                async with shelf.hold(adapter(name)):
+                async with slots.hold(adapter(name)):
                     for _ in range(length + 1):
                         assert engine.adapters.get(name) == f"folder/{name}"
                         await asyncio.sleep(0)
@@ -248,16 +248,16 @@ def test_an_adapter_stays_loaded_while_it_is_held_whatever_others_do(
                 if cancelled:
                     asyncio.get_running_loop().call_soon(task.cancel)
         for name in "abc":
-            await use(shelf, name)  # every place is free again
+            await use(slots, name)  # every place is free again
 
     asyncio.run(main())
 
 
 async def test_the_adapters_in_use_are_reported_once_one_was() -> None:
-    shelf = LoraSlots(FakeEngine(2), 2)
-    assert shelf.in_use is None
-    async with shelf.hold(adapter("a")):
-        assert shelf.in_use == ("a",)
-        async with shelf.hold(adapter("b")):
-            assert set(shelf.in_use) == {"a", "b"}
-    assert shelf.in_use == ()
+    slots = LoraSlots(FakeEngine(2), 2)
+    assert slots.in_use is None
+    async with slots.hold(adapter("a")):
+        assert slots.in_use == ("a",)
+        async with slots.hold(adapter("b")):
+            assert set(slots.in_use) == {"a", "b"}
+    assert slots.in_use == ()

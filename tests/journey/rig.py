@@ -73,7 +73,7 @@ class RecordingSink:
     deltas: list[Delta] = field(default_factory=list)
     answer: Answer | None = None
     error: PublicError | None = None
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    first_delta: asyncio.Event = field(default_factory=asyncio.Event)
     plans: list[Plan] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class RecordingSink:
     async def delta(self, delta: Delta) -> None:
         await asyncio.sleep(0)
         self.deltas.append(delta)
-        self.heard.set()
+        self.first_delta.set()
 
     async def finish(self, answer: Answer) -> None:
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ class Outbox:
 
 
 @dataclass
-class House:
+class JourneyRig:
     """A journey and everything that a request might leave in use after its end."""
 
     journey: Journey
@@ -140,7 +140,7 @@ class House:
         await self.cache.flush()
         return sink
 
-    def left_behind(self) -> list[str]:
+    def in_use(self) -> list[str]:
         """Lists what is still in use; after the end of a request it must be empty."""
         left = []
         if self.in_flight.in_flight:
@@ -161,7 +161,7 @@ class House:
         return left
 
 
-class Spelled:
+class PieceTokenizer:
     """A tokenizer for scripted pieces: an id for each piece, then one for each byte."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
@@ -187,19 +187,19 @@ class RestartingBackend(ScriptedBackend):
     """A backend whose engine dies with the failure ``engine_dead`` and is ready again after ``restart_s``.
 
     With ``restart_s`` None it never comes back. A call of a dead engine that fails later does not kill
-    the next engine. With ``together`` the first calls begin only when the barrier has all its parties.
+    the next engine. With ``start_barrier`` the first calls begin only when the barrier has all its parties.
     """
 
     restart_s: float | None = 0.01
     ready_in_s: float | None = None
     waited_for: asyncio.Event
-    together: asyncio.Barrier | None = None
+    start_barrier: asyncio.Barrier | None = None
     deaths = 0
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         before = self.deaths
-        if self.together is not None and not self.calls:
-            await self.together.wait()
+        if self.start_barrier is not None and not self.calls:
+            await self.start_barrier.wait()
         try:
             return await super().generate(work, out)
         except BackendFailure as failure:
@@ -224,7 +224,7 @@ class RestartingBackend(ScriptedBackend):
         return self.state is BackendState.READY
 
 
-def build_house(
+def build_rig(
     tokenizer: ChatTokenizer,
     *scripts: Script,
     backends: Sequence[Backend] | None = None,
@@ -239,8 +239,8 @@ def build_house(
     nonsense: Action = Action.OFF,
     legs: Mapping[str, LegLimit] | None = None,
     check_shape: CheckShape = unchecked,
-) -> House:
-    """Builds a House around the backends, by default around one that plays the scripts."""
+) -> JourneyRig:
+    """Builds a JourneyRig around the backends, by default around one that plays the scripts."""
     made: Mapping[str, Backend] = {
         b.name: b for b in backends or [ScriptedBackend(scripts=scripts or (Script(),))]
     }
@@ -321,7 +321,7 @@ def build_house(
         unix_time=lambda: 1_700_000_000.0,
         check_shape=check_shape,
     )
-    return House(
+    return JourneyRig(
         journey,
         made,
         admission,

@@ -348,14 +348,14 @@ async def test_the_last_use_is_told_in_batches_and_seldom() -> None:
 def test_a_first_key_that_is_short_stops_the_start_with_the_command_that_makes_a_long_one(
     monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    told = f"has {length} characters; allowed: 32 or more; make one with: openssl rand -hex 32"
+    reason = f"has {length} characters; allowed: 32 or more; make one with: openssl rand -hex 32"
     short = "k" * length
-    with pytest.raises(ConfigError, match=f"^SLUICE_ADMIN_KEY {told}$"):
+    with pytest.raises(ConfigError, match=f"^SLUICE_ADMIN_KEY {reason}$"):
         require_first_key(Settings(), short)
     require_first_key(Settings.model_validate({"auth": {"enabled": False}}), short)
     require_first_key(Settings(), "k" * 32)
     monkeypatch.setenv("SLUICE_FRONT_KEY", short)
-    with pytest.raises(ConfigError, match=f"^SLUICE_FRONT_KEY {told}$"):
+    with pytest.raises(ConfigError, match=f"^SLUICE_FRONT_KEY {reason}$"):
         require_first_key(Settings(), "k" * 32)
     monkeypatch.setenv("SLUICE_FRONT_KEY", "f" * 32)
     require_first_key(Settings(), None)

@@ -57,23 +57,23 @@ def no_fetcher() -> Fetcher:
 
 
 @dataclass
-class Gate:
+class RegistryGateway:
     """A gateway's adapter registry with its projection, source, loader, admin service, store and events."""
 
     registry: AdapterRegistry
-    book: AdapterProjection
+    projection: AdapterProjection
     source: AdapterSource
-    rooms: LoraLoader
-    desk: AdapterAdmin
+    loader: LoraLoader
+    admin: AdapterAdmin
     store: AdapterStore
     events: list[AdapterEvent]
 
     def importing(self, content: RegistryContent) -> AdapterImport:
-        return AdapterImport(content, self.book, self.source, base_model="tiny")
+        return AdapterImport(content, self.projection, self.source, base_model="tiny")
 
 
 @asynccontextmanager
-async def gate(
+async def gateway(
     streams: MemoryStreams,
     folder: Path,
     *,
@@ -84,13 +84,15 @@ async def gate(
     s3_prefixes: Sequence[str] = ("s3://bucket", "s3://adapters/team"),
     routed: Callable[[str], Sequence[str]] = lambda adapter_id: (),
     workers: Sequence[LoadsElsewhere] = (),
-) -> AsyncIterator[Gate]:
+) -> AsyncIterator[RegistryGateway]:
     """A gateway's registry, which follows the streams while the block runs."""
     state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
     registry, store, events = AdapterRegistry(), AdapterStore(folder), list[AdapterEvent]()
-    book = AdapterProjection(state, registry, base_models=("tiny",), folder_of=store.path)
-    follower = StreamFollower(state, STREAM, book.take, copy=None, clock=asyncio.get_running_loop().time)
-    book.follow(follower)
+    projection = AdapterProjection(state, registry, base_models=("tiny",), folder_of=store.path)
+    follower = StreamFollower(
+        state, STREAM, projection.take, copy=None, clock=asyncio.get_running_loop().time
+    )
+    projection.follow(follower)
     source = AdapterSource(
         store,
         crafted.base(),
@@ -98,11 +100,11 @@ async def gate(
         cache=folder / "fetched",
         s3_prefixes=s3_prefixes,
         timeout_s=30.0,
-        catalogue=lambda: book.catalogue,
+        catalogue=lambda: projection.catalogue,
     )
-    rooms = LoraLoader(
+    loader = LoraLoader(
         registry,
-        book,
+        projection,
         demand=AdapterDemand(60.0),
         folder=folder,
         bring=source.bring,
@@ -111,17 +113,16 @@ async def gate(
         unix_time=unix_time,
         preload_timeout_s=preload_timeout_s,
     )
-    rooms.attach_workers(lambda: workers)
-    orders = AdapterOrders(state, me=str(folder), load=rooms.preload_ordered)
-    desk = AdapterAdmin(
-        book, registry, rooms, orders, source, Audit(state, unix_time=unix_time), "tiny", routed, b"shared"
-    )
+    loader.attach_workers(lambda: workers)
+    orders = AdapterOrders(state, me=str(folder), load=loader.preload_ordered)
+    audit = Audit(state, unix_time=unix_time)
+    admin = AdapterAdmin(projection, registry, loader, orders, source, audit, "tiny", routed, b"shared")
     await state.open()
     await follower.start()
     async with asyncio.TaskGroup() as loops:
         running = [loops.create_task(one) for one in (state.run(), follower.run(), orders.run())]
         try:
-            yield Gate(registry, book, source, rooms, desk, store, events)
+            yield RegistryGateway(registry, projection, source, loader, admin, store, events)
         finally:
             for task in running:
                 task.cancel()

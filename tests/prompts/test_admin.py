@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
 
 
-def desk_of(
+def admin_of(
     tokenizer: ChatTokenizer,
     max_model_len: int = 4096,
     *,
@@ -77,8 +77,8 @@ def tokenizer() -> ChatTokenizer:
 
 
 @pytest.fixture
-def desk(tokenizer: ChatTokenizer) -> PromptAdmin:
-    return desk_of(tokenizer)
+def admin(tokenizer: ChatTokenizer) -> PromptAdmin:
+    return admin_of(tokenizer)
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ Ask = Callable[..., GenerateRequest]
 
 
 async def test_a_preview_shows_what_would_be_sent_with_the_boundary_marked(
-    desk: PromptAdmin, ask: Ask, tokenizer: ChatTokenizer
+    admin: PromptAdmin, ask: Ask, tokenizer: ChatTokenizer
 ) -> None:
-    found = orjson.loads(orjson.dumps(await desk.preview(ask())))
+    found = orjson.loads(orjson.dumps(await admin.preview(ask())))
     assert found["route"] == "self_hosted_generation"
     assert found["prompt_version"]["id"] == "chat-manga-2.1"
     before, after = found["prompt"]["before_boundary"], found["prompt"]["after_boundary"]
@@ -127,22 +127,22 @@ async def test_a_preview_shows_what_would_be_sent_with_the_boundary_marked(
     assert sections == ["system"] * 2 + ["recent_turns"] * 2 + ["retrieval", "recent_turns"]
 
 
-async def test_a_preview_names_what_is_volatile_and_what_became_of_it(desk: PromptAdmin, ask: Ask) -> None:
-    moved = await desk.preview(ask())
+async def test_a_preview_names_what_is_volatile_and_what_became_of_it(admin: PromptAdmin, ask: Ask) -> None:
+    moved = await admin.preview(ask())
     finding = {"kind": "date", "text": "2026-11-20", "sentence": "Today is 2026-11-20.", "system_message": 0}
     assert moved["volatile"] == {"policy": "move", "findings": [{**finding, "action": "moved"}]}
-    reported = await desk.preview(ask(contract=Contract.CHAT, route="self_hosted_generation"))
+    reported = await admin.preview(ask(contract=Contract.CHAT, route="self_hosted_generation"))
     assert reported["volatile"] == {"policy": "report", "findings": [{**finding, "action": "reported"}]}
 
 
 async def test_the_fingerprint_does_not_change_with_time_and_does_with_the_text(
-    desk: PromptAdmin, ask: Ask
+    admin: PromptAdmin, ask: Ask
 ) -> None:
     def system(text: str) -> tuple[Message, ...]:
         return (Message(SYSTEM, text), Message(USER, "hi"))
 
     one, two, three = [
-        (await desk.preview(ask(messages=system(text))))["prefix"]
+        (await admin.preview(ask(messages=system(text))))["prefix"]
         for text in (
             "Speak French. Today is 2026-11-20.",
             "Speak French.\r\nToday is 2026-11-21. ",
@@ -154,7 +154,7 @@ async def test_the_fingerprint_does_not_change_with_time_and_does_with_the_text(
 
 async def test_a_preview_tells_what_does_not_fit(tokenizer: ChatTokenizer, ask: Ask) -> None:
     chunks = tuple(EvidenceChunk(f"m{n}", "catalog", f"Volume {n} of it. " * 20, n / 10) for n in range(9))
-    found = await desk_of(tokenizer, 600).preview(ask(chunks=chunks, sampling=Sampling(max_tokens=100)))
+    found = await admin_of(tokenizer, 600).preview(ask(chunks=chunks, sampling=Sampling(max_tokens=100)))
     cuts = found["cuts"]
     assert isinstance(cuts, dict) and cuts["dropped_chunks"] and "m8" not in cuts["dropped_chunks"]
     assert found["generation_reserve"] == 100
@@ -173,25 +173,25 @@ async def test_a_preview_has_no_summary_written(tokenizer: ChatTokenizer, ask: A
     budgets = "{system: 50, retrieval: 50, recent_turns: 100, older_summary: 200}"
     body = f"id: v\nsystem: Hi.\nsummarizer: engine\nbudgets: {budgets}\n"
     (tmp_path / "v.yaml").write_text(body, encoding="utf-8")
-    desk = desk_of(tokenizer, 600, folder=tmp_path, summarizers={SummaryKind.ENGINE: NeverAsked()})
+    admin = admin_of(tokenizer, 600, folder=tmp_path, summarizers={SummaryKind.ENGINE: NeverAsked()})
     turns = [
         Message(role, f"Number {n} is about {role.value} things.")
         for n in range(40)
         for role in (USER, ASSISTANT)
     ]
-    found = await desk.preview(ask(messages=(*turns, Message(USER, "hi")), sampling=Sampling(max_tokens=50)))
+    found = await admin.preview(ask(messages=(*turns, Message(USER, "hi")), sampling=Sampling(max_tokens=50)))
     assert isinstance(found["cuts"], dict) and found["cuts"]["summarized_turns"] > 0
     sections = [message["section"] for message in found["messages"]]  # type: ignore[attr-defined]
     assert sections[:2] == ["system", "older_summary"]
 
 
-async def test_a_preview_meets_the_errors_that_the_request_would(desk: PromptAdmin, ask: Ask) -> None:
+async def test_a_preview_meets_the_errors_that_the_request_would(admin: PromptAdmin, ask: Ask) -> None:
     with pytest.raises(UnknownRoute):
-        await desk.preview(ask(route="nowhere"))
+        await admin.preview(ask(route="nowhere"))
     with pytest.raises(UnknownPromptVersion):
-        await desk.preview(ask(prompt_version="nothing"))
+        await admin.preview(ask(prompt_version="nothing"))
     with pytest.raises(ContextTooLong):
-        await desk.preview(ask(messages=(Message(USER, "long " * 9_000),)))
+        await admin.preview(ask(messages=(Message(USER, "long " * 9_000),)))
 
 
 async def test_where_the_template_takes_no_later_system_message_the_preview_shows_the_turn_as_it_is_sent(
@@ -204,40 +204,40 @@ async def test_where_the_template_takes_no_later_system_message_the_preview_show
         bos_token="<s>",
         eos_token="</s>",
     )
-    found = await desk_of(ChatTokenizer.from_folder(folder)).preview(ask())
+    found = await admin_of(ChatTokenizer.from_folder(folder)).preview(ask())
     sections = [message["section"] for message in found["messages"]]  # type: ignore[attr-defined]
     assert sections == ["system", "recent_turns", "recent_turns", "recent_turns"]
     counts = found["sections"]
     assert isinstance(counts, dict) and counts["retrieval"]["tokens"] > 0
 
 
-def test_versions_are_listed_with_the_routes_that_use_them(desk: PromptAdmin) -> None:
-    [listed] = orjson.loads(orjson.dumps(desk.versions()))
+def test_versions_are_listed_with_the_routes_that_use_them(admin: PromptAdmin) -> None:
+    [listed] = orjson.loads(orjson.dumps(admin.versions()))
     assert (listed["id"], listed["routes"]) == ("chat-manga-2.1", ["self_hosted_generation"])
     assert len(listed["sha256"]) == 64 and listed["published_at"] is None
 
 
-def test_one_version_is_shown_whole_and_an_unknown_one_is_refused(desk: PromptAdmin) -> None:
-    shown = orjson.loads(orjson.dumps(desk.version("chat-manga-2.1")))
+def test_one_version_is_shown_whole_and_an_unknown_one_is_refused(admin: PromptAdmin) -> None:
+    shown = orjson.loads(orjson.dumps(admin.version("chat-manga-2.1")))
     assert shown["stable_text"].startswith("You are a manga shopping assistant.\n\nAnswer from")
     assert shown["budgets"]["retrieval"] == 1400 and shown["summarizer"] == "extractive"
     with pytest.raises(UnknownPromptVersion):
-        desk.version("nothing")
+        admin.version("nothing")
 
 
 async def test_images_are_counted_as_they_are_planned(
-    desk: PromptAdmin, ask: Callable[..., GenerateRequest]
+    admin: PromptAdmin, ask: Callable[..., GenerateRequest]
 ) -> None:
     image = ImageContent(data_url(sample("png")), param="messages.0.content.0.image_url.url")
     plain = Message(USER, "What is this?")
     seen = Message(USER, "What is this?", parts=("What is this?", image))
     needs = frozenset({Feature.IMAGES})
     counts = [
-        await desk.count(ask(messages=(message,), needs=needs), asyncio.to_thread)
+        await admin.count(ask(messages=(message,), needs=needs), asyncio.to_thread)
         for message in (plain, seen)
     ]
     assert counts[1] == counts[0] + ImageCost().tokens(5, 3)
     blind = ScriptedBackend(features=frozenset())
-    other = dataclasses.replace(desk, fleet=Fleet({"local": blind}))
+    other = dataclasses.replace(admin, fleet=Fleet({"local": blind}))
     with pytest.raises(InvalidRequest, match="takes no images"):
         await other.count(ask(messages=(seen,), needs=needs), asyncio.to_thread)

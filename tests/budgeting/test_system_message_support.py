@@ -144,9 +144,9 @@ def test_folding_loses_no_text_and_every_turn_ends_with_the_callers_own_words(
     text = "".join(one.content for one in folded)
     assert all(text.count(message.content) == 1 for message in messages)
     turns = [one for one in messages if one.role is not SYSTEM]
-    kept = [one for one in folded if one.role is not SYSTEM]
-    assert [one.role for one in kept] == [one.role for one in turns]
-    assert all(now.content.endswith(was.content) for now, was in zip(kept, turns, strict=True))
+    others = [one for one in folded if one.role is not SYSTEM]
+    assert [one.role for one in others] == [one.role for one in turns]
+    assert all(now.content.endswith(was.content) for now, was in zip(others, turns, strict=True))
 
 
 SHAPES = {"one system": ONE_SYSTEM, "no system": NO_SYSTEM, "silent": SILENT}

@@ -24,12 +24,12 @@ from gateway.weights.errors import AccessDenied, NotThere
 from gateway.weights.values import OnProgress, Progress, ignore
 from resilience.failures import BackendFailure
 from tests.adapters import crafted
-from tests.adapters.house import FakeEngine, Gate, gate, until
+from tests.adapters.registry_gateway import FakeEngine, RegistryGateway, gateway, until
 
 FORCED = PromoteBody(force=True)
 
 
-def made(folder: Path, name: str, value: float = 0.25) -> str:
+def write(folder: Path, name: str, value: float = 0.25) -> str:
     """An adapter whose content depends on ``value``."""
     tensors = {
         key: (kind, shape, crafted.floats(len(data) // 4, value))
@@ -38,7 +38,7 @@ def made(folder: Path, name: str, value: float = 0.25) -> str:
     return str(crafted.write(folder / name, weights=crafted.safetensors(tensors)))
 
 
-def uses(one: Gate, name: str, *, operator: bool = False) -> str:
+def uses(one: RegistryGateway, name: str, *, operator: bool = False) -> str:
     with one.registry.lease(Selection(name, operator=operator)) as lease:
         assert lease.adapter is not None
         return lease.adapter.adapter_id
@@ -46,54 +46,58 @@ def uses(one: Gate, name: str, *, operator: bool = False) -> str:
 
 async def test_a_change_in_one_gateway_is_in_force_in_the_other_soon(tmp_path: Path) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
-        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a"), labels={"k": "x"}), who="key_1")
-        await one.desk.add(AddBody(id="v2", location=made(tmp_path, "b", 0.5)), who="key_1")
-        await one.desk.promote("v1", PromoteBody(alias="style", force=True), who="key_1")
+    async with gateway(streams, tmp_path / "1") as one, gateway(streams, tmp_path / "2") as other:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a"), labels={"k": "x"}), who="key_1")
+        await one.admin.add(AddBody(id="v2", location=write(tmp_path, "b", 0.5)), who="key_1")
+        await one.admin.promote("v1", PromoteBody(alias="style", force=True), who="key_1")
         assert uses(one, "style") == "v1"
         await until(lambda: "style" in other.registry.ids, within_s=10.0)
         assert uses(other, "style") == "v1"
-        await other.desk.promote("v2", PromoteBody(alias="style", force=True), who="key_2")
+        await other.admin.promote("v2", PromoteBody(alias="style", force=True), who="key_2")
         await until(lambda: uses(one, "style") == "v2", within_s=10.0)
-        await one.desk.roll_back("style", RollbackBody(), who="key_1")
+        await one.admin.roll_back("style", RollbackBody(), who="key_1")
         await until(lambda: uses(other, "style") == "v1", within_s=10.0)
-        assert one.book.catalogue == other.book.catalogue
+        assert one.projection.catalogue == other.projection.catalogue
 
 
 async def test_a_dry_run_shows_the_result_or_the_refusal_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one:
+    async with gateway(streams, tmp_path / "1") as one:
         for name, value in (("v1", 0.25), ("v2", 0.5)):
-            await one.desk.add(AddBody(id=name, location=made(tmp_path, name, value)), who="key_1")
-        await one.desk.promote("v1", PromoteBody(alias="style", force=True), who="key_1")
-        await one.desk.promote("v2", PromoteBody(alias="style", percent=10, force=True), who="key_1")
-        before, audited = one.book.catalogue, len(streams.records["audit"])
-        told = await one.desk.promote("v2", PromoteBody(alias="style", force=True, dry_run=True), who="key_1")
-        assert (told["state"], told["aliases"], told["dry_run"]) == ("active", ["style"], True)
-        ended = await one.desk.end_canary("style", CommentBody(dry_run=True), who="key_1")
+            await one.admin.add(AddBody(id=name, location=write(tmp_path, name, value)), who="key_1")
+        await one.admin.promote("v1", PromoteBody(alias="style", force=True), who="key_1")
+        await one.admin.promote("v2", PromoteBody(alias="style", percent=10, force=True), who="key_1")
+        before, audited = one.projection.catalogue, len(streams.records["audit"])
+        shown = await one.admin.promote(
+            "v2", PromoteBody(alias="style", force=True, dry_run=True), who="key_1"
+        )
+        assert (shown["state"], shown["aliases"], shown["dry_run"]) == ("active", ["style"], True)
+        ended = await one.admin.end_canary("style", CommentBody(dry_run=True), who="key_1")
         assert (ended["target"], ended["canary"]) == ("v1", None)
         with pytest.raises(CatalogueError):
-            await one.desk.retire("v1", CommentBody(dry_run=True), who="key_1")
+            await one.admin.retire("v1", CommentBody(dry_run=True), who="key_1")
         with pytest.raises(NotEvaluatedError):
-            await one.desk.promote("v2", PromoteBody(alias="style", dry_run=True), who="key_1")
-        assert one.book.catalogue == before and len(streams.records["audit"]) == audited
+            await one.admin.promote("v2", PromoteBody(alias="style", dry_run=True), who="key_1")
+        assert one.projection.catalogue == before and len(streams.records["audit"]) == audited
 
 
 async def test_two_gateways_that_change_the_registry_at_once_both_succeed_and_numbers_are_never_shared(
     tmp_path: Path,
 ) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
+    async with gateway(streams, tmp_path / "1") as one, gateway(streams, tmp_path / "2") as other:
         async with asyncio.TaskGroup() as tasks:
             for n in range(6):
-                place = made(tmp_path, f"a{n}", n / 8)
+                place = write(tmp_path, f"a{n}", n / 8)
                 tasks.create_task(
-                    (one if n % 2 else other).desk.add(AddBody(id=f"v{n}", location=place), who="key")
+                    (one if n % 2 else other).admin.add(AddBody(id=f"v{n}", location=place), who="key")
                 )
-        await until(lambda: len(one.book.catalogue.versions) == len(other.book.catalogue.versions) == 6)
-        numbers = [version.engine_id for version in one.book.catalogue.versions.values()]
+        await until(
+            lambda: len(one.projection.catalogue.versions) == len(other.projection.catalogue.versions) == 6
+        )
+        numbers = [version.engine_id for version in one.projection.catalogue.versions.values()]
         assert len(set(numbers)) == 6
 
 
@@ -101,11 +105,11 @@ async def test_a_gateway_brings_what_another_one_has_registered_when_it_is_first
     tmp_path: Path,
 ) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
-        place = made(tmp_path, "a")
-        await one.desk.add(AddBody(id="v1", location=place), who="key_1")
-        await until(lambda: "v1" in other.book.catalogue.versions)
-        adapter = other.book.adapter("v1")
+    async with gateway(streams, tmp_path / "1") as one, gateway(streams, tmp_path / "2") as other:
+        place = write(tmp_path, "a")
+        await one.admin.add(AddBody(id="v1", location=place), who="key_1")
+        await until(lambda: "v1" in other.projection.catalogue.versions)
+        adapter = other.projection.adapter("v1")
         assert not other.store.has(Path(adapter.path).name)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(5):
@@ -115,76 +119,76 @@ async def test_a_gateway_brings_what_another_one_has_registered_when_it_is_first
 
 async def test_an_adapter_that_has_changed_at_its_source_is_rejected(tmp_path: Path) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
-        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
-        await until(lambda: "v1" in other.book.catalogue.versions)
+    async with gateway(streams, tmp_path / "1") as one, gateway(streams, tmp_path / "2") as other:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
+        await until(lambda: "v1" in other.projection.catalogue.versions)
         (tmp_path / "a" / "adapter_model.safetensors").unlink()
-        made(tmp_path, "b", 0.75)
+        write(tmp_path, "b", 0.75)
         (tmp_path / "b" / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.safetensors")
         with pytest.raises(AdapterRejected) as caught:
-            await other.source.bring(other.book.adapter("v1"))
+            await other.source.bring(other.projection.adapter("v1"))
         assert caught.value.code is Rejection.WRONG_CHECKSUM
 
 
 async def test_while_the_state_store_is_away_nothing_changes_and_everybody_is_served(tmp_path: Path) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one:
-        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
-        await one.desk.promote("v1", FORCED, who="key_1")
+    async with gateway(streams, tmp_path / "1") as one:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
+        await one.admin.promote("v1", FORCED, who="key_1")
         streams.down = True
         with pytest.raises(BackendUnavailable, match="the change may or may not have been made"):
-            await one.desk.retire("v1", CommentBody(), who="key_1")
+            await one.admin.retire("v1", CommentBody(), who="key_1")
         assert uses(one, "v1") == "v1"
 
 
 async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(tmp_path: Path) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one:
-        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
+    async with gateway(streams, tmp_path / "1") as one:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
         with pytest.raises(NotEvaluatedError):
-            await one.desk.promote("v1", PromoteBody(alias="style"), who="key_1")
-        await one.desk.evaluated("v1", ReportBody(report={"passed": True}), who="key_1")
+            await one.admin.promote("v1", PromoteBody(alias="style"), who="key_1")
+        await one.admin.evaluated("v1", ReportBody(report={"passed": True}), who="key_1")
         with pytest.raises(NotEvaluatedError, match="is not signed"):
-            await one.desk.promote("v1", PromoteBody(alias="style", percent=99.9), who="key_1")
-        shown = await one.desk.promote(
+            await one.admin.promote("v1", PromoteBody(alias="style", percent=99.9), who="key_1")
+        shown = await one.admin.promote(
             "v1", PromoteBody(alias="style", force=True, comment="demo"), who="key_9"
         )
         assert (shown["state"], shown["aliases"]) == ("active", ["style"])
-    told = [orjson.loads(record.data) for record in streams.records["audit"]]
-    assert [(one["action"], one["result"].split(":")[0]) for one in told] == [
+    audited = [orjson.loads(record.data) for record in streams.records["audit"]]
+    assert [(one["action"], one["result"].split(":")[0]) for one in audited] == [
         ("adapter.add", "done"),
         ("adapter.promote", "refused"),
         ("adapter.evaluated", "done"),
         ("adapter.promote", "refused"),
         ("adapter.promote.forced", "done"),
     ]
-    assert (told[-1]["who"], told[-1]["comment"]) == ("key_9", "demo")
+    assert (audited[-1]["who"], audited[-1]["comment"]) == ("key_9", "demo")
 
 
 async def test_names_that_are_not_there_and_versions_that_are_retired_are_refused(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
         with pytest.raises(NoSuchAdapter):
-            await one.desk.retire("nobody", CommentBody(), who="key_1")
+            await one.admin.retire("nobody", CommentBody(), who="key_1")
         with pytest.raises(NoSuchAdapter):
-            await one.desk.roll_back("nobody", RollbackBody(), who="key_1")
-        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
-        await one.desk.retire("v1", CommentBody(), who="key_1")
+            await one.admin.roll_back("nobody", RollbackBody(), who="key_1")
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
+        await one.admin.retire("v1", CommentBody(), who="key_1")
         with pytest.raises(CatalogueError, match="is retired"):
-            await one.desk.add(AddBody(id="v1", location=str(tmp_path / "nowhere")), who="key_1")
+            await one.admin.add(AddBody(id="v1", location=str(tmp_path / "nowhere")), who="key_1")
         with pytest.raises(CatalogueError, match="is retired"):
-            await one.desk.preload("v1", who="key_1")
+            await one.admin.preload("v1", who="key_1")
         with pytest.raises(UnknownAdapter, match="is retired"):
             uses(one, "v1")
 
 
 async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: Path) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one:
-        place, bad = made(tmp_path, "a"), crafted.write(tmp_path / "bad", weights=b"")
-        told = await one.desk.add(
+    async with gateway(streams, tmp_path / "1") as one:
+        place, bad = write(tmp_path, "a"), crafted.write(tmp_path / "bad", weights=b"")
+        shown = await one.admin.add(
             AddBody(id="v1", location=place, labels={"kind": "x"}, dry_run=True), who="key_1"
         )
-        assert (told["id"], told["state"], told["labels"], told["dry_run"]) == (
+        assert (shown["id"], shown["state"], shown["labels"], shown["dry_run"]) == (
             "v1",
             "staged",
             {"kind": "x"},
@@ -193,22 +197,22 @@ async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: P
         with pytest.raises(
             AdapterRejected, match=f"^truncated: {re.escape(str(bad))}: adapter_model.safetensors"
         ):
-            await one.desk.add(AddBody(id="v1", location=str(bad), dry_run=True), who="key_1")
-        assert one.book.catalogue.versions == {} and not one.store.has(str(told["sha256"]))
+            await one.admin.add(AddBody(id="v1", location=str(bad), dry_run=True), who="key_1")
+        assert one.projection.catalogue.versions == {} and not one.store.has(str(shown["sha256"]))
         with pytest.raises(CatalogueError, match="id: given 'a b'"):
-            await one.desk.add(AddBody(id="a b", location=place, dry_run=True), who="key_1")
+            await one.admin.add(AddBody(id="a b", location=place, dry_run=True), who="key_1")
         assert "audit" not in streams.records
 
 
 async def test_an_adapter_that_the_routing_names_is_not_retired_even_in_a_dry_run(tmp_path: Path) -> None:
     rules = {"v1": ["routes.chat.adapter_rules[0]"]}
-    async with gate(MemoryStreams(), tmp_path / "1", routed=lambda name: rules.get(name, [])) as one:
-        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
+    async with gateway(MemoryStreams(), tmp_path / "1", routed=lambda name: rules.get(name, [])) as one:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
         for dry_run in (True, False):
             with pytest.raises(CatalogueError, match=r"routes\.chat\.adapter_rules\[0\] of the routing"):
-                await one.desk.retire("v1", CommentBody(dry_run=dry_run), who="key_1")
+                await one.admin.retire("v1", CommentBody(dry_run=dry_run), who="key_1")
         rules.clear()
-        assert (await one.desk.retire("v1", CommentBody(), who="key_1"))["state"] == "retired"
+        assert (await one.admin.retire("v1", CommentBody(), who="key_1"))["state"] == "retired"
 
 
 class FakeBucket:
@@ -235,21 +239,21 @@ class FakeBucket:
 async def test_an_adapter_comes_from_s3_and_what_is_not_there_or_not_allowed_is_told_apart(
     tmp_path: Path,
 ) -> None:
-    bucket = FakeBucket(made(tmp_path, "a"))
-    async with gate(MemoryStreams(), tmp_path / "1", fetcher=lambda: bucket) as one:
-        shown = await one.desk.add(AddBody(id="v1", location="s3://bucket/a"), who="key_1")
+    bucket = FakeBucket(write(tmp_path, "a"))
+    async with gateway(MemoryStreams(), tmp_path / "1", fetcher=lambda: bucket) as one:
+        shown = await one.admin.add(AddBody(id="v1", location="s3://bucket/a"), who="key_1")
         assert shown["location"] == "s3://bucket/a"
         assert one.source.progress == {}
         bucket.error = NotThere("s3://bucket/b is empty")
         with pytest.raises(AdapterRejected) as caught:
-            await one.desk.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
+            await one.admin.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
         assert caught.value.code is Rejection.NOT_FOUND
         bucket.error = AccessDenied("s3://bucket/b: not allowed")
         with pytest.raises(AdapterNotHere, match="not allowed"):
-            await one.desk.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
+            await one.admin.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
         bucket.total = 9 << 30
         with pytest.raises(AdapterRejected, match="too_large"):
-            await one.desk.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
+            await one.admin.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
 
 
 def content(*adapters: tuple[str, str], **aliases: str) -> RegistryContent:
@@ -259,76 +263,76 @@ def content(*adapters: tuple[str, str], **aliases: str) -> RegistryContent:
 async def test_the_registrys_file_is_taken_in_once_and_does_not_undo_what_operators_did(
     tmp_path: Path,
 ) -> None:
-    streams, first, second = MemoryStreams(), made(tmp_path, "a"), made(tmp_path, "b", 0.5)
+    streams, first, second = MemoryStreams(), write(tmp_path, "a"), write(tmp_path, "b", 0.5)
     listed = content(("v1", first), ("v2", second), style="v1")
-    async with gate(streams, tmp_path / "1") as one:
+    async with gateway(streams, tmp_path / "1") as one:
         await one.importing(listed).run()
         assert (uses(one, "v1"), uses(one, "v2"), uses(one, "style")) == ("v1", "v2", "v1")
-        number = one.book.catalogue.number
+        number = one.projection.catalogue.number
         await one.importing(listed).run()
-        assert one.book.catalogue.number == number
-        await one.desk.promote("v2", PromoteBody(alias="style", force=True), who="key_1")
-        await one.desk.retire("v1", CommentBody(), who="key_1")
+        assert one.projection.catalogue.number == number
+        await one.admin.promote("v2", PromoteBody(alias="style", force=True), who="key_1")
+        await one.admin.retire("v1", CommentBody(), who="key_1")
         await one.importing(listed).run()
         assert uses(one, "style") == "v2"
-        assert one.book.catalogue.version("v1").state is AdapterState.RETIRED
+        assert one.projection.catalogue.version("v1").state is AdapterState.RETIRED
 
 
 async def test_other_content_under_a_name_of_the_file_is_refused_and_the_old_one_stays(
     tmp_path: Path,
 ) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
-        await one.importing(content(("v1", made(tmp_path, "a")))).run()
-        before = one.book.catalogue
-        await one.importing(content(("v1", made(tmp_path, "b", 0.5)))).run()
-        assert one.book.catalogue == before and uses(one, "v1") == "v1"
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        await one.importing(content(("v1", write(tmp_path, "a")))).run()
+        before = one.projection.catalogue
+        await one.importing(content(("v1", write(tmp_path, "b", 0.5)))).run()
+        assert one.projection.catalogue == before and uses(one, "v1") == "v1"
         assert "versions never change" in one.registry.offered.refused["v1"]
 
 
 async def test_an_invalid_adapter_of_the_file_is_refused_with_its_reason_and_the_others_are_served(
     tmp_path: Path,
 ) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
-        await one.importing(content(("gone", str(tmp_path / "gone")), ("v1", made(tmp_path, "a")))).run()
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        await one.importing(content(("gone", str(tmp_path / "gone")), ("v1", write(tmp_path, "a")))).run()
         assert uses(one, "v1") == "v1"
         with pytest.raises(UnknownAdapter, match=r"was refused.*not_found"):
             uses(one, "gone", operator=True)
 
 
 async def test_adapters_of_the_file_for_another_base_model_are_left_out_and_say_so(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
-        listed = content(("v1", made(tmp_path, "a")), style="v2")
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        listed = content(("v1", write(tmp_path, "a")), style="v2")
         other = RegistryContent((*listed.adapters, Adapter("v2", 2, "huge", "nowhere")), {"style": "v2"})
         await one.importing(other).run()
         assert uses(one, "v1") == "v1"
         with pytest.raises(UnknownAdapter, match="wrong_base: for 'huge'; served here: 'tiny'"):
             uses(one, "v2", operator=True)
-        assert "style" not in one.book.catalogue.aliases
+        assert "style" not in one.projection.catalogue.aliases
 
 
 async def test_several_gateways_take_in_the_same_file_at_once(tmp_path: Path) -> None:
     streams = MemoryStreams()
-    listed = content(("v1", made(tmp_path, "a")), ("v2", made(tmp_path, "b", 0.5)), style="v1")
-    async with gate(streams, tmp_path / "s") as one, gate(streams, tmp_path / "s") as other:
+    listed = content(("v1", write(tmp_path, "a")), ("v2", write(tmp_path, "b", 0.5)), style="v1")
+    async with gateway(streams, tmp_path / "s") as one, gateway(streams, tmp_path / "s") as other:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(one.importing(listed).run())
             tasks.create_task(other.importing(listed).run())
-        await until(lambda: one.book.catalogue == other.book.catalogue)
-        assert len(one.book.catalogue.versions) == 2
+        await until(lambda: one.projection.catalogue == other.projection.catalogue)
+        assert len(one.projection.catalogue.versions) == 2
 
 
-class Kept:
+class RunningLoader:
     """Runs the loop of a gateway's LoRA loader; the block starts when the loader is warm."""
 
-    def __init__(self, one: Gate, engine: FakeEngine, places: int) -> None:
-        self.slots = one.rooms.make_slots(engine, places)
-        self._rooms = one.rooms
+    def __init__(self, one: RegistryGateway, engine: FakeEngine, places: int) -> None:
+        self.slots = one.loader.make_slots(engine, places)
+        self._loader = one.loader
 
-    async def __aenter__(self) -> Kept:
+    async def __aenter__(self) -> RunningLoader:
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
-        self._task = self._group.create_task(self._rooms.run(lambda: True))
-        await until(lambda: self._rooms.warm)
+        self._task = self._group.create_task(self._loader.run(lambda: True))
+        await until(lambda: self._loader.warm)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -336,67 +340,67 @@ class Kept:
         await self._group.__aexit__(None, None, None)
 
 
-async def active(one: Gate, folder: Path, *names: str) -> None:
+async def active(one: RegistryGateway, folder: Path, *names: str) -> None:
     for index, name in enumerate(names):
-        await one.desk.add(AddBody(id=name, location=made(folder, f"of-{name}", index / 16)), who="key")
-        await one.desk.promote(name, FORCED, who="key")
+        await one.admin.add(AddBody(id=name, location=write(folder, f"of-{name}", index / 16)), who="key")
+        await one.admin.promote(name, FORCED, who="key")
 
 
 async def test_pinned_and_demanded_adapters_are_loaded_before_the_loader_is_warm_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     streams, engine = MemoryStreams(), FakeEngine()
-    async with gate(streams, tmp_path / "1") as one:
+    async with gateway(streams, tmp_path / "1") as one:
         await active(one, tmp_path, "a", "b", "c", "d")
-        await one.desk.pin("d", True, who="key")
-        async with Kept(one, engine, 2) as kept:
+        await one.admin.pin("d", True, who="key")
+        async with RunningLoader(one, engine, 2) as running:
             assert set(engine.adapters) == {"d"}
             for _ in range(3):
-                async with kept.slots.hold(one.book.adapter("b")):
+                async with running.slots.hold(one.projection.adapter("b")):
                     pass
     again = FakeEngine()
-    async with gate(streams, tmp_path / "1") as one, Kept(one, again, 2):
+    async with gateway(streams, tmp_path / "1") as one, RunningLoader(one, again, 2):
         assert again.log == ["load d", "load b"]
         assert [type(event) for event in one.events] == [AdapterLoaded, AdapterLoaded]
 
 
 async def test_the_loader_is_warm_in_time_though_an_adapter_is_broken_or_never_loads(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1", preload_timeout_s=0.05) as one:
+    async with gateway(MemoryStreams(), tmp_path / "1", preload_timeout_s=0.05) as one:
         await active(one, tmp_path, "a", "b")
-        await one.desk.pin("a", True, who="key")
+        await one.admin.pin("a", True, who="key")
         engine = FakeEngine(broken={"a"})
-        async with Kept(one, engine, 3):
+        async with RunningLoader(one, engine, 3):
             assert engine.log == ["load a"]
         engine = FakeEngine()
         engine.may_load.clear()
-        async with Kept(one, engine, 3):
+        async with RunningLoader(one, engine, 3):
             assert engine.adapters == {}
             engine.may_load.set()
 
 
 async def test_a_pin_loads_the_adapter_and_the_last_place_is_left_to_others(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
         await active(one, tmp_path, "a", "b")
         engine = FakeEngine()
-        async with Kept(one, engine, 2):
-            await one.desk.pin("a", True, who="key")
+        async with RunningLoader(one, engine, 2):
+            await one.admin.pin("a", True, who="key")
             await until(lambda: "a" in engine.adapters)
             with pytest.raises(CatalogueError, match="one place must be left"):
-                await one.desk.pin("b", True, who="key")
-            assert (await one.desk.pin("a", False, who="key"))["pinned"] is False
+                await one.admin.pin("b", True, who="key")
+            assert (await one.admin.pin("a", False, who="key"))["pinned"] is False
 
 
 async def test_a_retired_version_is_unloaded_when_its_last_request_has_ended(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
         await active(one, tmp_path, "a")
         engine = FakeEngine()
-        async with Kept(one, engine, 2) as kept:
+        async with RunningLoader(one, engine, 2) as running:
             with one.registry.lease(Selection("a")) as lease:
                 assert lease.adapter is not None
-                async with kept.slots.hold(lease.adapter):
-                    await one.desk.retire("a", CommentBody(), who="key")
+                async with running.slots.hold(lease.adapter):
+                    await one.admin.retire("a", CommentBody(), who="key")
                     for _ in range(3):
-                        one.rooms.wake()
+                        one.loader.wake()
                         await asyncio.sleep(0.01)
                     assert "a" in engine.adapters
             await until(lambda: engine.adapters == {})
@@ -404,36 +408,36 @@ async def test_a_retired_version_is_unloaded_when_its_last_request_has_ended(tmp
 
 
 async def test_a_preload_by_hand_tells_why_it_failed(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
         await active(one, tmp_path, "a")
         with pytest.raises(BackendFailure, match="neither an engine in process"):
-            await one.desk.preload("a", who="key")
+            await one.admin.preload("a", who="key")
         engine = FakeEngine(broken={"a"})
-        async with Kept(one, engine, 2):
+        async with RunningLoader(one, engine, 2):
             with pytest.raises(BackendFailure, match="adapter a cannot be loaded"):
-                await one.desk.preload("a", who="key")
+                await one.admin.preload("a", who="key")
             engine.broken.clear()
-            assert (await one.desk.preload("a", who="key"))["resident"] is True
+            assert (await one.admin.preload("a", who="key"))["resident"] is True
 
 
 async def test_a_version_for_another_base_model_is_registered_and_not_offered(tmp_path: Path) -> None:
     streams = MemoryStreams()
-    async with gate(streams, tmp_path / "1") as one:
-        place = made(tmp_path, "a")
+    async with gateway(streams, tmp_path / "1") as one:
+        place = write(tmp_path, "a")
         verified = await one.source.take(place)
-        await one.book.change(
+        await one.projection.change(
             lambda book: changes.register(book, "v1", verified, base_model="huge", location=place),
             author="key",
         )
-        assert "v1" in one.book.catalogue.versions and "v1" not in one.registry.ids
+        assert "v1" in one.projection.catalogue.versions and "v1" not in one.registry.ids
 
 
 async def test_each_check_of_a_kept_copy_reads_it_anew(tmp_path: Path) -> None:
-    async with gate(MemoryStreams(), tmp_path / "1") as one:
-        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key")
-        assert (await one.desk.verify("v1", who="key")).verified
-        weights = Path(one.book.adapter("v1").path) / "adapter_model.safetensors"
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key")
+        assert (await one.admin.verify("v1", who="key")).verified
+        weights = Path(one.projection.adapter("v1").path) / "adapter_model.safetensors"
         weights.chmod(0o600)
         weights.write_bytes(weights.read_bytes()[:-4])
         with pytest.raises(AdapterRejected):
-            await one.desk.verify("v1", who="key")
+            await one.admin.verify("v1", who="key")

@@ -14,7 +14,7 @@ CHUNK = 64 << 10
 
 
 @dataclass
-class Wire:
+class Proxy:
     """Forwards ``url`` to the server; the attributes may be changed while it runs."""
 
     target: tuple[str, int]
@@ -92,10 +92,10 @@ class Wire:
 
 
 @contextlib.contextmanager
-def wire(url: str) -> Iterator[Wire]:
+def proxy(url: str) -> Iterator[Proxy]:
     """Run a forwarder to the server at ``url``."""
     host, port = url.removeprefix("http://").split(":")
-    forwarder = Wire((host, int(port)))
+    forwarder = Proxy((host, int(port)))
     try:
         yield forwarder
     finally:

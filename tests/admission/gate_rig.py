@@ -34,7 +34,7 @@ def ask(**changes: object) -> Demand:
 
 
 @dataclass
-class Door:
+class GateRig:
     """Offers to a gate, pumps it and releases tickets, at a time that the test sets."""
 
     limits: AdmissionLimits = PLAIN
