@@ -56,6 +56,7 @@ def planned(tokenizer: ChatTokenizer, prompt: CanonicalPrompt, length: int = 409
     return BudgetPlanner(tokenizer, max_model_len=length).plan(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_conversation_with_tools_has_the_ids_that_transformers_gives_it(
     tokenizer: ChatTokenizer, folder: Path, thinking: bool

@@ -52,6 +52,7 @@ def by_kind(content: list[dict[str, Any]]) -> tuple[str, str, list[tuple[str, st
     return thinking, text.rstrip(), calls
 
 
+@pytest.mark.slow
 @given(answers(max_choices=1))
 @example(EventSequence((Delta("\n\n", 1), *LOOK), (FinishReason.TOOL_CALLS,)))
 @example(EventSequence((Delta("a", 1), *LOOK, Delta(" ", 1), Reasoning("b", 1), Delta("c", 1)), (STOP,)))

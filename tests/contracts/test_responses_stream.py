@@ -49,6 +49,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @given(answers(max_choices=1))
 def test_every_stream_is_legal_and_adds_up_in_the_official_client(sequence: EventSequence) -> None:
     sent = written(sequence)

@@ -281,6 +281,7 @@ def test_status_of_an_endpoint_that_is_not_there_says_so(cloud: Cloud) -> None:
         status("sluice", cloud.aws)
 
 
+@pytest.mark.slow
 def test_an_endpoint_is_deployed_and_deleted_in_moto(
     spec: EndpointSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ async def test_an_operators_path_refuses_a_parameter_that_its_document_does_not_
                     assert twice.json()["error"]["message"] == f"{name} is repeated; allowed: once"
 
 
+@pytest.mark.slow
 async def test_other_requests_do_not_wait_while_the_document_is_written() -> None:
     app, turns = create_app(fake_services()), 0
     app.add_api_route("/of/this/test", lambda: None)  # no other app has the same document

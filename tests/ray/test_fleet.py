@@ -56,6 +56,7 @@ def test_a_few_replicas_are_all_looked_at() -> None:
     assert {placed.best, *placed.others} == set(replicas.requests) - {"replica-3"}
 
 
+@pytest.mark.slow
 def test_of_many_replicas_a_call_reads_a_few_and_only_four_times_a_second_all() -> None:
     replicas = Replicas(1_000)
     replicas.call(preference_of(0))
