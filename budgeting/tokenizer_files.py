@@ -24,7 +24,10 @@ def read_tokenizer_files(folder: str | Path) -> TokenizerFiles:
     """Read a folder as published on model hubs. Raises TokenizerError naming the file and the problem."""
     root = Path(folder)
     if not root.is_dir():
-        raise TokenizerError(str(folder), "no such folder")
+        raise TokenizerError(
+            str(folder),
+            "no such folder; needed: a model's folder, which `engine.model` or a `tokenizer` names",
+        )
     if not (root / "tokenizer.json").is_file():
         raise TokenizerError(
             str(folder), "tokenizer.json is missing; needed: a tokenizer in the format of `tokenizers`"
