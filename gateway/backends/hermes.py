@@ -61,7 +61,8 @@ def call_grammar(
         return f"start: PLAIN\n{_PLAIN}\n"  # the model sees the tools, and may not call them
     if not offered:
         return None
-    closed = [f"call_{number}" for number, tool in enumerate(offered) if _lark(tool) is None]
+    larks = [_lark(tool) for tool in offered]
+    closed = [f"call_{number}" for number, lark in enumerate(larks) if lark is None]
     several = parallel and closed and choice.mode is not ToolChoiceMode.NAMED
     calls = "(call open)* last" if several else "last"
     must = choice.mode is not ToolChoiceMode.AUTO
@@ -84,9 +85,9 @@ def call_grammar(
         lines.append(f"lead[lazy]: /(.|\\n)*{CALL_START}/")
     elif not must:
         lines.append(f"content: %json {_bound(content)}")
-    for number, tool in enumerate(offered):
+    for number, (tool, lark) in enumerate(zip(offered, larks, strict=True)):
         head = json.dumps(_NAME + json.dumps(tool.name, ensure_ascii=False) + _ARGUMENTS)
-        if (lark := _lark(tool)) is not None:
+        if lark is not None:
             lines.append(f"call_{number}: {head} %lark {{\n{lark}\n}}")
             continue
         lines.append(f"call_{number}: {head} arguments_{number} {json.dumps(_CLOSE)}")
