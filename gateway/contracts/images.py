@@ -148,21 +148,24 @@ def read_content(
 def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message:
     """The message, with all its parts if one is an image.
 
-    Raises InvalidRequest: an image that is not the user's.
+    Raises InvalidRequest: an image that is neither the user's nor a tool's.
     """
     image = next((part for part in parts if isinstance(part, ImageContent)), None)
     if image is None:
         return message
-    if message.role is not Role.USER:
+    if message.role not in (Role.USER, Role.TOOL):
         raise not_allowed(
-            image.param, f"is an image of '{message.role.value}'", "images in messages of 'user'"
+            image.param, f"is an image of '{message.role.value}'", "images in messages of 'user' and 'tool'"
         )
     return replace(message, parts=tuple([part for part in parts if part]))
 
 
-def user_message(parts: Sequence[str | ImageContent]) -> Message:
-    """A user's message made of these parts."""
-    return with_parts(Message(Role.USER, "".join([part for part in parts if isinstance(part, str)])), parts)
+def made_of_parts(
+    parts: Sequence[str | ImageContent], role: Role = Role.USER, tool_call_id: str | None = None
+) -> Message:
+    """A user's message, or a tool's result, made of these parts."""
+    text = "".join([part for part in parts if isinstance(part, str)])
+    return with_parts(Message(role, text, tool_call_id=tool_call_id), parts)
 
 
 def join_messages(first: Message, second: Message, gap: str) -> Message:

@@ -44,7 +44,7 @@ class NativeImageUrl(Body):
 
 
 class NativePart(Body):
-    """A part of a message: a text, or an image in a user's message."""
+    """A part of a message: a text, or an image in a user's message or a tool's result."""
 
     type: Literal["text", "image_url"]
     text: Text | None = None

@@ -48,7 +48,7 @@ class ImageUrl(MessagePart):
 
 
 class ContentPart(MessagePart):
-    """A part of a message: a text, or an image in a user's message."""
+    """A part of a message: a text, or an image in a user's message or a tool's result."""
 
     type: Literal["text", "image_url"]
     text: str | None = None

@@ -13,18 +13,20 @@ from msgspec.structs import replace
 
 from benchmarks.bedrock.requests import RequestChecker
 from benchmarks.bedrock.stand_in import Behaviour, StandIn
-from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
+from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.backends.bedrock.answer import ConverseReader, ConverseStop, ConverseUsage, Event
-from gateway.backends.bedrock.request import ConverseWriter
-from gateway.backends.bedrock.tools import NO_OUTPUT, ConverseTools
+from gateway.backends.bedrock.request import NO_OUTPUT, ConverseWriter
+from gateway.backends.bedrock.tools import ConverseTools
 from gateway.backends.port import Completion, Work
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.features import Feature
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
 from tests.bedrock.support import ASSISTANT, SYSTEM, USER, failure_of, work
 from tests.conformance.harness import CollectedAnswer, collect
+from tests.images.samples import sample
 
 CHECKER = RequestChecker()
 SONNET = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
@@ -173,6 +175,19 @@ def test_text_comes_before_the_calls_of_its_message_and_a_result_is_never_empty(
         {"toolUse": {"toolUseId": "a", "name": "stock", "input": {}}},
     ]
     assert results["content"][0]["toolResult"]["content"] == [{"text": NO_OUTPUT}]
+
+
+def test_images_of_a_result_are_blocks_of_it_in_their_places() -> None:
+    image = {"image": {"format": "png", "source": {"bytes": sample("png")}}}
+    parts = ("Page 1", ImageContent(sha256="a"))
+    mixed, alone = result_of("a", "Page 1"), result_of("b", "")
+    history = (ASKED, CALLED, replace(mixed, parts=parts), replace(alone, parts=parts[1:]))
+    images = {"a": ImageData("image/png", memoryview(sample("png")))}
+    *_, last = written(asked(*history, images=images))["messages"]
+    assert [block["toolResult"]["content"] for block in last["content"]] == [
+        [{"text": "Page 1"}, image],
+        [image],
+    ]
 
 
 def test_evidence_after_results_follows_them() -> None:

@@ -57,6 +57,34 @@ def test_images_are_parts_of_the_users_message_whatever_their_source() -> None:
     ]
 
 
+def test_images_of_a_tools_result_stay_between_its_texts() -> None:
+    texts = [{"type": "text", "text": text} for text in ("Page", "one", "", "two")]
+    shown_page = {"type": "image", "source": PICTURE}
+    result = {"type": "tool_result", "tool_use_id": "c", "is_error": True}
+    content = [{**result, "content": [*texts[:3], shown_page, texts[3]]}, {**result, "content": [shown_page]}]
+    request = read(messages=[HI, {"role": "user", "content": content}])
+    images = [
+        ImageContent("data:image/png;base64,eA==", param=f"messages.1.content.{at}.source.data")
+        for at in ("0.content.3", "1.content.0")
+    ]
+    assert request.messages[1:] == (
+        Message(
+            Role.TOOL,
+            "Error: Page\nonetwo",
+            tool_call_id="c",
+            parts=("Error: ", "Page", "\n", "one", images[0], "two"),
+        ),
+        Message(Role.TOOL, "Error: ", tool_call_id="c", parts=("Error: ", images[1])),
+    )
+    assert Feature.IMAGES in request.needs
+
+
+def test_a_tools_result_with_a_document_is_refused_at_its_block() -> None:
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "document"}]}
+    param, message = refused(messages=[HI, {"role": "user", "content": [result]}])
+    assert param == "messages.1.content.0.content.0.type" and "'text' or 'image'" in message
+
+
 def given_at(number: int) -> ImageContent:
     return ImageContent("data:image/png;base64,eA==", param=f"messages.0.content.{number}.source.data")
 

@@ -270,6 +270,14 @@ def test_an_image_is_a_part_of_its_turn_and_needs_a_backend_that_takes_images() 
     assert alone.messages[0].content == "" and len(alone.messages[0].parts) == 1
 
 
+def test_an_image_of_a_tools_result_is_a_part_of_it() -> None:
+    result = {**image_turn({"url": "https://example.org/a.png"}, "tool"), "tool_call_id": "c"}
+    request = chat(messages=[TURN, result]).request
+    image = ImageContent("https://example.org/a.png", None, "messages.1.content.1.image_url.url")
+    assert request.messages[1] == Message(Role.TOOL, SECRET, tool_call_id="c", parts=(SECRET, image))
+    assert Feature.IMAGES in request.needs
+
+
 REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model"),
     ({"model": None}, "model"),

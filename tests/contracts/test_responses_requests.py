@@ -74,6 +74,17 @@ def test_an_image_of_the_users_is_a_part_of_the_message() -> None:
     assert Feature.IMAGES in request.needs
 
 
+@pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])
+def test_an_image_of_a_tools_output_is_a_part_of_the_result(kind: str) -> None:
+    image = {"type": "input_image", "image_url": "https://example.org/a"}
+    output = [{"type": "input_text", "text": "Page 1"}, image]
+    given = [{"role": "user", "content": "?"}, {"type": kind, "call_id": "c", "output": output}]
+    request = parsed({"model": "demo", "input": given}).request
+    found = ImageContent("https://example.org/a", None, "input.1.output.1.image_url")
+    assert request.messages[1] == Message(Role.TOOL, "Page 1", tool_call_id="c", parts=("Page 1", found))
+    assert Feature.IMAGES in request.needs
+
+
 def parsed(body: dict[str, Any]) -> ResponsesRequest:
     return cast("ResponsesRequest", ResponsesDialect().parse(json.dumps(body).encode(), ORIGIN))
 

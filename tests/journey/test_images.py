@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from budgeting.images import ImageCost
-from budgeting.values import ImageContent, Message, Role
+from budgeting.values import ImageContent, Message, Role, ToolCall
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.images import ImagesSection
@@ -56,6 +56,21 @@ async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_ri
     billed = rig.outbox.rows[-1].input_tokens
     assert billed == sink.answer.usage.input_tokens == len(work.token_ids), "what the backend reported"
     assert rig.in_use() == []
+
+
+async def test_an_image_of_a_tools_result_is_charged_as_one_of_the_users(build_rig: Build, ask: Ask) -> None:
+    image = ImageContent(URL, param="messages.2.content.0")
+    history = (
+        Message(Role.USER, "Take a picture."),
+        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("c", "shoot", "{}"),)),
+        Message(Role.TOOL, "", tool_call_id="c", parts=(image,)),
+    )
+    needs = frozenset({Feature.IMAGES, Feature.TOOLS})
+    rig = build_rig()
+    await rig.run(ask(messages=history, needs=needs, contract=Contract.CHAT))
+    [work] = rig.backends["local"].calls
+    assert work.messages[-1].parts == (ImageContent(width=5, height=3, sha256=SHA256),)
+    assert work.image_tokens == TOKENS and rig.in_use() == []
 
 
 async def test_no_record_row_or_trace_has_the_image(build_rig: Build, ask: Ask) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from budgeting.counting import ChatTokenizer
 from budgeting.values import ImageContent, Message, Role
@@ -130,6 +131,16 @@ async def test_a_prompt_with_an_image_has_the_tokens_that_were_planned(
         llm.tokenizer.decode(prompt["prompt_token_ids"][part]) for part in (slice(before), slice(after, None))
     ]
     assert said[0].endswith("user\nThis") and said[1].startswith("?<|im_end|>")
+
+
+async def test_an_image_of_a_tools_result_is_rendered_as_one_of_the_users(
+    engine: VllmEngine, tokenizer: ChatTokenizer
+) -> None:
+    asked = work(tokenizer, sample("png"))
+    [system, seen] = asked.messages
+    result = structs.replace(seen, role=Role.TOOL, tool_call_id="c")
+    asked = structs.replace(asked, messages=(system, result))
+    assert (await answered(engine, asked)).usage.input_tokens == asked.input_tokens
 
 
 async def test_a_partial_answer_follows_the_prompt_with_its_images(

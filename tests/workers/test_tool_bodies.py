@@ -111,7 +111,10 @@ def test_reasoning_in_the_history_goes_to_workers_that_take_it(dialect: Dialect,
 async def test_images_go_on_as_data_urls_in_their_places() -> None:
     parts = ("Is this", ImageContent(detail="low", sha256="a"), "or this?", ImageContent(sha256="b"))
     sent = work(
-        messages=(Message(Role.USER, "Is thisor this?", parts=parts),),
+        messages=(
+            Message(Role.USER, "Is thisor this?", parts=parts),
+            Message(Role.TOOL, "", tool_call_id="c1", parts=parts[3:]),
+        ),
         images={
             "a": ImageData("image/png", memoryview(b"a")),
             "b": ImageData("image/gif", memoryview(b"Yg=="), in_base64=True),
@@ -122,7 +125,8 @@ async def test_images_go_on_as_data_urls_in_their_places() -> None:
         assert isinstance(upload, Upload)
         body = b"".join([bytes(piece) async for piece in upload.pieces()])
         assert (len(body), upload.content_type) == (upload.length, b"application/json")
-        [message] = json.loads(body)["messages"]
+        message, result = json.loads(body)["messages"]
+        assert result == {"role": "tool", "tool_call_id": "c1", "content": message["content"][3:]}
         assert message["content"] == [
             {"type": "text", "text": "Is this"},
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,YQ==", "detail": "low"}},

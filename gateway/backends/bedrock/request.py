@@ -22,16 +22,18 @@ import orjson
 
 from budgeting.forms import SystemMessageSupport
 from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
-from budgeting.values import AudioContent, ImageContent, Message, Role
+from budgeting.values import ImageContent, Message, Role
 from gateway.backends.bedrock.answer import stops_for_bedrock
 from gateway.backends.bedrock.models import names_stop
-from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, result, tools_as_messages
+from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, tools_as_messages
 from gateway.backends.port import Work
 from gateway.config.backends import BedrockGuardrail
 from gateway.contracts.images import ImageData
 from gateway.contracts.values import FormatType, ResponseFormat
 
 EARLIER = "(Earlier messages are not shown.)"
+NO_OUTPUT = "(no output)"
+"""The text of a tool's result without content: models refuse an empty one."""
 CACHE_POINT = {"cachePoint": {"type": "default"}}
 
 _GAP = "\n\n"
@@ -145,29 +147,25 @@ def _turns(
                 )
             open_calls[message.tool_call_id or ""] = (sent_id, message)
             continue
-        _add(turns, Role.USER, *_results(open_calls))
+        _add(turns, Role.USER, *_results(open_calls, images))
         # A system message that is left at this point has no user turn after it.
         role = Role.ASSISTANT if message.role is Role.ASSISTANT else Role.USER
-        if message.parts:
-            _add(turns, role, *_blocks(message.parts, images))
-        elif message.content.strip():
-            _add(turns, role, {"text": message.content})
+        _add(turns, role, *_blocks(message, images))
         open_calls = {call.id: (tools.call_id(call.id), None) for call in message.tool_calls}
         if len(open_calls) < len(message.tool_calls):
             refuse("messages: two calls of one message have the same id; allowed: an id for each call")
         _add(turns, role, *[tools.call(call, open_calls[call.id][0]) for call in message.tool_calls])
-    _add(turns, Role.USER, *_results(open_calls))
+    _add(turns, Role.USER, *_results(open_calls, images))
     if turns and turns[-1]["role"] == Role.ASSISTANT:
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
     return turns
 
 
-def _blocks(
-    parts: Sequence[str | ImageContent | AudioContent], images: Mapping[str, ImageData]
-) -> list[dict[str, Any]]:
-    """Texts and images in their order; texts in a row are one block."""
+def _blocks(message: Message, images: Mapping[str, ImageData]) -> list[dict[str, Any]]:
+    """The message's texts and images in their order; texts in a row are one block."""
     blocks: list[dict[str, Any]] = []
+    parts = message.parts or (message.content,)
     for is_text, group in itertools.groupby(parts, lambda part: isinstance(part, str)):
         if is_text:
             text = "".join([part for part in group if isinstance(part, str)])
@@ -183,12 +181,15 @@ def _image_block(image: ImageData) -> dict[str, Any]:
     return {"image": {"format": form, "source": {"bytes": image.decoded()}}}
 
 
-def _results(calls: Mapping[str, tuple[str, Message | None]]) -> list[dict[str, Any]]:
-    blocks = []
+def _results(
+    calls: Mapping[str, tuple[str, Message | None]], images: Mapping[str, ImageData]
+) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
     for call_id, (sent_id, message) in calls.items():
         if message is None:
             refuse(f"messages: the call {call_id!r} has no result; allowed: a result for each call")
-        blocks.append(result(message, sent_id))
+        content = _blocks(message, images) or [{"text": NO_OUTPUT}]
+        blocks.append({"toolResult": {"toolUseId": sent_id, "content": content}})
     return blocks
 
 

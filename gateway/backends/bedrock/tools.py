@@ -13,8 +13,6 @@ from budgeting.values import Message, Role, Tool, ToolCall, ToolChoiceMode, Tool
 from gateway.backends.port import Work
 from resilience.failures import BackendFailure, FailureKind
 
-NO_OUTPUT = "(no output)"
-"""The text of a result without text: models refuse an empty one."""
 MAX_ARGUMENT_DEPTH: Final = 64
 """Deepest nesting of a call's arguments in a history; botocore writes them by recursion."""
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -94,12 +92,6 @@ class ConverseTools:
         return {
             "toolUse": {"toolUseId": sent_id, "name": self._sent[call.name], "input": _input(call)},
         }
-
-
-def result(message: Message, sent_id: str) -> dict[str, Any]:
-    """The result of a call as a block."""
-    text = message.content if message.content.strip() else NO_OUTPUT
-    return {"toolResult": {"toolUseId": sent_id, "content": [{"text": text}]}}
 
 
 def refuse(message: str, param: str = "messages") -> NoReturn:

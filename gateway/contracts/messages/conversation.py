@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.formats import bounded_schema
-from gateway.contracts.images import join_messages, user_message
+from gateway.contracts.images import join_messages, made_of_parts
 from gateway.contracts.messages.answer import own_call_id
 from gateway.contracts.messages.body import (
     BlockMessage,
@@ -94,13 +94,13 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
             parts.append(_image(required(block.source, f"{where}.source"), f"{where}.source"))
         elif block.type == "tool_result":
             if any(parts):
-                yield user_message(parts)
+                yield made_of_parts(parts)
             parts = []
             yield _result(block, where)
         else:
             _not_served(block, where, "'text', 'image' or 'tool_result'")
     if any(parts):
-        yield user_message(parts)
+        yield made_of_parts(parts)
 
 
 def _image(source: ImageSource, at: str) -> ImageContent:
@@ -114,11 +114,20 @@ def _image(source: ImageSource, at: str) -> ImageContent:
 
 def _result(block: ContentBlock, at: str) -> Message:
     """A tool's result; its text says that it is an error, since no chat template has a field for that."""
-    text = "\n".join(_texts(block.content, f"{at}.content"))
-    if block.is_error and "error" not in text[:64].lower():
-        text = f"Error: {text}"
-    call_id = own_call_id(required(block.tool_use_id, f"{at}.tool_use_id"))
-    return Message(Role.TOOL, text, tool_call_id=call_id)
+    given = block.content or ()
+    parts: list[str | ImageContent] = [given] if isinstance(given, str) else []
+    for number, one in enumerate(() if isinstance(given, str) else given):
+        where = f"{at}.content.{number}"
+        if one.type == "image":
+            parts.append(_image(required(one.source, f"{where}.source"), f"{where}.source"))
+        elif one.type != "text":
+            _not_served(one, where, "'text' or 'image'")
+        elif text := required(one.text, f"{where}.text"):
+            parts += ["\n", text] if parts and isinstance(parts[-1], str) else [text]
+    first = parts[0] if parts and isinstance(parts[0], str) else ""
+    if block.is_error and "error" not in first[:64].lower():
+        parts.insert(0, "Error: ")
+    return made_of_parts(parts, Role.TOOL, own_call_id(required(block.tool_use_id, f"{at}.tool_use_id")))
 
 
 def _assistant(message: BlockMessage, at: str) -> Message:

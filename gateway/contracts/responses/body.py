@@ -33,7 +33,7 @@ _LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
 
 
 class ItemPart(Body):
-    """A part of a message, a tool's output or a reasoning item: a text, or an image in a user's message."""
+    """A part of a message, a tool's output or a reasoning item: a text, or an image of a user or a tool."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {**_LABELS, "file_id": (None,)}
     type: Literal[

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
-from gateway.contracts.images import user_message
+from gateway.contracts.images import made_of_parts
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.responses.body import (
     ChoiceObject,
@@ -91,7 +91,7 @@ def _words(given: str | Sequence[ItemPart] | None, at: str) -> str:
     parts = required(given, at)
     for number, part in enumerate(parts):
         if part.type == "input_image":
-            raise not_allowed(f"{at}.{number}.type", "is an image", "text, and images of 'user'")
+            raise not_allowed(f"{at}.{number}.type", "is an image", "text, and images of users and tools")
     return "".join([_text(part, f"{at}.{number}") for number, part in enumerate(parts)])
 
 
@@ -99,16 +99,16 @@ def _text(part: ItemPart, at: str) -> str:
     return required(part.refusal if part.type == "refusal" else part.text, f"{at}.text")
 
 
-def _user_message(given: Sequence[ItemPart], at: str) -> Message:
-    """A user's message with these texts and images."""
-    return user_message(
-        [
-            ImageContent(required(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
-            if part.type == "input_image"
-            else _text(part, where)
-            for where, part in ((f"{at}.{number}", part) for number, part in enumerate(given))
-        ]
-    )
+def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageContent]:
+    """The texts and images, in order."""
+    if isinstance(given, str):
+        return [given]
+    return [
+        ImageContent(required(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
+        if part.type == "input_image"
+        else _text(part, where)
+        for where, part in ((f"{at}.{number}", part) for number, part in enumerate(required(given, at)))
+    ]
 
 
 def _reasoning(item: InputItem, at: str, open_seal: OpenSeal | None) -> str:
@@ -137,11 +137,11 @@ def _call(item: InputItem, at: str) -> ToolCall:
 
 def _other(item: InputItem, at: str) -> Message:
     if item.type != "message":
-        output = _words(item.output, f"{at}.output")
-        return Message(Role.TOOL, output, tool_call_id=required(item.call_id, f"{at}.call_id"))
+        call_id = required(item.call_id, f"{at}.call_id")
+        return made_of_parts(_parts(item.output, f"{at}.output"), Role.TOOL, call_id)
     role = required(item.role, f"{at}.role")
-    if role == "user" and item.content is not None and not isinstance(item.content, str):
-        return _user_message(item.content, f"{at}.content")
+    if role == "user":
+        return made_of_parts(_parts(item.content, f"{at}.content"))
     content = _words(item.content, f"{at}.content")
     return Message(Role.SYSTEM if role == "developer" else Role(role), content)
 
