@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
+from msgspec import structs
 
 from budgeting.template import split_ending
 from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
@@ -66,9 +67,12 @@ def parts_of_body(body: bytes, images: Mapping[str, ImageData]) -> Sequence[byte
 def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:
     """The fields of a body for tools, reasoning effort and template variables.
 
-    ``custom``: whether the worker knows custom tools; else each is written as a function with one argument.
+    ``custom``: whether the worker knows custom tools, and a choice of allowed ones; else each custom tool is
+    written as a function with one argument, and the worker gets the allowed tools alone.
     """
     fields: dict[str, Any] = {}
+    if not custom:
+        work = with_allowed_tools(work)
     if work.tools:
         fields["tools"] = tool_bodies(work.tools, custom=custom)
         if work.tool_choice is not None:
@@ -84,6 +88,15 @@ def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:
             fields["chat_template_kwargs"] = variables
         fields |= ending
     return fields
+
+
+def with_allowed_tools(work: Work) -> Work:
+    """The work without the tools that may not be called, for a server that does not know such a choice."""
+    choice = work.tool_choice
+    if choice is None or not choice.allowed:
+        return work
+    tools = tuple([tool for tool in work.tools if tool.name in choice.allowed])
+    return structs.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
 
 
 def tool_bodies(tools: Sequence[Tool], *, custom: bool) -> list[dict[str, Any]]:

@@ -31,6 +31,10 @@ class ToolCallDelta(msgspec.Struct):
     custom: ToolText | None = None
 
 
+class CallNotAllowed(IllegalEvent):
+    """A call of a tool that the request does not allow."""
+
+
 @dataclass(slots=True)
 class _Call:
     """A call of one choice; ``index`` and ``id`` are the worker's."""
@@ -51,6 +55,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
         generation_id: unique, for the ids of calls that have none.
         wrapped: names of custom tools that the model calls as functions with one argument.
         names: names of all tools; a call that is cut inside its name is dropped.
+        allowed: names of the tools that may be called; empty: any.
 
     ``began``: whether there is a call.
     """
@@ -58,6 +63,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
     generation_id: str
     wrapped: Collection[str] = ()
     names: Collection[str] = ()
+    allowed: Collection[str] = ()
     began: bool = False
     _calls: dict[int, list[_Call]] = {}
     _ids: set[str] = set()
@@ -65,7 +71,8 @@ class ToolCallReader(msgspec.Struct, eq=False):
     def take(self, choice: int, delta: ToolCallDelta, *, cut: bool = False) -> list[Delta]:
         """The events of one entry; ``cut``: the entry comes with the end of a choice that was cut short.
 
-        Raises IllegalEvent if the entry belongs to no call or an ended one, or gives a call a second name.
+        Raises IllegalEvent if the entry belongs to no call or an ended one, or gives a call a second name;
+        CallNotAllowed.
         """
         calls = self._calls.setdefault(choice, [])
         called = delta.function or delta.custom or ToolText()
@@ -78,6 +85,8 @@ class ToolCallReader(msgspec.Struct, eq=False):
                 return []
             if not called.name:
                 raise IllegalEvent(f"tool call {number} of the stream has no name")
+            if self.allowed and called.name not in self.allowed:
+                raise CallNotAllowed("the model called a tool that is not allowed")
             self.began = True
             events += self.end(choice)
             custom = CustomInput() if called.name in self.wrapped else None

@@ -11,7 +11,8 @@ from budgeting.template_input import shown_tools
 from budgeting.values import ImageContent, Message, Role, Tool, ToolKind
 from gateway.backends.port import Continue
 from gateway.backends.workers.client import Upload
-from gateway.backends.workers.dialect import CHAT_PATH, CompletionWriter, Dialect
+from gateway.backends.workers.dialect import CHAT_PATH, FEATURES, CompletionWriter, Dialect
+from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
@@ -78,6 +79,19 @@ def test_tools_choices_and_histories_go_on_as_they_came(choice: Any) -> None:
     sent = forwarded(**fields)
     assert {name: sent[name] for name in fields} == fields
     assert sent["messages"] == HISTORY
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_vllm_which_knows_no_allowed_tools_gets_no_others(mode: str) -> None:
+    allowed = [
+        {"type": "function", "function": {"name": "stock"}},
+        {"type": "custom", "custom": {"name": "patch"}},
+    ]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    sent = forwarded(Dialect.VLLM, tools=TOOLS, tool_choice=choice)
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["stock", "patch"]
+    assert sent["tool_choice"] == mode
+    assert Feature.ALLOWED_TOOLS in FEATURES[Dialect.VLLM]
 
 
 def test_a_custom_tool_is_a_strict_function_of_one_text_as_the_template_is_shown_it() -> None:

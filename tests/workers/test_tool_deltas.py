@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.values import Tool, ToolCall, ToolKind
+from budgeting.values import Tool, ToolCall, ToolChoice, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import AnswerFold, Delta
 from gateway.contracts.openai_stream import OpenAIDialect
-from gateway.contracts.values import FinishReason, Sampling
+from gateway.contracts.values import FinishReason, Sampling, Usage
+from resilience.failures import BackendFailure, FailureKind
 from tests.answer_events import EventSequence, answers
 from tests.contracts.test_event_writers import whole
 from tests.contracts.test_stream_frames import REQUEST
@@ -153,6 +154,16 @@ def test_a_call_that_the_length_cuts_inside_its_name_is_none(name: str) -> None:
 def test_calls_without_one_meaning_are_refused(deltas: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(BadHttp, match=said):
         read(stream_of(*deltas))
+
+
+def test_a_call_of_a_tool_that_is_not_allowed_is_the_models_fault_and_reaches_no_caller() -> None:
+    choice = ToolChoice(allowed=("order",))
+    work = Work("gen_1", (1,), (), Sampling(), tools=(Tool("stock"), Tool("order")), tool_choice=choice)
+    deltas = CompletionReader(work, lambda token: b"").feed(stream_of(calls(begin("order"))))
+    assert folded(deltas, Completion(FinishReason.TOOL_CALLS, Usage(), 0.0)).tool_calls()[0].name == "order"
+    with pytest.raises(BackendFailure, match="not allowed") as caught:
+        CompletionReader(work, lambda token: b"").feed(stream_of(calls(begin("stock"))))
+    assert caught.value.kind is FailureKind.DEGENERATE_OUTPUT
 
 
 @pytest.mark.parametrize("said", ["stop", "tool_calls"])

@@ -1,7 +1,7 @@
 """Reads the events of an answer with vLLM's parsers, one for each choice; does not import vLLM."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from msgspec import structs
@@ -50,16 +50,15 @@ class AnswerParser:
         generation_id: str,
         token_bytes: Callable[[int], bytes],
         singly: bool = True,
-        allowed: frozenset[str] = frozenset(),
+        allowed: Collection[str] = (),
     ) -> None:
         self._parsers = parsers
         self._request = request
         self._prompt_ids = list(prompt_ids)
         self._token_bytes = token_bytes
         self._singly = singly
-        self._allowed = allowed
         names = [tool.function.name for tool in request.tools or ()]
-        self._calls = ToolCallReader(generation_id, names=names)
+        self._calls = ToolCallReader(generation_id, names=names, allowed=allowed)
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in parsers]
         self._held: list[list[Delta]] = [[] for _ in parsers]
 
@@ -160,8 +159,6 @@ class AnswerParser:
         for call in calls:
             for event in self._calls.take(index, call, cut=cut):
                 if isinstance(event, ToolBegin):
-                    if self._allowed and event.text not in self._allowed:
-                        raise IllegalEvent("the model called a tool that is not allowed")
                     events += self._held[index]
                     self._held[index] = []
                 events.append(event)

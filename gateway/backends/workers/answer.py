@@ -9,7 +9,7 @@ import msgspec
 
 from budgeting.values import Tool, ToolKind
 from gateway.backends.port import Completion, Work
-from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader
+from gateway.backends.tool_deltas import CallNotAllowed, ToolCallDelta, ToolCallReader
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
@@ -137,7 +137,8 @@ class CompletionReader:
             )
         names = [one.name for one in work.tools] if work.tools else ()
         wrapped_names = [one.name for one in wrapped] if wrapped else ()
-        self._tools = ToolCallReader(work.generation_id, wrapped_names, names)
+        allowed = () if work.tool_choice is None else work.tool_choice.allowed
+        self._tools = ToolCallReader(work.generation_id, wrapped_names, names, allowed)
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None
@@ -157,7 +158,8 @@ class CompletionReader:
     def feed(self, data: bytes) -> list[Delta]:
         """The deltas that ``data`` completes. Call :meth:`check` afterwards: the stream may have failed.
 
-        Raises BadHttp: an event is too long, or of a text that was not requested.
+        Raises BadHttp: an event is too long, or of a text that was not requested; BackendFailure: the model
+        called a tool that is not allowed.
         """
         try:
             events = self._events.feed(data)
@@ -232,6 +234,8 @@ class CompletionReader:
             try:
                 for call in message.tool_calls or ():
                     found += self._tools.take(index, call, cut=self._is_cut(choice))
+            except CallNotAllowed as error:
+                raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from None
             except IllegalEvent as error:
                 raise BadHttp(str(error)) from None
             choice.delta = _COUNTED

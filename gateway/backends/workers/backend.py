@@ -32,6 +32,7 @@ from gateway.backends.port import (
     Work,
 )
 from gateway.backends.prefix_hash import chain_of, salt_number
+from gateway.backends.tool_bodies import with_allowed_tools
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.audio import transcript_of
 from gateway.backends.workers.client import Upload, Whole, WorkerClient
@@ -523,7 +524,8 @@ class WorkersBackend:
         finally:
             connection.release()
         if self._learn is not None and reader.has_usage and not self._writer.token_ids:
-            self._learn(work, completion.usage.input_tokens)
+            sent = work if self._writer.knows_custom_tools else with_allowed_tools(work)
+            self._learn(sent, completion.usage.input_tokens)
         if not reader.has_usage and not self._warned_no_usage:
             self._warned_no_usage = True
             self._log.warning("no usage reported; tokens are counted from the chunks", worker=worker.url)

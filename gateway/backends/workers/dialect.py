@@ -70,7 +70,7 @@ _PLAIN = frozenset(
 )
 FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
     {
-        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ECHO, Feature.IMAGES},
+        Dialect.VLLM: KNOWN_FEATURES | TOOL_FEATURES | {Feature.ECHO, Feature.IMAGES},
         Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES},
         Dialect.OPENAI: _PLAIN | TOOL_FEATURES | {Feature.IMAGES},
     }
@@ -156,7 +156,7 @@ class CompletionWriter:
 
     @property
     def knows_custom_tools(self) -> bool:
-        """Whether the workers know tools of type ``custom``; vLLM knows functions alone."""
+        """Whether the workers know tools of type ``custom`` and allowed tools; vLLM knows functions alone."""
         return self.dialect is not Dialect.VLLM
 
     @property

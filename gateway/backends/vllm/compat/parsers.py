@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from msgspec import structs
 
-from budgeting.values import ToolChoice
 from engine import errors
-from gateway.backends.tool_bodies import message_body, tool_fields
+from gateway.backends.tool_bodies import message_body, tool_fields, with_allowed_tools
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineRequest
@@ -109,11 +107,8 @@ class Parsers:
         work = ask.chat
         if self._class is None or work is None or not (self.names.reasoning or work.tools):
             return None
-        choice, allowed = work.tool_choice, frozenset[str]()
-        if choice is not None and choice.allowed:
-            allowed = frozenset(choice.allowed)
-            tools = tuple(tool for tool in work.tools if tool.name in allowed)
-            work = structs.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
+        allowed = () if work.tool_choice is None else work.tool_choice.allowed
+        work = with_allowed_tools(work)
         messages = [message_body(one.without_parts, reasoning="reasoning") for one in work.messages]
         kwargs = {"chat_template_kwargs": template_variables(work.reasoning_effort, work.template_kwargs)}
         try:
