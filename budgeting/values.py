@@ -52,6 +52,11 @@ class Tool(Struct, frozen=True):
     strict: bool | None = None
     format: str | None = None
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the input of a custom tool is not any text."""
+        return self.format not in (None, '{"type":"text"}')
+
 
 class ToolCall(Struct, frozen=True):
     """A call of a tool; ``arguments`` is the text as generated: JSON, or a custom tool's input."""

@@ -101,7 +101,7 @@ def with_allowed_tools(work: Work) -> Work:
 
 def tool_bodies(tools: Sequence[Tool], *, custom: bool) -> list[dict[str, Any]]:
     """The list of tools; ``custom`` as in :func:`tool_fields`."""
-    return [_tool(one if custom else _as_function(one)) for one in tools]
+    return [_tool(one if custom else as_function(one)) for one in tools]
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -117,11 +117,11 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": tool.kind, tool.kind.value: body}
 
 
-def _as_function(tool: Tool) -> Tool:
+def as_function(tool: Tool) -> Tool:
     """A custom tool as a function; the description says the form of its input."""
     if tool.kind is ToolKind.FUNCTION:
         return tool
-    form = "" if tool.format is None else f"The form of {CUSTOM_INPUT}: {tool.format}"
+    form = f"The form of {CUSTOM_INPUT}: {tool.format}" if tool.has_grammar else ""
     description = "\n\n".join(filter(None, (tool.description, form))) or None
     parameters = orjson.dumps(CUSTOM_PARAMETERS).decode()
     return Tool(tool.name, ToolKind.FUNCTION, description, parameters, strict=True)

@@ -29,6 +29,7 @@ class Feature(StrEnum):
     RAW_PROMPT = "prompt"
     TOOLS = "tools"
     CUSTOM_TOOLS = "tools of type custom"
+    TOOL_GRAMMARS = "tools of type custom with a grammar"
     ALLOWED_TOOLS = "tool_choice of type allowed_tools"
     REASONING_EFFORT = "reasoning_effort"
     TEMPLATE_KWARGS = "chat_template_kwargs"
@@ -56,7 +57,9 @@ VLLM_FEATURES: Final = frozenset(
     }
 )
 """Features of vLLM's own fields that Sluice knows; workers that accept unknown fields get these too."""
-TOOL_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ALLOWED_TOOLS})
+TOOL_FEATURES: Final = frozenset(
+    {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.TOOL_GRAMMARS, Feature.ALLOWED_TOOLS}
+)
 KNOWN_FEATURES: Final = (
     frozenset(Feature)
     - {Feature.ECHO, Feature.IMAGES, Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}

@@ -72,6 +72,7 @@ def asked_tools(
     asked = {
         Feature.TOOLS: bool(tools) or in_history,
         Feature.CUSTOM_TOOLS: any(tool.kind is ToolKind.CUSTOM for tool in tools),
+        Feature.TOOL_GRAMMARS: any(tool.has_grammar for tool in tools),
         Feature.ALLOWED_TOOLS: choice is not None and bool(choice.allowed),
         Feature.REASONING_EFFORT: effort not in (None, "none"),
         Feature.TEMPLATE_KWARGS: bool(kwargs),

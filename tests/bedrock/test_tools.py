@@ -330,6 +330,48 @@ async def test_a_replaced_name_comes_back_as_the_callers(bedrock: StandIn, make:
     assert bedrock.last["toolConfig"]["tools"][0]["toolSpec"]["name"] == sent
 
 
+PATCH = Tool("patch", ToolKind.CUSTOM, "Edits a file.")
+TEXT = '*** "Begin"\n\u00e9\U0001f600\\'
+
+
+def test_a_custom_tool_is_sent_as_a_function_of_one_text() -> None:
+    spec = written(asked(tools=(PATCH,)), model=SONNET)["toolConfig"]["tools"][0]["toolSpec"]
+    assert (spec["name"], spec["description"], spec["strict"]) == ("patch", "Edits a file.", True)
+    assert spec["inputSchema"]["json"]["required"] == ["input"]
+    named = asked(tools=(PATCH,), tool_choice=ToolChoice(ToolChoiceMode.NAMED, "patch"))
+    assert written(named)["toolConfig"]["toolChoice"] == {"tool": {"name": "patch"}}
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("given", [json.dumps({"input": TEXT}), json.dumps({"text": TEXT})])
+async def test_the_text_of_a_custom_tools_call_is_unwrapped_streamed_and_whole(
+    bedrock: StandIn, make: MakeBackend, streaming: bool, given: str
+) -> None:
+    pieces = tuple([given[at : at + 3] for at in range(0, len(given), 3)])
+    bedrock.script(Behaviour(calls=(("patch", pieces), ("stock", ('{"sku":"A1"}',)))))
+    collected = await collect(make(streaming=streaming), asked(tools=(STOCK, PATCH)))
+    patch, stock = folded(collected).tool_calls()
+    assert patch.kind is ToolKind.CUSTOM and stock == ToolCall("tooluse_1", "stock", '{"sku":"A1"}')
+    if "input" in json.loads(given):
+        assert patch.arguments == TEXT
+    else:
+        assert json.loads(patch.arguments) == {"text": TEXT}, "what the model wrote"
+    assert collected.tokens == collected.completion.usage.output_tokens
+
+
+async def test_a_custom_tools_text_that_the_limit_cuts_is_given_up_to_there(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    bedrock.script(Behaviour(pieces=(), calls=(("patch", ('{"input":"ab', 'c"}')),)))
+    collected = await collect(make(), replace(work(max_tokens=1), tools=(PATCH,)))
+    answer = folded(collected)
+    assert answer.in_call() and answer.tool_calls()[0].arguments == "ab"
+
+
+def test_a_grammar_of_a_custom_tool_is_not_declared(make: MakeBackend) -> None:
+    assert Feature.CUSTOM_TOOLS in make().features and Feature.TOOL_GRAMMARS not in make().features
+
+
 async def test_a_call_without_arguments_has_an_empty_object(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(Behaviour(pieces=(), calls=(("stock", ()),)))
     assert folded(await collect(make(), asked(tools=(STOCK,)))).tool_calls()[0].arguments == "{}"

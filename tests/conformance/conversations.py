@@ -23,6 +23,7 @@ from msgspec import structs
 from admission.values import AdmissionLimits
 from benchmarks.bedrock.stand_in import Behaviour
 from budgeting.values import Plan, ToolKind
+from gateway.backends.custom_input import wrapped
 from gateway.backends.hermes import call_format
 from gateway.backends.port import Backend
 from gateway.contracts.dialect import ParsedRequest
@@ -448,7 +449,8 @@ def _behaviour(scripted: Outcome) -> Behaviour:
         reasoning=tuple(filter(None, [choice.get("reasoning")])),
         calls=tuple(
             (called_name, tuple(arguments[at : at + 5] for at in range(0, len(arguments), 5)))
-            for called_name, arguments in calls
+            for called_name, written in calls
+            for arguments in (wrapped(written) if called_name == "patch" else written,)
         ),
         stop_reason="max_tokens" if cut else None,
     )

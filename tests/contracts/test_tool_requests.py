@@ -89,6 +89,12 @@ def test_tools_and_a_history_of_calls_reach_the_inside_without_loss(parse: Any) 
     }
 
 
+def test_a_grammar_of_a_custom_tool_is_a_need_of_its_own() -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    bound = {"type": "custom", "custom": {"name": "patch", "format": form}}
+    assert chat(tools=[STOCK, bound]).needs == {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.TOOL_GRAMMARS}
+
+
 @BOTH
 def test_a_history_of_calls_needs_a_backend_that_knows_tools(parse: Any) -> None:
     assert parse(messages=LOOP).needs == {Feature.TOOLS}

@@ -8,7 +8,9 @@ from typing import Any
 
 from msgspec import structs
 
+from budgeting.values import ToolKind
 from gateway.backends.bedrock.tools import ConverseTools
+from gateway.backends.custom_input import CustomInput
 from gateway.backends.partial_answer import overlap
 from gateway.backends.port import Completion
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
@@ -234,7 +236,10 @@ class ConverseReader:
             if call is None or not call.is_given:
                 return [Delta("", piece.tokens)]
             call.has_arguments = True
-            return [structs.replace(piece, call=self._calls - 1)]
+            text = piece.text if call.custom is None else call.custom.take(piece.text)
+            if not text:
+                return [Delta("", piece.tokens)]
+            return [structs.replace(piece, text=text, call=self._calls - 1)]
         if isinstance(piece, ToolEnd):
             if call is not None:
                 call.has_stopped = True
@@ -249,13 +254,15 @@ class ConverseReader:
         if not isinstance(piece, ToolBegin):
             return [*before, piece]
         is_given = self._tools.may_call and not (self._tools.single and self._calls)
-        self._call = _Call(is_given)
+        name = self._tools.original(piece.text)
+        is_custom = name in self._tools.custom
+        self._call = _Call(is_given, CustomInput() if is_custom else None)
         if not is_given:
             self._left_out += 1
             return [*before, Delta("", piece.tokens)]
         self._calls += 1
-        begun = structs.replace(piece, text=self._tools.original(piece.text), call=self._calls - 1)
-        return [*before, begun]
+        kind = ToolKind.CUSTOM if is_custom else ToolKind.FUNCTION
+        return [*before, structs.replace(piece, text=name, call=self._calls - 1, kind=kind)]
 
     def _end_call(self) -> list[Delta]:
         """The end of the last call, once it is known that the model's limit did not cut it."""
@@ -263,7 +270,8 @@ class ConverseReader:
         if call is None or not (call.is_given and call.has_stopped):
             return []
         number = self._calls - 1
-        arguments = [] if call.has_arguments else [ToolArgs("{}", 0, call=number)]
+        rest = call.custom.rest if call.custom is not None else "" if call.has_arguments else "{}"
+        arguments = [ToolArgs(rest, 0, call=number)] if rest else []
         return [*arguments, ToolEnd("", 0, call=number)]
 
     def finish(self) -> tuple[list[Delta], Completion]:
@@ -309,9 +317,10 @@ class ConverseReader:
 
 @dataclass(slots=True)
 class _Call:
-    """The last call of the answer; ``is_given``: the caller gets it."""
+    """The last call of the answer; ``is_given``: the caller gets it; ``custom``: unwraps a text."""
 
     is_given: bool
+    custom: CustomInput | None = None
     has_arguments: bool = False
     has_stopped: bool = False
 

@@ -41,6 +41,7 @@ FEATURES = frozenset(
         Feature.TOP_P,
         Feature.STOP,
         Feature.TOOLS,
+        Feature.CUSTOM_TOOLS,
         Feature.ALLOWED_TOOLS,
         Feature.IMAGES,
     }

@@ -11,6 +11,7 @@ import orjson
 
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoiceMode, ToolKind
 from gateway.backends.port import Work
+from gateway.backends.tool_bodies import as_function
 from resilience.failures import BackendFailure, FailureKind
 
 MAX_ARGUMENT_DEPTH: Final = 64
@@ -26,16 +27,17 @@ _READABLE = 47
 
 
 class ConverseTools:
-    """The tools that one request has, and how its calls are written.
+    """The tools that one request has, and how its calls are written; Converse knows functions alone.
 
     ``may_call``: the answer may have calls. Converse has no choice ``none``, and needs tools if the history
     has calls; so calls in an answer that may not have any are left out. ``single``: the caller gets only the
-    first call of the answer.
+    first call of the answer. ``custom``: the caller's names of custom tools.
     """
 
     def __init__(self, work: Work) -> None:
         self._choice = work.tool_choice
-        self._tools = work.tools
+        self._tools = tuple(map(as_function, work.tools))
+        self.custom = frozenset([tool.name for tool in work.tools if tool.kind is ToolKind.CUSTOM])
         self.may_call = bool(work.tools) and (
             self._choice is None or self._choice.mode is not ToolChoiceMode.NONE
         )
@@ -103,7 +105,8 @@ def tools_as_messages(work: Work) -> tuple[Message, ...]:
     """The tools as a message of about as many tokens, for estimates; none without tools."""
     if not work.tools:
         return ()
-    texts = [text for one in work.tools for text in (one.name, one.description, one.parameters) if text]
+    tools = map(as_function, work.tools)
+    texts = [text for one in tools for text in (one.name, one.description, one.parameters) if text]
     return (Message(Role.SYSTEM, "\n".join(texts)),)
 
 

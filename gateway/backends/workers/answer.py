@@ -132,7 +132,7 @@ class CompletionReader:
                 [
                     f"the form of the input of tool {one.name} is described to the model, not enforced"
                     for one in wrapped
-                    if one.format is not None
+                    if one.has_grammar
                 ]
             )
         names = [one.name for one in work.tools] if work.tools else ()
