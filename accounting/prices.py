@@ -18,24 +18,29 @@ MAX_CACHED = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of a million tokens, nano US dollars."""
+    """The price of a million tokens, nano US dollars; tokens written to a cache may cost more than others."""
 
     input_nanousd: int
     output_nanousd: int
     cached_nanousd: int
+    cache_write_nanousd: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input_nanousd", "output_nanousd", "cached_nanousd"):
+        for name in ("input_nanousd", "output_nanousd", "cached_nanousd", "cache_write_nanousd"):
             value = getattr(self, name)
-            if value < 0:
+            if value is not None and value < 0:
                 raise PriceError(f"{name} is {value}; allowed: 0 or more")
 
-    def cost_nanousd(self, input_tokens: int, output_tokens: int, cached_tokens: int) -> int:
-        """The cost of these tokens, rounded up; ``cached_tokens`` are a part of the input."""
+    def cost_nanousd(
+        self, input_tokens: int, output_tokens: int, cached_tokens: int, cache_write_tokens: int = 0
+    ) -> int:
+        """The cost of these tokens, rounded up; cached tokens and written ones are parts of the input."""
         cached = min(cached_tokens, input_tokens)
+        written = 0 if self.cache_write_nanousd is None else min(cache_write_tokens, input_tokens - cached)
         total = (
-            (input_tokens - cached) * self.input_nanousd
+            (input_tokens - cached - written) * self.input_nanousd
             + cached * self.cached_nanousd
+            + written * (self.cache_write_nanousd or 0)
             + output_tokens * self.output_nanousd
         )
         return -(-total // TOKENS_PER_PRICE)
@@ -152,7 +157,9 @@ class PriceBook:
         tariff = self._tariffs_found[key]
         if tariff is None:
             return row
-        cost = tariff.price.cost_nanousd(row.input_tokens, row.output_tokens, row.cached_tokens)
+        cost = tariff.price.cost_nanousd(
+            row.input_tokens, row.output_tokens, row.cached_tokens, row.cache_write_tokens
+        )
         return msgspec.structs.replace(row, cost_nanousd=cost, price_version=version.version)
 
 

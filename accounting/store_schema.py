@@ -7,7 +7,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 # The last revision in accounting/migrations/versions; a test compares them.
-HEAD: Final = "0008"
+HEAD: Final = "0009"
 # Key of the lock during the migration: any number that no other program uses in this database.
 ADVISORY_LOCK: Final = 0x51_75_1C_E0
 

@@ -18,10 +18,11 @@ class UsageRow(msgspec.Struct, frozen=True):
     """The usage of one generation, the unit of billing. To change a row, use ``msgspec.structs.replace``.
 
     ``started_at`` is Unix time in seconds. ``fallback`` is the fallback target that answered, if the intended
-    backend did not. ``input_tokens``, ``output_tokens``, ``cached_tokens`` (a part of the input) and
-    ``reasoning_tokens`` (a part of the output) are what the engine counted, and ``cost_nanousd`` (10⁻⁹ US
-    dollars, by ``price_version`` of the price book) is their cost to the operator. The ``billable`` tokens
-    are billed to the tenant: zero for an undelivered answer and for every kind other than ``request``.
+    backend did not. ``input_tokens``, ``output_tokens``, ``cached_tokens`` and ``cache_write_tokens`` (parts
+    of the input) and ``reasoning_tokens`` (a part of the output) are what the engine counted, and
+    ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is their cost to the operator.
+    The ``billable`` tokens are billed to the tenant: zero for an undelivered answer and for every kind other
+    than ``request``.
     """
 
     # A struct, because a row is created or changed some four times per request, and each time takes 5 to
@@ -55,6 +56,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
     tool_calls: int = 0
     billable_input_tokens: int = 0
     billable_output_tokens: int = 0

@@ -23,27 +23,32 @@ SkipReason = Literal["concurrency", "spend"]
 
 @dataclass(frozen=True, slots=True)
 class LegUsage:
-    """Tokens of one answer; ``cached_tokens`` are those of ``input_tokens`` that were found in a cache."""
+    """Tokens of one answer; of ``input_tokens`` some were found in a cache, and others were written to it."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LegPrice:
-    """Prices of a million tokens, in nano US dollars (10⁻⁹)."""
+    """Prices of a million tokens, in nano US dollars (10⁻⁹); written tokens cost as others by default."""
 
     input_nanousd: int
     output_nanousd: int
     cached_nanousd: int
+    cache_write_nanousd: int | None = None
 
     def cost_nanousd(self, usage: LegUsage) -> int:
         """The cost of ``usage``, rounded up."""
         cached = min(usage.cached_tokens, usage.input_tokens)
+        rest = usage.input_tokens - cached
+        written = 0 if self.cache_write_nanousd is None else min(usage.cache_write_tokens, rest)
         total = (
-            (usage.input_tokens - cached) * self.input_nanousd
+            (rest - written) * self.input_nanousd
             + cached * self.cached_nanousd
+            + written * (self.cache_write_nanousd or 0)
             + usage.output_tokens * self.output_nanousd
         )
         return -(-total // TOKENS_PER_PRICE)

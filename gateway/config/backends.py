@@ -13,11 +13,12 @@ Usd = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
 class PriceConfig(Section):
-    """US dollars per million tokens; cached tokens cost as input tokens when unset."""
+    """US dollars per million tokens; cached tokens and written ones cost as input tokens when unset."""
 
     input_usd_per_million: Usd
     output_usd_per_million: Usd
     cached_usd_per_million: Usd | None = None
+    cache_write_usd_per_million: Usd | None = None
 
 
 class LegLimitConfig(Section):

@@ -27,14 +27,15 @@ class TariffEntry(Section):
     input_nanousd: _Nanousd
     output_nanousd: _Nanousd
     cached_nanousd: _Nanousd | None = None
+    cache_write_nanousd: _Nanousd | None = None
 
     def tariff(self) -> Tariff:
-        """Return this entry for the price book; cached tokens cost as much as input tokens by default."""
+        """Return this entry for the price book; cached and written tokens cost as input tokens by default."""
         cached = self.input_nanousd if self.cached_nanousd is None else self.cached_nanousd
         per_token = (self.input_nanousd, self.output_nanousd, cached)
-        return Tariff(
-            Price(*(one * TOKENS_PER_PRICE for one in per_token)), self.backend, self.model, self.adapter
-        )
+        written = None if self.cache_write_nanousd is None else self.cache_write_nanousd * TOKENS_PER_PRICE
+        price = Price(*(one * TOKENS_PER_PRICE for one in per_token), cache_write_nanousd=written)
+        return Tariff(price, self.backend, self.model, self.adapter)
 
 
 class VersionEntry(Section):

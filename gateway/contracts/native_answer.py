@@ -73,13 +73,17 @@ def budget_body(budget: BudgetReport) -> dict[str, Any]:
 
 
 def usage_body(usage: Usage) -> dict[str, int]:
-    """The token counts; reasoning tokens only if there are any."""
+    """The token counts; reasoning tokens and those written to a cache only if there are any."""
     counts = {
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
         "cached_tokens": usage.cached_tokens,
     }
-    return counts | {"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else counts
+    if usage.reasoning_tokens:
+        counts["reasoning_tokens"] = usage.reasoning_tokens
+    if usage.cache_write_tokens:
+        counts["cache_write_tokens"] = usage.cache_write_tokens
+    return counts
 
 
 def error_detail(error: PublicError, request_id: str) -> ErrorDetail:

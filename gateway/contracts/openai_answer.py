@@ -15,9 +15,10 @@ from gateway.errors import PublicError
 
 
 class CachedTokens(TypedDict):
-    """Details of the prompt's tokens."""
+    """Details of the prompt's tokens; ``cache_write_tokens`` only if there are any."""
 
     cached_tokens: int
+    cache_write_tokens: NotRequired[int]
 
 
 class ReasoningTokens(TypedDict):
@@ -190,6 +191,8 @@ def usage_body(usage: Usage) -> OpenAIUsage:
         "total_tokens": usage.input_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.cache_write_tokens:
+        body["prompt_tokens_details"]["cache_write_tokens"] = usage.cache_write_tokens
     if usage.reasoning_tokens:
         body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return body

@@ -234,6 +234,7 @@ class GenerateRequest(Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one answer. ``cached_tokens`` is the part of ``input_tokens`` found in a prefix cache,
+    ``cache_write_tokens`` the part that was written to it, if the backend charges for that,
     ``reasoning_tokens`` the part of ``output_tokens`` that is not in the answer's text.
     """
 
@@ -241,6 +242,7 @@ class Usage:
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,8 +301,9 @@ class FallbackChain:
                     permit.settle(LegUsage())
                 raise
             usage = outcome.completion.usage
+            output_tokens = max(0, usage.output_tokens - before)
             permit.settle(
-                LegUsage(demand.input_tokens, max(0, usage.output_tokens - before), usage.cached_tokens)
+                LegUsage(demand.input_tokens, output_tokens, usage.cached_tokens, usage.cache_write_tokens)
             )
             return outcome
 

@@ -131,6 +131,7 @@ def estimated_cost(
         model=backend.model,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        cache_write_tokens=input_tokens,  # the dearest case
     )
     return price(used).cost_nanousd
 
@@ -178,6 +179,7 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
         output_tokens=used.output_tokens,
         cached_tokens=used.cached_tokens,
         reasoning_tokens=used.reasoning_tokens,
+        cache_write_tokens=used.cache_write_tokens,
         tool_calls=sum(map(len, (answer.tool_calls, *(one.tool_calls for one in answer.others))))
         if answer.others
         else len(answer.tool_calls),

@@ -192,7 +192,11 @@ class Asker:
                     # Only callers' requests count for the circuit breaker and the learned limits.
                     slot.ignored()
                 usage = asked.usage
-                permit.settle(LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens))
+                permit.settle(
+                    LegUsage(
+                        usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
+                    )
+                )
         except Refused:
             raise NotAsked(ShadowOutcome.REFUSED) from None
         return asked
@@ -348,6 +352,7 @@ def _closed(row: UsageRow, asked: ShadowAnswer, stream: AnswerStream) -> UsageRo
         input_tokens=asked.usage.input_tokens,
         output_tokens=asked.usage.output_tokens,
         cached_tokens=asked.usage.cached_tokens,
+        cache_write_tokens=asked.usage.cache_write_tokens,
         queue_wait_ms=stream.queue_wait_s * 1000,
         ttft_ms=asked.ttft_ms,
         total_ms=asked.total_ms,

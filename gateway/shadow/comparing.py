@@ -95,7 +95,9 @@ class Comparer:
         request, usage, calls = copy.request, given.usage, given.tool_calls
         exam = exam_of(request, copy.plan, text, called=bool(calls))
         price = self.prices.get(backend)
-        used = LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
+        used = LegUsage(
+            usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
+        )
         return ShadowSide(
             backend=backend,
             version="",

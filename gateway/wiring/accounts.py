@@ -120,18 +120,21 @@ def leg_prices(
                     f"set backends.{name}.price, or name the backend in the price file"
                 )
             return FREE
-        return LegPrice(found.input_nanousd, found.output_nanousd, found.cached_nanousd)
+        return LegPrice(
+            found.input_nanousd, found.output_nanousd, found.cached_nanousd, found.cache_write_nanousd
+        )
 
     return price
 
 
 def price_of(price: PriceConfig) -> Price:
-    """Convert a configured price to nano US dollars; the default for cached tokens is the input price."""
-    cached = price.cached_usd_per_million
+    """Convert a configured price to nano US dollars; cached tokens cost as input tokens by default."""
+    cached, written = price.cached_usd_per_million, price.cache_write_usd_per_million
     return Price(
         input_nanousd=round(price.input_usd_per_million * NANOUSD),
         output_nanousd=round(price.output_usd_per_million * NANOUSD),
         cached_nanousd=round((price.input_usd_per_million if cached is None else cached) * NANOUSD),
+        cache_write_nanousd=None if written is None else round(written * NANOUSD),
     )
 
 
@@ -140,6 +143,7 @@ def _name_of(prices: Mapping[str, Price], found: Sequence[Tariff]) -> str:
     named = {**prices, **{f"{one.backend}/{one.model}": one.price for one in found}}
     text = ";".join(
         f"{name}={one.input_nanousd},{one.output_nanousd},{one.cached_nanousd}"
+        + ("" if one.cache_write_nanousd is None else f",{one.cache_write_nanousd}")
         for name, one in sorted(named.items())
     )
     return f"config-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

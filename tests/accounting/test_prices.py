@@ -99,6 +99,14 @@ def test_cached_tokens_are_charged_at_the_price_of_cached_tokens() -> None:
     assert made.priced(SPENT).cost_nanousd == int((0.6 * 3 + 15 + 0.4 * 0.5) * USD)
 
 
+def test_tokens_written_to_a_cache_are_charged_at_their_price_or_as_other_input() -> None:
+    written = replace(SPENT, cache_write_tokens=100_000)
+    dear = book(Tariff(Price(3 * USD, 15 * USD, USD // 2, 4 * USD)))
+    assert dear.priced(written).cost_nanousd == 17_100_000_000, "0.5 * 3 + 15 + 0.4 * 0.5 + 0.1 * 4"
+    plain = book(Tariff(Price(3 * USD, 15 * USD, USD // 2)))
+    assert plain.priced(written).cost_nanousd == plain.priced(SPENT).cost_nanousd
+
+
 def test_a_row_without_a_price_has_no_price_version_and_a_free_row_has_one() -> None:
     made = book(Tariff(Price(0, 0, 0), backend="local"))
     assert made.priced(SPENT).price_version == "v1"
@@ -168,7 +176,7 @@ versions:
     valid_from: 2026-11-01T00:00:00Z
     prices:
       - {backend: local, input_nanousd: 20, output_nanousd: 80, cached_nanousd: 2}
-      - {backend: local, adapter: manga, input_nanousd: 30, output_nanousd: 90}
+      - {backend: local, adapter: manga, input_nanousd: 30, output_nanousd: 90, cache_write_nanousd: 38}
 """
 NOVEMBER = 1_793_491_200.0
 
@@ -178,7 +186,9 @@ def test_a_price_file_speaks_of_one_token_in_whole_nano_dollars(tmp_path: Path) 
     made = read_price_file(tmp_path / "prices.yaml")
     assert made.price(NOVEMBER - 1, "local") is None
     assert made.price(NOVEMBER, "local") == Price(20 * 10**6, 80 * 10**6, 2 * 10**6)
-    assert made.price(NOVEMBER, "local", None, "manga") == Price(30 * 10**6, 90 * 10**6, 30 * 10**6)
+    assert made.price(NOVEMBER, "local", None, "manga") == Price(
+        30 * 10**6, 90 * 10**6, 30 * 10**6, 38 * 10**6
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ async def test_what_is_read_from_and_written_to_the_cache_is_part_of_the_input(
 ) -> None:
     bedrock.script(Behaviour(cache=(2, 1)))
     answer = await collect(make(), work())
-    assert answer.completion.usage == Usage(4, len(ANSWER), 2)
+    assert answer.completion.usage == Usage(4, len(ANSWER), 2, cache_write_tokens=1)
     assert answer.deltas[-1].cached_tokens == 2
 
 

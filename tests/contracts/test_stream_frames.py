@@ -9,10 +9,21 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from budgeting.values import ToolChoice, ToolChoiceMode
+from gateway.contracts import native_answer, openai_answer
 from gateway.contracts.dialect import Frames, ParsedRequest
+from gateway.contracts.messages.answer import message_usage
 from gateway.contracts.native_answer import NativeFrames
 from gateway.contracts.openai_stream import OpenAIDialect
-from gateway.contracts.values import Caller, CallerRole, Contract, Fallback, FinishReason, GenerateRequest
+from gateway.contracts.responses import answer as responses_answer
+from gateway.contracts.values import (
+    Caller,
+    CallerRole,
+    Contract,
+    Fallback,
+    FinishReason,
+    GenerateRequest,
+    Usage,
+)
 from gateway.errors import PublicError
 from gateway.testing import answer_for
 
@@ -130,6 +141,18 @@ def test_asked_for_usage_comes_in_one_more_chunk_without_choices(kind: str) -> N
     }
     assert usage["sluice"]["trace_id"] == "a" * 32
     assert done == b"[DONE]"
+
+
+def test_every_contract_has_the_tokens_that_were_written_to_a_cache() -> None:
+    used = Usage(10, 1, 2, cache_write_tokens=3)
+    assert openai_answer.usage_body(used)["prompt_tokens_details"] == {
+        "cached_tokens": 2,
+        "cache_write_tokens": 3,
+    }
+    assert native_answer.usage_body(used)["cache_write_tokens"] == 3
+    assert responses_answer.usage_body(used)["input_tokens_details"]["cache_write_tokens"] == 3
+    in_messages = message_usage(used)
+    assert (in_messages["input_tokens"], in_messages["cache_creation_input_tokens"]) == (5, 3)
 
 
 def test_the_sluice_object_has_what_openais_fields_cannot_express() -> None:

@@ -60,10 +60,13 @@ def test_an_address_that_cannot_be_used_stops_the_start_and_shows_no_secret(url:
 def test_prices_are_whole_nano_dollars_and_cached_tokens_cost_as_the_others_unless_said() -> None:
     price = settings().price("bedrock")
     assert price is not None and price_of(price) == Price(3 * 10**9, 15 * 10**9, 3 * 10**9)
-    cached = {**BEDROCK, "price": {**BEDROCK["price"], "cached_usd_per_million": 0.3}}  # type: ignore[dict-item]
+    cached = {
+        **BEDROCK,
+        "price": {**BEDROCK["price"], "cached_usd_per_million": 0.3, "cache_write_usd_per_million": 3.75},
+    }  # type: ignore[dict-item]
     made = Settings.model_validate({"backends": {"local": {"kind": "engine"}, "bedrock": cached}})
     price = made.price("bedrock")
-    assert price is not None and price_of(price).cached_nanousd == 300_000_000
+    assert price is not None and price_of(price) == Price(3 * 10**9, 15 * 10**9, 3 * 10**8, 3_750_000_000)
 
 
 def test_limits_of_legs_come_from_the_configuration() -> None:

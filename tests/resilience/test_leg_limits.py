@@ -39,6 +39,9 @@ class LegLimitsRig:
 
 def test_a_price_counts_cached_tokens_apart_and_rounds_up() -> None:
     assert PRICE.cost_nanousd(LegUsage(1000, 100, 400)) == 600 * 1000 + 400 * 100 + 100 * 5000
+    assert PRICE.cost_nanousd(LegUsage(1000, 0, 0, 100)) == 1000 * 1000
+    dear = LegPrice(10**9, 5 * 10**9, 10**8, 2 * 10**9)
+    assert dear.cost_nanousd(LegUsage(1000, 0, 400, 100)) == 500 * 1000 + 400 * 100 + 100 * 2000
     assert LegPrice(1, 1, 1).cost_nanousd(LegUsage(1)) == 1
     assert PRICE.cost_nanousd(LegUsage(10, 0, 50)) == 10 * 100, "no more is cached than was sent"
 

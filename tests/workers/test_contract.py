@@ -26,7 +26,7 @@ from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, VLLM_FEATURES, Feature
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
-from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
+from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 from tests.workers.raw_worker import DONE, ending, event, piece, token_bytes, usage, work
 
@@ -255,6 +255,10 @@ def test_the_chunks_of_one_read_are_one_delta() -> None:
     assert rest == Delta("", 1), "a token without text, such as the one that ends it"
     assert (completion.usage.input_tokens, completion.usage.output_tokens) == (8, 3)
     assert completion.usage.cached_tokens == 6
+    details = {"cached_tokens": 6, "cache_write_tokens": 2}
+    counts = {"prompt_tokens": 8, "completion_tokens": 1, "prompt_tokens_details": details}
+    _, reader = read(piece("Hi") + ending("stop") + event({"choices": [], "usage": counts}) + DONE)
+    assert reader.finish()[1].usage == Usage(8, 1, 6, cache_write_tokens=2)
     assert reader.done
 
 

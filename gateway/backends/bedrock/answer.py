@@ -289,7 +289,8 @@ class ConverseReader:
             missing = max(0, counted.output_tokens - self._counted)
             input_tokens = round(counted.input_tokens * self._share)
             cached_tokens = min(counted.cache_read_tokens, input_tokens)
-            usage = Usage(input_tokens, counted.output_tokens, cached_tokens)
+            written = min(counted.cache_write_tokens, input_tokens - cached_tokens)
+            usage = Usage(input_tokens, counted.output_tokens, cached_tokens, cache_write_tokens=written)
         if text or missing or cached_tokens:
             rest.append(Delta(text, missing, cached_tokens=cached_tokens))
         usage = replace(usage, reasoning_tokens=min(self._reasoning, usage.output_tokens))

@@ -52,6 +52,7 @@ class _Choice(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
 
 
 class _OutputDetails(msgspec.Struct):
@@ -336,7 +337,7 @@ class CompletionReader:
             raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
         usage = self._usage
         ids = list(chain.from_iterable(self._ids.get(index, ()) for index in range(n))) if self._ids else []
-        output_tokens, cached_tokens, reasoning = self._counted + len(ids), 0, 0
+        output_tokens, cached_tokens, written, reasoning = self._counted + len(ids), 0, 0, 0
         # The worker counts the tokens of a partial answer as prompt tokens.
         counted = usage if self._work.partial is None else None
         input_tokens = self._work.input_tokens if counted is None else counted.prompt_tokens
@@ -347,6 +348,8 @@ class CompletionReader:
                 reasoning = min(usage.completion_tokens_details.reasoning_tokens or 0, output_tokens)
             if usage.prompt_tokens_details is not None:
                 cached_tokens = min(usage.prompt_tokens_details.cached_tokens or 0, input_tokens)
+                of_cache = usage.prompt_tokens_details.cache_write_tokens or 0
+                written = min(of_cache, input_tokens - cached_tokens)
         missing = output_tokens - self._counted
         known = tuple(ids) if n == 1 and len(ids) == missing else ()
         rest = Delta("", missing, token_ids=known) if missing > 0 else None
@@ -356,7 +359,7 @@ class CompletionReader:
             first, wait_s = self._of_sluice(self._sluice, first)
         completion = Completion(
             first,
-            Usage(input_tokens, output_tokens, cached_tokens, reasoning),
+            Usage(input_tokens, output_tokens, cached_tokens, reasoning, written),
             wait_s,
             tuple(others),
             warnings=self._warnings,

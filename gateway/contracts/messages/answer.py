@@ -115,8 +115,8 @@ def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
 
 def message_usage(usage: Usage) -> MessageUsage:
     return {
-        "input_tokens": usage.input_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
     }
