@@ -127,7 +127,7 @@ def batch_body(row: BatchRow, counts: BatchCounts) -> dict[str, Any]:
         "request_counts": {
             "total": row.total,
             "completed": counts.of("done"),
-            "failed": counts.of("failed", "unrun"),
+            "failed": counts.of("failed"),
         },
         "usage": _usage(counts.tokens) if row.status in ENDED else None,
         "metadata": stored["metadata"],

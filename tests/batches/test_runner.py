@@ -364,6 +364,7 @@ async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(rig: Batch
         assert (await batches.cancel("acme", batch_id))["status"] == "cancelled"
     assert output and output.keys() | errors.keys() == {f"r{number}" for number in range(1, 11)}
     assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
+    assert ended["request_counts"] == {"total": 10, "completed": len(output), "failed": 0}
     assert len(await rig.rows()) == len(output)
 
 
@@ -375,6 +376,7 @@ async def test_lines_that_did_not_run_in_the_window_expire(rig: BatchRig) -> Non
         ended = await until(batches, batch_id, "expired")
         errors = results(batches, ended["error_file_id"])
     assert {one["error"]["code"] for one in errors.values()} == {"batch_expired"}
+    assert ended["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
     assert ended["expired_at"] and ended["output_file_id"] is None
 
 
