@@ -46,7 +46,11 @@ def test_answers_have_the_stop_string_and_a_sluice_in_front_reads_it(stop: str |
 
 @pytest.mark.parametrize(
     ("delta", "reason"),
-    [({"content": "I can"}, "content_filter"), ({"refusal": "I can"}, "stop")],
+    [
+        ({"content": "I can"}, "content_filter"),
+        ({"refusal": "I can"}, "stop"),
+        ({"content": "I ", "refusal": "can"}, "stop"),
+    ],
 )
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_text_cut_by_a_filter_and_a_refusal_are_no_complete_answers(

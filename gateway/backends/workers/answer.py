@@ -230,7 +230,7 @@ class CompletionReader:
                 found += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
             if message.refusal:
                 self._refused.add(index)
-            if text := message.content or message.refusal:
+            if text := (message.content or "") + (message.refusal or ""):
                 found += [*self._tools.end(index), Delta(text, 0, index=index)]
             try:
                 for call in message.tool_calls or ():
