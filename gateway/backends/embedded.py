@@ -166,11 +166,10 @@ class EmbeddedBackend:
             index: CallReader(work.generation_id, index, tool_of=tools.__getitem__)
             for index in range(work.sampling.n)
         }
-        if work.partial is not None:
-            ids = work.partial.token_ids or ()
-            text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="ignore")
+        if (partial := work.partial) is not None:
+            text = partial.text if partial.generated is None else partial.generated
             events = readers[0].feed(Delta(text, 0))
-            for event in events if work.partial.replay else ():
+            for event in events if partial.replay else ():
                 await out(event)
         return readers
 

@@ -45,13 +45,19 @@ class Continue(StrEnum):
 class PartialAnswer:
     """The delivered part of a broken answer; ``token_ids``, where known, decode to exactly ``text``.
 
-    With ``replay`` the answer has reasoning or tool calls, and ``token_ids`` are all that was generated. The
-    backend delivers the events of the whole answer again; those of ``token_ids`` carry no tokens.
+    With ``generated`` the answer has reasoning or tool calls, and ``token_ids`` are all that was generated,
+    which as text is ``generated``. The backend delivers the events of the whole answer again; those of
+    ``token_ids`` carry no tokens.
     """
 
     text: str
     token_ids: tuple[int, ...] | None = None
-    replay: bool = False
+    generated: str | None = None
+
+    @property
+    def replay(self) -> bool:
+        """Whether the events of the whole answer are delivered again."""
+        return self.generated is not None
 
 
 class ServerCall(Protocol):

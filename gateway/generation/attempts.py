@@ -110,8 +110,12 @@ class Attempts(Struct, eq=False):
         seed = self._seed(1) if change is Remedy.OTHER_SEED else None
         partial = None
         if resumption.text or stream.events is not None:
-            replay = stream.events is not None
-            partial = PartialAnswer(resumption.text, resumption.token_ids, replay=replay)
+            ids, generated = resumption.token_ids, None
+            if stream.events is not None:
+                # An incomplete character at the end comes with the next token.
+                spelled = b"".join(map(self._spelling.text_bytes, ids or ()))
+                generated = spelled.decode("utf-8", errors="ignore")
+            partial = PartialAnswer(resumption.text, ids, generated)
         # The text's encoding may have more ids than the first backend generated.
         spent = max(stream.tokens, len(resumption.token_ids or ()))
         return self._work(origin.plan, origin.max_tokens - spent, partial, seed)

@@ -21,9 +21,12 @@ from tests.conformance.conversations import (
     cells_of,
     documented,
     expected_of,
+    parsed,
     rig_of,
     run_conversations,
     stored_outcomes,
+    talk,
+    user,
 )
 from tests.conformance.harness import Specimen
 from tests.conformance.prompt_tokens import Bodies, miscounted
@@ -122,6 +125,36 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
         sum(place.result() for place in places) == len(modes) > 3
     )  # a busy engine gives several tokens at once
     assert set(modes) == {"exact"}
+    await specimen.wait_idle()
+
+
+CONTROL_TOKENS = 'start: "a b c" <|im_start|> "d e f" <|im_start|> /[a-z ]{1,30}/'
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_input_whose_grammar_names_control_tokens_is_resumed_without_their_markup(
+    specimen: Specimen,
+) -> None:
+    ways, features = specimen.backend.continues, specimen.backend.features
+    if not specimen.computes or Continue.EVENTS not in ways or Feature.TOOL_GRAMMARS not in features:
+        pytest.skip("it has no grammars of tools, or does not resume calls")
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": CONTROL_TOKENS}}
+    patch = {"type": "custom", "custom": {"name": "patch", "format": form}}
+    body = {
+        **talk(user("Apply the patch."), tools=[patch], tool_choice="required", max_tokens=60),
+        "stream": True,
+    }
+    inputs, calls = [], 0
+    for after in (0, 3, 6, 9, 12, 15):
+        breaking = BreakingBackend(specimen.backend, after or MOST_PIECES)
+        sink = await rig_of(specimen, breaking).run(
+            parsed({"model": "demo", "temperature": 0, **body}).request
+        )
+        assert sink.answer is not None, (after, sink.error)
+        inputs += [call.arguments for call in sink.answer.tool_calls]
+        calls += breaking.calls
+    assert len(inputs) == 6 and len(set(inputs)) == 1 and inputs[0].startswith("a b cd e f")
+    assert calls > 8  # a busy engine gives several tokens at once
     await specimen.wait_idle()
 
 
