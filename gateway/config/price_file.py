@@ -32,9 +32,13 @@ class TariffEntry(Section):
     def tariff(self) -> Tariff:
         """Return this entry for the price book; cached and written tokens cost as input tokens by default."""
         cached = self.input_nanousd if self.cached_nanousd is None else self.cached_nanousd
-        per_token = (self.input_nanousd, self.output_nanousd, cached)
-        written = None if self.cache_write_nanousd is None else self.cache_write_nanousd * TOKENS_PER_PRICE
-        price = Price(*(one * TOKENS_PER_PRICE for one in per_token), cache_write_nanousd=written)
+        written = self.cache_write_nanousd
+        price = Price(
+            self.input_nanousd * TOKENS_PER_PRICE,
+            self.output_nanousd * TOKENS_PER_PRICE,
+            cached * TOKENS_PER_PRICE,
+            None if written is None else written * TOKENS_PER_PRICE,
+        )
         return Tariff(price, self.backend, self.model, self.adapter)
 
 
