@@ -163,6 +163,13 @@ def test_a_named_tool_must_be_one_of_the_requests() -> None:
     assert refused(tool_choice={"type": "any"})[0] == "tool_choice"
 
 
+def test_only_a_system_prompt_loses_a_block_that_looks_like_the_clients_attribution() -> None:
+    text = "x-anthropic-billing-header: what is this?"
+    result = {"type": "tool_result", "tool_use_id": "c", "content": text}
+    given = [{"role": "user", "content": text}, {"role": "user", "content": [result]}]
+    assert [one.content for one in read(messages=given).messages] == [text, text]
+
+
 def test_what_a_coding_agent_sends_is_taken() -> None:
     """A body like Claude Code's: attribution first, reminders between turns, and fields that only it sends."""
     request = read(

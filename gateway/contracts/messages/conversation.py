@@ -40,7 +40,7 @@ def conversation(body: CountRequest) -> tuple[Message, ...]:
     Anthropic. Raises InvalidRequest: a block that is not supported, or that lacks a field.
     """
     messages: list[Message] = []
-    if system := "\n\n".join(_texts(body.system, "system")):
+    if system := "\n\n".join(_system_texts(body.system, "system")):
         messages.append(Message(Role.SYSTEM, system))
     for index, one in enumerate(body.messages):
         at = f"messages.{index}"
@@ -65,25 +65,29 @@ def _check_latest(given: Sequence[BlockMessage], messages: Sequence[Message]) ->
 
 
 def _texts(content: str | list[ContentBlock] | None, at: str) -> list[str]:
-    """The texts of a content that may only have texts, without the client's attribution block."""
+    """The texts of a content that may only have texts."""
     if isinstance(content, str):
-        texts = [content]
-    else:
-        texts = [
-            required(one.text, f"{at}.{number}.text")
-            if one.type == "text"
-            else _not_served(one, f"{at}.{number}", "'text'")
-            for number, one in enumerate(content or ())
-        ]
-    return [text for text in texts if text and not text.startswith(ATTRIBUTION)]
+        return [content]
+    return [
+        required(one.text, f"{at}.{number}.text")
+        if one.type == "text"
+        else _not_served(one, f"{at}.{number}", "'text'")
+        for number, one in enumerate(content or ())
+    ]
+
+
+def _system_texts(content: str | list[ContentBlock] | None, at: str) -> list[str]:
+    """The texts of a system prompt, without the client's attribution block."""
+    return [text for text in _texts(content, at) if text and not text.startswith(ATTRIBUTION)]
 
 
 def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
     """The messages of a user's turn: its texts and images, and tool results, in order."""
     at = f"{at}.content"
     if isinstance(message.content, str) or message.role == "system":
-        if texts := _texts(message.content, at):
-            yield Message(Role.USER, "".join(texts))
+        read = _system_texts if message.role == "system" else _texts
+        if text := "".join(read(message.content, at)):
+            yield Message(Role.USER, text)
         return
     parts: list[str | ImageContent] = []
     for number, block in enumerate(message.content):
