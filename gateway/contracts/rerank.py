@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
 
 import orjson
 from msgspec import Struct
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.embeddings import PooledRequest, from_origin
@@ -50,12 +50,15 @@ class RerankBody(Body):
 
 
 class ScoreBody(Body):
-    """The body of ``POST /v1/score``: two texts or lists; one ``text_1`` is paired with each ``text_2``."""
+    """The body of ``POST /v1/score``: two texts or lists; one ``text_1`` is paired with each ``text_2``.
+
+    Each of the two has a second name, as in vLLM.
+    """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"request_id": (ANYTHING,), "priority": (None, 0)}
     model: Name
-    text_1: Text | list[Text]
-    text_2: Text | list[Text]
+    text_1: Text | list[Text] = Field(validation_alias=AliasChoices("text_1", "queries"))
+    text_2: Text | list[Text] = Field(validation_alias=AliasChoices("text_2", "documents"))
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
     instruction: Text | None = None
     user: Label | None = None

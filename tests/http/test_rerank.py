@@ -42,6 +42,8 @@ async def test_pairs_have_a_score_each(connect: Connect, texts: tuple[Any, Any],
     found = (await posted(connect, "/v1/score", body)).json()
     assert [(one["index"], one["score"]) for one in found["data"]] == list(enumerate(scores))
     assert (found["object"], found["data"][0]["object"]) == ("list", "score")
+    newer = {"model": "m", "queries": texts[0], "documents": texts[1]}
+    assert (await posted(connect, "/v1/score", newer)).json()["data"] == found["data"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,7 @@ async def test_pairs_have_a_score_each(connect: Connect, texts: tuple[Any, Any],
         ("/v2/rerank", {"colour": "red"}, "colour"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("/v1/score", {"text_1": "a", "text_2": []}, "text_2"),
+        ("/v1/score", {"text_1": "a", "queries": "b", "text_2": ["c"]}, "queries"),
     ],
 )
 async def test_a_wrong_field_is_named_in_the_error(
