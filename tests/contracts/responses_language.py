@@ -19,11 +19,14 @@ def check(events: Sequence[dict[str, Any]]) -> None:
     """Raises AssertionError: the events are not a legal response stream."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"] for event in events]
-    assert kinds[:2] == ["response.created", "response.in_progress"]
+    is_background = bool(events[0]["response"].get("background"))
+    opening = ["created", *(["queued"] if is_background else []), "in_progress"]
+    assert kinds[: len(opening)] == [f"response.{kind}" for kind in opening]
+    assert events[0]["response"]["status"] == ("queued" if is_background else "in_progress")
     assert kinds[-1] in TERMINAL and not any(kind in TERMINAL for kind in kinds[:-1])
     assert len({event["response"]["id"] for event in (events[0], events[1], events[-1])}) == 1
     items: list[dict[str, Any]] = []
-    rest = list(events[2:-1])
+    rest = list(events[len(opening) : -1])
     while rest:
         items.append(_item(rest, len(items)))
     assert events[-1]["response"]["output"] == items

@@ -180,10 +180,11 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
     assert request.response_format.type is FormatType.JSON_SCHEMA
     assert request.tool_choice == ToolChoice(ToolChoiceMode.NAMED, "shell")
     assert (request.sampling.max_tokens, request.sampling.logprobs) == (9, 2)
+    assert parsed(body).echo["tool_choice"] == body["tool_choice"]
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "shell"}]}
-    assert parsed({**body, "tool_choice": allowed}).request.tool_choice == ToolChoice(
-        ToolChoiceMode.REQUIRED, allowed=("shell",)
-    )
+    only = parsed({**body, "tool_choice": allowed})
+    assert only.request.tool_choice == ToolChoice(ToolChoiceMode.REQUIRED, allowed=("shell",))
+    assert only.echo["tool_choice"] == allowed
 
 
 @pytest.mark.parametrize(

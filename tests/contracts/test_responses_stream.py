@@ -76,6 +76,17 @@ def test_every_stream_is_legal_and_adds_up_in_the_official_client(sequence: Even
     }
 
 
+def test_a_background_response_is_queued_before_it_is_in_progress() -> None:
+    asked = structs.replace(ASKED, background=True, echo={**ASKED.echo, "background": True})
+    sent = written(EventSequence((Delta("Hi", 1),), (FinishReason.STOP,)), asked)
+    check(sent)
+    assert [(one["type"], one["response"]["status"]) for one in sent[:3]] == [
+        ("response.created", "queued"),
+        ("response.queued", "queued"),
+        ("response.in_progress", "in_progress"),
+    ]
+
+
 def test_a_stream_without_text_has_the_empty_message_of_the_whole_response() -> None:
     frames, answer = RESPONSES.frames(ASKED, "demo"), answer_for(REQUEST, "")
     sent = events(frames.opening + frames.finish(answer))

@@ -371,7 +371,7 @@ async def test_the_stream_of_a_response_cancelled_after_its_gateway_died_has_an_
         assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
         found = await client.get(path, params={"stream": "true", "starting_after": after})
     replayed = events(found.content)
-    assert [one["sequence_number"] for one in replayed] == {-1: [0, 1, 2], 0: [1, 2], 7: [8]}[after]
+    assert [one["sequence_number"] for one in replayed] == {-1: [0, 1, 2, 3], 0: [1, 2, 3], 7: [8]}[after]
     assert (replayed[-1]["type"], replayed[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
 
 

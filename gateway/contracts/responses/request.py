@@ -7,13 +7,12 @@ from typing import Any, Final, Protocol
 
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
-from gateway.contracts.fields import Body
 from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.images import holds_data
 from gateway.contracts.native import SluiceFields, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
-from gateway.contracts.responses.body import InputItem, ResponsesBody, TextFormat
+from gateway.contracts.responses.body import ChoiceObject, InputItem, ResponsesBody, TextFormat
 from gateway.contracts.responses.conversation import chosen, conversation, flat_tools
 from gateway.contracts.tools import asked_tools, holds_calls, named_tools
 from gateway.contracts.values import PLAIN_TEXT, Contract, ResponseFormat, Sampling
@@ -204,8 +203,8 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
             if shape is None
             else shape.model_dump(by_alias=True, exclude_unset=True)
         },
-        "tool_choice": "auto" if body.tool_choice is None else _plain(body.tool_choice),
-        "tools": [_plain(tool) for tool in body.tools or ()],
+        "tool_choice": "auto" if body.tool_choice is None else _plain_choice(body.tool_choice),
+        "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs,
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
@@ -213,5 +212,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
     }
 
 
-def _plain(value: str | Body) -> Any:
-    return value if isinstance(value, str) else value.model_dump(exclude_none=True)
+def _plain_choice(choice: str | ChoiceObject) -> Any:
+    if isinstance(choice, str):
+        return choice
+    return choice.model_dump(exclude_none=True, exclude=None if choice.type == "allowed_tools" else {"mode"})

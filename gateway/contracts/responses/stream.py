@@ -32,8 +32,9 @@ from gateway.contracts.responses.request import ResponsesRequest, responses_requ
 from gateway.contracts.values import Answer, TokenLogprob
 from gateway.errors import PublicError
 
-OPENING_EVENTS: Final = 2
-"""``response.created`` and ``response.in_progress``, which have the first two sequence numbers."""
+OPENING_EVENTS: Final = 3
+"""``response.created``, ``response.queued`` of a background response, and ``response.in_progress``; they have
+the first sequence numbers."""
 
 
 class _Open:
@@ -59,7 +60,7 @@ class ResponseFrames:
         self._asked = asked
         self._model = model
         self._own = own_id(asked.request.generation_id)
-        self._number = OPENING_EVENTS
+        self._number = OPENING_EVENTS if asked.background else OPENING_EVENTS - 1
         self._items: list[Item] = []
         self._open: _Open | None = None
         self._closing = b""
@@ -203,9 +204,12 @@ def ended_elsewhere(response: Mapping[str, Any], after: int) -> bytes:
 
 
 def _opening(begun: Mapping[str, Any]) -> bytes:
+    events = [("created", begun), ("in_progress", begun)]
+    if begun.get("background"):
+        queued = {**begun, "status": "queued"}
+        events[:1] = [("created", queued), ("queued", queued)]
     return b"".join(
-        _frame(f"response.{kind}", number, response=begun)
-        for number, kind in enumerate(("created", "in_progress"))
+        [_frame(f"response.{kind}", number, response=one) for number, (kind, one) in enumerate(events)]
     )
 
 
