@@ -137,6 +137,15 @@ def test_only_allowed_tools_are_sent() -> None:
     assert config["toolChoice"] == {"any": {}}
 
 
+async def test_a_call_of_a_tool_that_is_not_allowed_reaches_no_caller(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    bedrock.script(Behaviour(calls=CALLS))
+    choice = ToolChoice(allowed=("other",))
+    failure = await failure_of(make(), asked(tools=(Tool("other"), STOCK), tool_choice=choice))
+    assert failure.kind is FailureKind.DEGENERATE_OUTPUT and "not allowed" in str(failure)
+
+
 def test_tools_of_the_history_are_sent_as_stubs_where_the_request_has_none() -> None:
     (tool,) = written(asked(*HISTORY))["toolConfig"]["tools"]
     assert tool["toolSpec"] == {

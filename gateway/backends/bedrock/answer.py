@@ -189,7 +189,8 @@ class ConverseReader:
     def feed(self, events: Iterable[Event]) -> list[Delta]:
         """Take events; returns the answer's pieces in them, with pieces of one kind in a row joined.
 
-        Raises BackendFailure: ``degenerate_output``: the model could not write its call.
+        Raises BackendFailure: ``degenerate_output``: the model could not write its call, or called a tool
+        that is not allowed.
         """
         given: list[Delta] = []
         run: list[Delta] = []
@@ -255,6 +256,8 @@ class ConverseReader:
             return [*before, piece]
         is_given = self._tools.may_call and not (self._tools.single and self._calls)
         name = self._tools.original(piece.text)
+        if is_given and self._tools.allowed and name not in self._tools.allowed:
+            raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, "the model called a tool that is not allowed")
         is_custom = name in self._tools.custom
         self._call = _Call(is_given, CustomInput() if is_custom else None)
         if not is_given:

@@ -31,7 +31,8 @@ class ConverseTools:
 
     ``may_call``: the answer may have calls. Converse has no choice ``none``, and needs tools if the history
     has calls; so calls in an answer that may not have any are left out. ``single``: the caller gets only the
-    first call of the answer. ``custom``: the caller's names of custom tools.
+    first call of the answer. ``custom``: the caller's names of custom tools; ``allowed``: those of the tools
+    that may be called, empty for any.
     """
 
     def __init__(self, work: Work) -> None:
@@ -41,6 +42,7 @@ class ConverseTools:
         self.may_call = bool(work.tools) and (
             self._choice is None or self._choice.mode is not ToolChoiceMode.NONE
         )
+        self.allowed = () if self._choice is None else self._choice.allowed
         self.single = work.parallel_tool_calls is False
         self._called = dict.fromkeys([call.name for one in work.messages for call in one.tool_calls])
         names = dict.fromkeys([*[tool.name for tool in work.tools], *self._called])
@@ -60,8 +62,7 @@ class ConverseTools:
         if not self.may_call and not self._called:
             return None
         choice = self._choice
-        allowed = choice.allowed if choice is not None else ()
-        tools = [tool for tool in self._tools if not allowed or tool.name in allowed]
+        tools = [tool for tool in self._tools if not self.allowed or tool.name in self.allowed]
         stubs = [Tool(name) for name in self._called]
         config: dict[str, Any] = {"tools": [self._spec(tool, strict) for tool in tools or stubs]}
         if self.may_call and choice is not None:
