@@ -181,13 +181,6 @@ class Ledger:
                 self._writer.lose(left, LossReason.CLOSED)
             await self._close_store()
 
-    async def rows(self, *, limit: int = 100) -> list[UsageRow]:
-        """The newest ``limit`` (1 to 10,000) durable rows, newest first. Raises LedgerUnavailable."""
-        if not 1 <= limit <= 10_000:
-            raise ValueError(f"limit is {limit}; allowed: 1 to 10,000")
-        async with self._reading():
-            return await self._store.newest(limit)
-
     async def select(self, query: Select[Any]) -> list[dict[str, Any]]:
         """The result of a query. Raises LedgerUnavailable."""
         async with self._reading():

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Executable, RowMapping, Select, event, select
+from sqlalchemy import Executable, RowMapping, Select, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
@@ -29,7 +29,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_r
 from accounting.day_sums import sum_a_day
 from accounting.errors import AccountingError, LedgerUnavailable
 from accounting.store_schema import bring_up
-from accounting.tables import RowInsert, counts_upsert, from_columns, generations
+from accounting.tables import RowInsert, counts_upsert
 from accounting.values import EngineCount, UsageRow
 
 ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
@@ -145,15 +145,6 @@ class GenerationStore:
                 unwritable.add(row.generation_id)
         if unwritable:
             raise UnwritableRows(frozenset(unwritable))
-
-    async def newest(self, limit: int) -> list[UsageRow]:
-        """The rows with the latest start, newest first. Raises LedgerUnavailable."""
-        query = (
-            select(generations)
-            .order_by(generations.c.started_at.desc(), generations.c.generation_id)
-            .limit(limit)
-        )
-        return [from_columns(columns) for columns in await self.select(query)]
 
     async def select(self, query: Select[Any]) -> list[dict[str, Any]]:
         """The result of a query. Raises LedgerUnavailable."""

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, get_args, get_type_hints
 
-import msgspec
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -96,7 +95,6 @@ engine_counts = Table(
     PrimaryKeyConstraint("hour", "backend", "engine", "observer", name="pk_engine_counts"),
 )
 
-_FIELDS = tuple(field.name for field in msgspec.structs.fields(UsageRow))
 _KEY = ("generation_id", "hour")
 
 # The insert by dialect. An existing row stays, so a batch may be written twice; other conflicts are errors.
@@ -117,10 +115,6 @@ class RowInsert:
         assert isinstance(compiled, SQLCompiler)
         self.sql = str(compiled)
         self.values: Callable[[UsageRow], tuple[Any, ...]] = attrgetter(*(compiled.positiontup or ()))
-
-
-def from_columns(columns: Mapping[str, Any]) -> UsageRow:
-    return UsageRow(**{name: columns[name] for name in _FIELDS})
 
 
 def counts_upsert(dialect: Dialect, counts: Sequence[EngineCount]) -> Insert:

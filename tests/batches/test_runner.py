@@ -31,6 +31,7 @@ from gateway.config.batches import BatchesSection
 from gateway.contracts.batches import BatchBody
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import FileInUse, UnknownBatch, WindowTooShort
+from tests.usage_rows import newest_rows
 
 CHAT = "/v1/chat/completions"
 ACME = Caller("acme", CallerRole.CALLER, "key_1")
@@ -165,7 +166,7 @@ class BatchRig:
         store = GenerationStore(self.url)
         store.connect()
         await store.prepare()
-        found = Counter(row.generation_id for row in await store.newest(1_000))
+        found = Counter(row.generation_id for row in await newest_rows(store, 1_000))
         await store.close(None)
         return found
 
