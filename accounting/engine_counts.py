@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from accounting.errors import LedgerUnavailable
 from accounting.values import HOUR_S, EngineCount
@@ -18,13 +18,6 @@ Engine = tuple[str, str]
 Readings = Mapping[Engine, tuple[int, int]]
 
 
-@dataclass(slots=True)
-class _Hour:
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    covered_s: float = 0.0
-
-
 class HourlyCounts:
     """Growth of the counters by hour; ``observer`` is the column that names this process. A counter that has
     decreased belongs to a restarted engine and counts from 0; ``own`` engines start at 0 with this process.
@@ -34,7 +27,7 @@ class HourlyCounts:
         self._observer = observer
         self._last: dict[Engine, tuple[int, int]] = dict.fromkeys(own, (0, 0))
         self._at: dict[Engine, float] = {}
-        self._hours: dict[tuple[int, Engine], _Hour] = {}
+        self._hours: dict[tuple[int, Engine], EngineCount] = {}
 
     def record(self, readings: Readings, unix_s: float) -> None:
         hour = int(unix_s // HOUR_S)
@@ -43,22 +36,19 @@ class HourlyCounts:
         for engine, now in readings.items():
             last = self._last.get(engine)
             if last is not None:
-                found = self._hours.setdefault((hour, engine), _Hour())
-                found.prompt_tokens += _grown(last[0], now[0])
-                found.generation_tokens += _grown(last[1], now[1])
-                found.covered_s += max(0.0, unix_s - self._at.get(engine, unix_s))
+                found = self._hours.get((hour, engine)) or EngineCount(hour, *engine, self._observer)
+                self._hours[hour, engine] = replace(
+                    found,
+                    prompt_tokens=found.prompt_tokens + _grown(last[0], now[0]),
+                    generation_tokens=found.generation_tokens + _grown(last[1], now[1]),
+                    covered_s=found.covered_s + max(0.0, unix_s - self._at.get(engine, unix_s)),
+                )
             self._last[engine] = now
             self._at[engine] = unix_s
 
     def lines(self) -> list[EngineCount]:
         """The lines of all hours in memory; writing the same line twice changes nothing."""
-        return [
-            EngineCount(
-                hour, engine[0], engine[1], self._observer, found.prompt_tokens, found.generation_tokens,
-                found.covered_s,
-            )
-            for (hour, engine), found in self._hours.items()
-        ]  # fmt: skip
+        return list(self._hours.values())
 
     def written(self, unix_s: float) -> None:
         """Drop past hours after their lines were written."""

@@ -102,6 +102,6 @@ class EngineCount:
     backend: str
     engine: str
     observer: str
-    prompt_tokens: int
-    generation_tokens: int
-    covered_s: float
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    covered_s: float = 0.0
