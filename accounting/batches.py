@@ -22,7 +22,6 @@ from accounting.batch_tables import (
     lines,
 )
 from accounting.store import FurtherTables
-from accounting.tables import RowInsert
 from accounting.values import UsageRow
 
 TIMEOUT_S: Final = 10.0
@@ -47,7 +46,6 @@ class BatchStore(FurtherTables):
     def __init__(self, url: str, owner: str) -> None:
         super().__init__(url, UNAVAILABLE, timeout_s=TIMEOUT_S)
         self._owner = owner
-        self._row_insert: RowInsert | None = None
 
     # Files
 
@@ -230,9 +228,7 @@ class BatchStore(FurtherTables):
             if not ended.rowcount:
                 return False
             if usage is not None:
-                if self._row_insert is None:
-                    self._row_insert = RowInsert(connection.dialect)
-                await connection.exec_driver_sql(self._row_insert.sql, self._row_insert.values(usage))
+                await self._store.insert((usage,), connection)
         return True
 
     async def end_lines(self, batch_id: str, now: float) -> bool:

@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random
 
 from accounting.day_sums import sum_a_day
-from accounting.errors import AccountingError, LedgerUnavailable
+from accounting.errors import LedgerUnavailable
 from accounting.store_schema import bring_up
 from accounting.tables import RowInsert, counts_upsert
 from accounting.values import EngineCount, UsageRow
@@ -42,14 +42,6 @@ PREPARE_S = 30.0
 SUM_S = 30.0
 # Enough for the writer and a few reports.
 POOL_CONNECTIONS = 4
-
-
-class UnwritableRows(AccountingError):
-    """The database refuses the values of these rows; all other rows of the batch are durable."""
-
-    def __init__(self, generation_ids: frozenset[str]) -> None:
-        self.generation_ids = generation_ids
-        super().__init__(f"{len(generation_ids)} rows cannot be written")
 
 
 class GenerationStore:
@@ -116,35 +108,17 @@ class GenerationStore:
                 await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         await bring_up(engine)
 
-    async def write(self, batch: Sequence[UsageRow]) -> None:
+    async def write(self, batch: Sequence[UsageRow]) -> Sequence[UsageRow]:
         """Make ``batch`` durable in one transaction; existing rows stay unchanged. An empty batch only
         creates the tables.
 
-        Raises UnwritableRows when the database refuses the values of some rows; the others are durable then.
-        After any other error the batch must be written again.
+        Returns the rows whose values the database refuses; the others are durable. After an error the batch
+        must be written again.
         """
         await self.prepare()
-        if not batch:
-            return
-        try:
-            await self._insert(batch)
-        except Exception as error:
-            if not is_the_rows_fault(error):
-                await self._forget_connections()
-                raise
-        else:
-            return
-        unwritable: set[str] = set()
-        for row in batch:
-            try:
-                await self._insert((row,))
-            except Exception as error:
-                if not is_the_rows_fault(error):
-                    await self._forget_connections()
-                    raise
-                unwritable.add(row.generation_id)
-        if unwritable:
-            raise UnwritableRows(frozenset(unwritable))
+        if not batch or await self._insert(batch):
+            return ()
+        return [row for row in batch if not await self._insert((row,))]
 
     async def select(self, query: Select[Any]) -> list[dict[str, Any]]:
         """The result of a query. Raises LedgerUnavailable."""
@@ -196,13 +170,24 @@ class GenerationStore:
             async with asyncio.timeout(timeout_s):
                 await engine.dispose()
 
-    async def _insert(self, rows: Sequence[UsageRow]) -> None:
-        engine = self._opened()
+    async def _insert(self, rows: Sequence[UsageRow]) -> bool:
+        """Insert rows in one transaction; ``False`` when the database refuses the values of one of them."""
+        try:
+            async with self._opened().begin() as connection:
+                await self.insert(rows, connection)
+        except Exception as error:
+            if not is_the_rows_fault(error):
+                await self._forget_connections()
+                raise
+            return False
+        return True
+
+    async def insert(self, rows: Sequence[UsageRow], connection: AsyncConnection) -> None:
+        """Insert rows in the connection's transaction; existing rows stay unchanged."""
+        if self._row_insert is None:
+            self._row_insert = RowInsert(connection.dialect)
         insert = self._row_insert
-        if insert is None:
-            insert = self._row_insert = RowInsert(engine.dialect)
-        async with engine.begin() as connection:
-            await connection.exec_driver_sql(insert.sql, [insert.values(row) for row in rows])
+        await connection.exec_driver_sql(insert.sql, [insert.values(row) for row in rows])
 
     async def _forget_connections(self) -> None:
         """Connect again next time: the file may have been replaced, the server may have lost its tables."""

@@ -7,12 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 
-from tenacity import AsyncRetrying, RetryCallState, wait_exponential
-
 from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed, error_kind
 from accounting.journal import PendingRow
 from accounting.options import LedgerOptions
-from accounting.store import GenerationStore, UnwritableRows
+from accounting.store import GenerationStore
 from accounting.values import UsageRow
 
 LONGEST_RETRY_S = 5.0
@@ -136,37 +134,22 @@ class Writer:
         ended: Callable[[], bool],
     ) -> bool:
         """Call ``write`` until it succeeds, with growing pauses after failures; ``False`` when ``ended``."""
-        if ended():
-            return False
-        try:
-            await write()
-        except Exception as error:
-            self.failed(error)
-        else:
-            return True
-        # Built only after a failure, because the library inspects the callable at each call.
-        await rest(self._options.first_retry_s)
-        retrying = AsyncRetrying(
-            sleep=rest,
-            wait=wait_exponential(multiplier=2 * self._options.first_retry_s, max=LONGEST_RETRY_S),
-            stop=lambda _: ended(),
-            after=self._failed_try,
-            # stopped: the rows stay in the outbox for the next flush
-            retry_error_callback=lambda _: False,
-        )
-        if ended():
-            return False
-        return await retrying(write) is not False
+        pause_s = self._options.first_retry_s
+        while not ended():
+            try:
+                await write()
+                return True
+            except Exception as error:
+                self.failed(error)
+            await rest(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+        return False
 
     async def _write_batch(self) -> None:
         async with self.write_lock, self._bounded():
             batch = tuple(islice(self._outbox, self._options.batch_rows))
-            unwritable: frozenset[str] = frozenset()
-            try:
-                # an empty batch still creates the tables, so that a failed start recovers
-                await self._store.write([entry.row for entry in batch])
-            except UnwritableRows as error:
-                unwritable = error.generation_ids
+            # an empty batch still creates the tables, so that a failed start recovers
+            unwritable = await self._store.write([entry.row for entry in batch])
             self._failures = 0
             if not (batch and self._outbox):
                 return  # nothing to write, or removed by closing in the meantime
@@ -174,19 +157,13 @@ class Writer:
             for entry in batch:
                 self._outbox.popleft()
                 self._done(entry)
-            bad = tuple(entry.row for entry in batch if entry.row.generation_id in unwritable)
-            self.written += len(batch) - len(bad)
-            if bad:
-                self.lose(bad, LossReason.UNWRITABLE)
-            self._options.emit(RowsWritten(len(batch) - len(bad)))
+            self.written += len(batch) - len(unwritable)
+            self.lose(unwritable, LossReason.UNWRITABLE)
+            self._options.emit(RowsWritten(len(batch) - len(unwritable)))
 
     async def _write_rows(self, rows: Sequence[UsageRow]) -> None:
         async with self.write_lock, self._bounded():
-            try:
-                await self._store.write(rows)
-            except UnwritableRows as error:
-                bad = tuple(row for row in rows if row.generation_id in error.generation_ids)
-                self.lose(bad, LossReason.UNWRITABLE)
+            self.lose(await self._store.write(rows), LossReason.UNWRITABLE)
         self._failures = 0
 
     def _bounded(self) -> asyncio.Timeout:
@@ -210,12 +187,9 @@ class Writer:
         self._options.emit(WriteFailed(error_kind(error), self._failures, len(self._outbox)))
 
     def lose(self, rows: Sequence[UsageRow], reason: LossReason) -> None:
-        """Count and report rows that will never be written."""
+        """Count and report rows, if there are any, that will never be written."""
+        if not rows:
+            return
         self.lost += len(rows)
         named = tuple(row.generation_id for row in rows[:MAX_NAMED])
         self._options.emit(RowsLost(len(rows), reason, named))
-
-    def _failed_try(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if error is not None:
-            self.failed(error)

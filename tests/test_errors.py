@@ -23,7 +23,7 @@ from resilience.failures import POLICIES, BackendFailure, FailureKind
 # Base classes, errors of the start, and errors that show a defect of the product: no request causes them.
 NOT_FOR_CALLERS = {
     "AccountingError", "AdapterError", "AdmissionError", "BudgetError", "ResilienceError",
-    "RegistryFileError", "TokenizerError", "AlreadySettled", "PriceError", "UnwritableRows",
+    "RegistryFileError", "TokenizerError", "AlreadySettled", "PriceError",
 }  # fmt: skip
 
 

@@ -359,13 +359,14 @@ class FlakyStore(GenerationStore):
         super().__init__(url)
         self.script = script
 
-    async def write(self, batch: object) -> None:
+    async def write(self, batch: Sequence[UsageRow]) -> Sequence[UsageRow]:
         fault = self.script.pop(0) if self.script else "none"
         if fault == "before":
             raise ConnectionResetError
-        await super().write(batch)  # type: ignore[arg-type]
+        refused = await super().write(batch)
         if fault == "after":
             raise ConnectionResetError
+        return refused
 
 
 @settings(max_examples=25, deadline=None)
@@ -477,11 +478,11 @@ class HeldStore(GenerationStore):
         self.sizes: list[int] = []
         self.let_on = asyncio.Event()
 
-    async def write(self, batch: Sequence[UsageRow]) -> None:
+    async def write(self, batch: Sequence[UsageRow]) -> Sequence[UsageRow]:
         if batch:
             self.sizes.append(len(batch))
             await self.let_on.wait()
-        await super().write(batch)
+        return await super().write(batch)
 
 
 async def test_rows_that_come_during_a_write_wait_for_a_full_batch_too(tmp_path: Path) -> None:
