@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from accounting.day_sums import CUBES, VALUES
-from accounting.tables import generations, open_days, usage_sums
+from accounting.day_sums import CUBES, VALUES, open_days, usage_sums
+from accounting.tables import generations
 from accounting.values import DAY_S, HOUR_S, Kind
 
 _HOURS_A_DAY: Final = 24

@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Column, Double, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from accounting.shadow_values import ShadowPair, ShadowSide
 from accounting.store import FurtherTables
-from accounting.tables import columns_of, metadata
+from accounting.tables import columns_of, insert_into, metadata
 
 SIDES = ("primary", "shadow")
 
@@ -46,9 +45,8 @@ class ShadowPairStore(FurtherTables):
         at = shadow_pairs.c.at
         async with self._transaction() as connection:
             if rows := [_columns(pair) for pair in pairs]:
-                make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-                insert = make(shadow_pairs).on_conflict_do_nothing(index_elements=["pair_id"])
-                await connection.execute(insert, rows)
+                insert = insert_into(shadow_pairs, connection.dialect)
+                await connection.execute(insert.on_conflict_do_nothing(index_elements=["pair_id"]), rows)
             await connection.execute(delete(shadow_pairs).where(at < now - self._keep_s))
             surplus = select(at).order_by(at.desc()).offset(self._keep_pairs).limit(1)
             newest_surplus = (await connection.execute(surplus)).scalar()
