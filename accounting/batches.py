@@ -55,31 +55,28 @@ class BatchStore(FurtherTables):
         async with self._transaction() as connection:
             if (await connection.execute(taken)).scalar_one() + row.bytes > tenant_bytes:
                 return False
-            await connection.execute(delete(files).where(files.c.file_id == row.file_id))
+            await connection.execute(delete(files).filter_by(file_id=row.file_id))
             await connection.execute(insert(files).values(asdict(row)))
         return True
 
     async def file(self, tenant: str, file_id: str, now: float) -> FileRow | None:
         """The file; ``None`` when it is not there, has expired, or is another tenant's."""
-        query = select(files).where(
-            files.c.tenant == tenant, files.c.file_id == file_id, _is_unexpired(files.c.expires_at, now)
-        )
-        return await self._first(query, FileRow)
+        query = select(files).filter_by(tenant=tenant, file_id=file_id)
+        return await self._first(query.where(_is_unexpired(files.c.expires_at, now)), FileRow)
 
     async def list_files(
         self, tenant: str, now: float, *, after: FileRow | None, limit: int, purpose: str | None, newest: bool
     ) -> list[FileRow]:
         """A page of files in the order of their creation."""
-        query = select(files).where(files.c.tenant == tenant, _is_unexpired(files.c.expires_at, now))
-        if purpose is not None:
-            query = query.where(files.c.purpose == purpose)
+        of = {"tenant": tenant} if purpose is None else {"tenant": tenant, "purpose": purpose}
+        query = select(files).filter_by(**of).where(_is_unexpired(files.c.expires_at, now))
         last = None if after is None else (after.created_at, after.file_id)
         query = _page(query, files.c.created_at, files.c.file_id, last, newest=newest)
         return await self._all(query.limit(limit), FileRow)
 
     async def delete_file(self, tenant: str, file_id: str) -> bool:
         """Delete a file; false when the tenant has no such file."""
-        return await self._change(delete(files).where(files.c.tenant == tenant, files.c.file_id == file_id))
+        return await self._change(delete(files).filter_by(tenant=tenant, file_id=file_id))
 
     async def expired_files(self, now: float, most: int) -> list[FileRow]:
         return await self._all(select(files).where(files.c.expires_at <= now).limit(most), FileRow)
@@ -90,12 +87,8 @@ class BatchStore(FurtherTables):
 
     async def is_used(self, tenant: str, file_id: str) -> bool:
         """Whether an unfinished batch reads this file."""
-        query = select(batches.c.batch_id).where(
-            batches.c.tenant == tenant,
-            batches.c.input_file_id == file_id,
-            batches.c.status.not_in(ENDED),
-        )
-        return bool(await self._rows(query.limit(1)))
+        query = select(batches.c.batch_id).filter_by(tenant=tenant, input_file_id=file_id)
+        return bool(await self._rows(query.where(batches.c.status.not_in(ENDED)).limit(1)))
 
     # Batches
 
@@ -104,12 +97,11 @@ class BatchStore(FurtherTables):
 
     async def get(self, tenant: str, batch_id: str) -> BatchRow | None:
         """The batch; ``None`` when it is not there, or is another tenant's."""
-        query = select(batches).where(batches.c.tenant == tenant, batches.c.batch_id == batch_id)
-        return await self._first(query, BatchRow)
+        return await self._first(select(batches).filter_by(tenant=tenant, batch_id=batch_id), BatchRow)
 
     async def list_batches(self, tenant: str, *, after: BatchRow | None, limit: int) -> list[BatchRow]:
         """A page of batches, newest first."""
-        query = select(batches).where(batches.c.tenant == tenant)
+        query = select(batches).filter_by(tenant=tenant)
         last = None if after is None else (after.created_at, after.batch_id)
         query = _page(query, batches.c.created_at, batches.c.batch_id, last, newest=True)
         return await self._all(query.limit(limit), BatchRow)
@@ -121,31 +113,27 @@ class BatchStore(FurtherTables):
 
     async def change(self, batch_id: str, was: Sequence[str], **values: Any) -> bool:
         """Set ``values`` if the batch's status is in ``was``; returns whether it was."""
-        had = update(batches).where(batches.c.batch_id == batch_id, batches.c.status.in_(was))
+        had = update(batches).filter_by(batch_id=batch_id).where(batches.c.status.in_(was))
         return await self._change(had.values(**values))
 
     async def claim(self, batch_id: str, was: str, now: float, until: float) -> bool:
         """Claim a batch to validate or finish; false when another gateway holds it or its status differs."""
         is_free = or_(batches.c.owner.is_(None), batches.c.lease_until < now)
-        free = update(batches).where(batches.c.batch_id == batch_id, batches.c.status == was, is_free)
+        free = update(batches).filter_by(batch_id=batch_id, status=was).where(is_free)
         return await self._change(free.values(owner=self._owner, lease_until=until))
 
     async def extend_leases(self, until: float) -> None:
         """Extend the leases of all batches and lines that this process has claimed."""
         async with self._transaction() as connection:
             for table in (batches, lines):
-                held = update(table).where(table.c.owner == self._owner)
+                held = update(table).filter_by(owner=self._owner)
                 await connection.execute(held.values(lease_until=until))
 
     async def counts(self, batch_id: str) -> BatchCounts:
         sums = [func.coalesce(func.sum(lines.c[name]), 0) for name in _TOKENS]
-        query = (
-            select(lines.c.status, func.count(), *sums)
-            .where(lines.c.batch_id == batch_id)
-            .group_by(lines.c.status)
-        )
+        query = select(lines.c.status, func.count(), *sums).filter_by(batch_id=batch_id)
         async with self._transaction() as connection:
-            found = [tuple(row) for row in (await connection.execute(query)).all()]
+            found = (await connection.execute(query.group_by(lines.c.status))).all()
         totals = [int(sum(row[2 + place] for row in found)) for place in range(len(_TOKENS))]
         return BatchCounts({row[0]: row[1] for row in found}, LineTokens(*totals))
 
@@ -160,19 +148,17 @@ class BatchStore(FurtherTables):
     async def set_lines(self, batch_id: str, found: Sequence[BatchLine]) -> None:
         """Store the lines of a validated batch; replaces those that another gateway began to store."""
         async with self._transaction() as connection:
-            await connection.execute(delete(lines).where(lines.c.batch_id == batch_id))
+            await connection.execute(delete(lines).filter_by(batch_id=batch_id))
         empty = dict.fromkeys(_TOKENS, 0)
         for start in range(0, len(found), INSERTED_AT_ONCE):
-            rows = [
-                {**asdict(one), "status": "pending", **empty}
-                for one in found[start : start + INSERTED_AT_ONCE]
-            ]
+            some = found[start : start + INSERTED_AT_ONCE]
+            rows = [{**asdict(one), "status": "pending", **empty} for one in some]
             async with self._transaction() as connection:
                 await connection.execute(insert(lines), rows)
 
     async def release(self, batch_id: str) -> None:
         """Release this process's claim of a batch."""
-        own = update(batches).where(batches.c.batch_id == batch_id, batches.c.owner == self._owner)
+        own = update(batches).filter_by(batch_id=batch_id, owner=self._owner)
         await self._change(own.values(**UNCLAIMED))
 
     async def claim_lines(
@@ -208,14 +194,9 @@ class BatchStore(FurtherTables):
     async def give_all_back(self) -> None:
         """Release all claims of this process; its lines wait again."""
         async with self._transaction() as connection:
-            await connection.execute(
-                update(lines)
-                .where(lines.c.owner == self._owner, lines.c.status == "running")
-                .values(status="pending", **UNCLAIMED)
-            )
-            await connection.execute(
-                update(batches).where(batches.c.owner == self._owner).values(**UNCLAIMED)
-            )
+            running = update(lines).filter_by(owner=self._owner, status="running")
+            await connection.execute(running.values(status="pending", **UNCLAIMED))
+            await connection.execute(update(batches).filter_by(owner=self._owner).values(**UNCLAIMED))
 
     async def finish(
         self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
@@ -234,12 +215,9 @@ class BatchStore(FurtherTables):
     async def end_lines(self, batch_id: str, now: float) -> bool:
         """Mark waiting lines, and lines of ended gateways, as ``unrun``; true when no line is running."""
         async with self._transaction() as connection:
-            await connection.execute(
-                update(lines)
-                .where(lines.c.batch_id == batch_id, _waits(now))
-                .values(status="unrun", **UNCLAIMED)
-            )
-            running = select(lines.c.place).where(lines.c.batch_id == batch_id, lines.c.status == "running")
+            waiting = update(lines).filter_by(batch_id=batch_id).where(_waits(now))
+            await connection.execute(waiting.values(status="unrun", **UNCLAIMED))
+            running = select(lines.c.place).filter_by(batch_id=batch_id, status="running")
             return (await connection.execute(running.limit(1))).first() is None
 
     async def results(
@@ -248,7 +226,8 @@ class BatchStore(FurtherTables):
         """A page of lines in order of number: (number, place, ``custom_id``, output)."""
         query = (
             select(lines.c.number, lines.c.place, lines.c.custom_id, lines.c.output)
-            .where(lines.c.batch_id == batch_id, lines.c.status.in_(statuses), lines.c.number > after)
+            .filter_by(batch_id=batch_id)
+            .where(lines.c.status.in_(statuses), lines.c.number > after)
             .order_by(lines.c.number)
             .limit(limit)
         )
@@ -257,15 +236,11 @@ class BatchStore(FurtherTables):
 
     async def forget_outputs(self, batch_id: str) -> None:
         """Delete the outputs after they were written to files; the counts stay."""
-        await self._change(update(lines).where(lines.c.batch_id == batch_id).values(output=None))
+        await self._change(update(lines).filter_by(batch_id=batch_id).values(output=None))
 
     def _own(self, line: BatchLine) -> Any:
-        return update(lines).where(
-            lines.c.batch_id == line.batch_id,
-            lines.c.place == line.place,
-            lines.c.status == "running",
-            lines.c.owner == self._owner,
-        )
+        mine = {"status": "running", "owner": self._owner}
+        return update(lines).filter_by(batch_id=line.batch_id, place=line.place, **mine)
 
     async def _first(self, query: Any, kind: type[Row]) -> Row | None:
         found = await self._all(query.limit(1), kind)

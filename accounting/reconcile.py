@@ -59,13 +59,13 @@ class Reconciliation:
                 func.sum(case((undelivered, tokens), else_=0)).label("undelivered"),
                 func.count().label("requests"),
             )
-            .where(_rows.backend_name.is_not(None), *self._hours(_rows.hour))
+            .where(_rows.backend_name.is_not(None), *self.span.hours(_rows.hour))
             .group_by(_rows.hour, _rows.backend_name)
         )
 
     def engines_query(self) -> Select[Any]:
         """The engines' tokens by hour, backend, engine and observer."""
-        return select(engine_counts).where(*self._hours(_counts.hour))
+        return select(engine_counts).where(*self.span.hours(_counts.hour))
 
     def lines(self, ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]) -> list[Line]:
         """One line per hour and backend with an engine's count, in that order.
@@ -81,36 +81,22 @@ class Reconciliation:
         lines: list[Line] = []
         for (hour, backend), prompt, generated, covered_s in _engines(engines):
             row = booked_rows[hour, backend]
-            booked = {name: row[name] for name in ("prompt_tokens", "generation_tokens")}
+            engine = {"prompt_tokens": prompt, "generation_tokens": generated}
+            difference = {name: count - row[name] for name, count in engine.items()}
             lines.append(
                 {
                     "hour": datetime.fromtimestamp(hour * HOUR_S, UTC).isoformat(timespec="minutes"),
                     "backend": backend,
                     "covered": round(min(1.0, covered_s / HOUR_S), 4),
                     "requests": row["requests"],
-                    "engine": {"prompt_tokens": prompt, "generation_tokens": generated},
-                    "ledger": booked,
-                    "difference": {
-                        "prompt_tokens": prompt - booked["prompt_tokens"],
-                        "generation_tokens": generated - booked["generation_tokens"],
-                    },
+                    "engine": engine,
+                    "ledger": {name: row[name] for name in engine},
+                    "difference": difference,
                     "not_billed": {name: row[name] for name in NOT_BILLED},
-                    "verdict": _verdict(
-                        prompt - booked["prompt_tokens"],
-                        generated - booked["generation_tokens"],
-                        watched_s=covered_s,
-                    ),
+                    "verdict": _verdict(*difference.values(), watched_s=covered_s),
                 }
             )
         return lines
-
-    def _hours(self, column: Any) -> list[Any]:
-        found: list[Any] = []
-        if self.span.since is not None:
-            found.append(column >= int(self.span.since // HOUR_S))
-        if self.span.until is not None:
-            found.append(column <= int(self.span.until // HOUR_S))
-        return found
 
 
 def _engines(counts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[int, str], int, int, float]]:

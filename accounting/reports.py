@@ -47,11 +47,20 @@ class Span:
 
     def clauses(self) -> list[sa.ColumnElement[bool]]:
         """Both bounds as SQL conditions; the conditions on ``hour`` limit the partitions that are read."""
+        found = self.hours(_table.hour)
+        if self.since is not None:
+            found.append(_table.started_at >= self.since)
+        if self.until is not None:
+            found.append(_table.started_at < self.until)
+        return found
+
+    def hours(self, hour: sa.ColumnElement[Any]) -> list[sa.ColumnElement[bool]]:
+        """Both bounds as conditions on a column of hours; the hours of the bounds are included whole."""
         found: list[sa.ColumnElement[bool]] = []
         if self.since is not None:
-            found += [_table.started_at >= self.since, _table.hour >= int(self.since // HOUR_S)]
+            found.append(hour >= int(self.since // HOUR_S))
         if self.until is not None:
-            found += [_table.started_at < self.until, _table.hour <= int(self.until // HOUR_S)]
+            found.append(hour <= int(self.until // HOUR_S))
         return found
 
 

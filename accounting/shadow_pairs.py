@@ -59,7 +59,7 @@ class ShadowPairStore(FurtherTables):
         """The newest pairs, newest first. Raises LedgerUnavailable."""
         query = select(shadow_pairs).order_by(shadow_pairs.c.at.desc()).limit(limit)
         if route is not None:
-            query = query.where(shadow_pairs.c.route == route)
+            query = query.filter_by(route=route)
         if since is not None:
             query = query.where(shadow_pairs.c.at >= since)
         return [_pair(columns) for columns in await self._rows(query)]

@@ -112,12 +112,9 @@ class ResponseStore(FurtherTables):
         wanted: str | None = response_id
         async with self._transaction() as connection:
             while wanted is not None and len(found) < most and most_bytes >= 0:
-                query = sa.select(*columns).where(
-                    responses.c.tenant == tenant,
-                    responses.c.response_id == wanted,
-                    responses.c.expires_at > now,
-                )
-                row = (await connection.execute(query)).mappings().first()
+                query = sa.select(*columns).filter_by(tenant=tenant, response_id=wanted)
+                unexpired = query.where(responses.c.expires_at > now)
+                row = (await connection.execute(unexpired)).mappings().first()
                 if row is None:
                     return []
                 found.append(_response(row))
@@ -127,28 +124,18 @@ class ResponseStore(FurtherTables):
 
     async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
         """The response with its stream; ``None`` when it does not exist, expired, or is another tenant's."""
-        query = sa.select(responses).where(
-            responses.c.tenant == tenant,
-            responses.c.response_id == response_id,
-            responses.c.expires_at > now,
-        )
-        found = await self._rows(query)
+        query = sa.select(responses).filter_by(tenant=tenant, response_id=response_id)
+        found = await self._rows(query.where(responses.c.expires_at > now))
         return _response(found[0]) if found else None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response; false when the tenant has no such response."""
-        return await self._change(
-            sa.delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
-        )
+        return await self._change(sa.delete(responses).filter_by(tenant=tenant, response_id=response_id))
 
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
         """Unfinished responses whose lease is over: their gateway has stopped extending it."""
-        query = (
-            sa.select(responses)
-            .where(responses.c.status.in_(UNFINISHED), responses.c.alive_until < now)
-            .limit(most)
-        )
-        return [_response(row) for row in await self._rows(query)]
+        late = responses.c.status.in_(UNFINISHED) & (responses.c.alive_until < now)
+        return [_response(row) for row in await self._rows(sa.select(responses).where(late).limit(most))]
 
     async def sweep(self, now: float) -> None:
         """Delete expired responses, and the oldest ones of tenants that exceed ``tenant_bytes``."""
@@ -184,9 +171,8 @@ def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:
     unended: sa.ColumnElement[bool] = responses.c.status.in_(UNFINISHED)
     if response.status == or_status:
         unended |= (responses.c.status == or_status) & responses.c.events.is_(None)
-    return sa.update(responses).where(
-        responses.c.tenant == response.tenant, responses.c.response_id == response.response_id, unended
-    )
+    one = {"tenant": response.tenant, "response_id": response.response_id}
+    return sa.update(responses).filter_by(**one).where(unended)
 
 
 def _response(row: sa.RowMapping) -> StoredResponse:
