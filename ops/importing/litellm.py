@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gateway.config.yaml_file import load_yaml
-from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, ModelGroup, UnreadableSource
+from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource
 
 FROM_ENVIRONMENT = "os.environ/"
 # Providers with OpenAI's API, and their base URLs if the file names none.
@@ -58,10 +57,7 @@ PARAMS: Mapping[str, tuple[ImportOutcome, str]] = {
     "num_retries": (_D, _RETRIES),
     "tags": (_U, "no selection by tag; callers name a model or a route"),
     "api_version": (_U, "give api_base as .../openai/v1, which needs no version"),
-    "cooldown_time": (
-        _D,
-        "backends.<name>.eject_seconds is of the whole pool; a Retry-After holds",
-    ),
+    "cooldown_time": (_D, "backends.<name>.eject_seconds is of the whole pool; a Retry-After holds"),
 }
 SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "num_retries": (_D, _RETRIES),
@@ -77,26 +73,18 @@ SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "cache_params": (_D, "response_cache.url and response_cache.ttl_seconds; see cache"),
     "set_verbose": (_D, "sluice serve --log-level debug"),
     "master_key": (_D, "set the variable SLUICE_ADMIN_KEY; it was not copied"),
-    "database_url": (
-        _D,
-        "set SLUICE_LEDGER__URL to postgresql+asyncpg://...; it was not copied",
-    ),
+    "database_url": (_D, "set SLUICE_LEDGER__URL to postgresql+asyncpg://...; it was not copied"),
     "redis_host": (_D, "set SLUICE_STATE__URL to redis://... where several gateways share limits"),
     "redis_port": (_D, "see redis_host"),
     "redis_password": (_D, "see redis_host; it was not copied"),
     "redis_url": (_D, "see redis_host; it was not copied"),
-    "store_model_in_db": (
-        _U,
-        "models are in this file; routes change by `sluice routes`",
-    ),
+    "store_model_in_db": (_U, "models are in this file; routes change by `sluice routes`"),
     "max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
     "global_max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
     "alerting": (_D, "alert on /metrics; rules are in deploy/"),
     "tag_filtering": (_U, "no selection by tag"),
 }
-_TIMEOUTS = MappingProxyType(
-    {"timeout": "total_timeout_seconds", "stream_timeout": "first_token_timeout_seconds"}
-)
+_TIMEOUTS = {"timeout": "total_timeout_seconds", "stream_timeout": "first_token_timeout_seconds"}
 
 
 def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> ImportedSetup:
@@ -147,13 +135,14 @@ class _Model:
         self, setup: ImportedSetup, place: str, entry: dict[str, Any], environ: Mapping[str, str]
     ) -> None:
         self.setup, self.place, self.environ = setup, place, environ
+        self.where = f"{place}.litellm_params"
         self.name = str(entry.get("model_name", ""))
         self.info = dict(entry.get("model_info") or {})
         self.params = dict(entry["litellm_params"])
 
     def read(self) -> None:
         """Add the entry to its model group, and note the outcome of each setting."""
-        setup, params, where = self.setup, self.params, f"{self.place}.litellm_params"
+        setup, params = self.setup, self.params
         provider, model = self._provider(str(params.pop("model", "")))
         if "*" in self.name or not re.fullmatch(r"[!-~]{1,256}", self.name):
             setup.unsupported(
@@ -173,11 +162,10 @@ class _Model:
         weight = self._first("weight", "rpm", "tpm")
         order = int(params.pop("order", 1))
         self._prices(section)
-        group = setup.groups.setdefault(self.name, ModelGroup(self.name))
-        group.deployments.append(Deployment(base, section, weight, order))
+        setup.add(self.name, Deployment(base, section, weight, order))
         setup.carried(self.place, f"{self.name!r} is answered by {model!r}" + (f" at {base}" if base else ""))
         for key in params:
-            setup.note(f"{where}.{key}", *PARAMS.get(key, NOT_SENT))
+            setup.note(f"{self.where}.{key}", *PARAMS.get(key, NOT_SENT))
         for key in self.info:
             setup.unsupported(f"{self.place}.model_info.{key}", "has no counterpart; it changes no answer")
 
@@ -195,18 +183,15 @@ class _Model:
         region = self._text("aws_region_name")
         if region is None:
             region = "us-east-1"
-            self.setup.different(
-                f"{self.place}.litellm_params.aws_region_name", "us-east-1 was written; correct region"
-            )
+            self.setup.different(f"{self.where}.aws_region_name", "us-east-1 was written; correct region")
         for key in [key for key in self.params if key.startswith("aws_")]:
             del self.params[key]
-            self.setup.different(
-                f"{self.place}.litellm_params.{key}", "credentials are AWS's usual chain; none was copied"
-            )
+            place = f"{self.where}.{key}"
+            self.setup.different(place, "credentials are AWS's usual chain; none was copied")
         return {"kind": "bedrock", "model_id": model.removeprefix("converse/"), "region": region}
 
     def _openai(self, provider: str, model: str) -> tuple[str, dict[str, Any]] | None:
-        setup, params, where = self.setup, self.params, f"{self.place}.litellm_params"
+        setup, params, where = self.setup, self.params, self.where
         base = self._text("api_base") or self._text("base_url") or OPENAI_CONTRACT.get(provider)
         if provider in ("azure", "azure_ai") and base is not None and base.rstrip("/").endswith("/v1"):
             provider = "azure"
@@ -243,12 +228,11 @@ class _Model:
         if (organization := self._text("organization")) is not None:
             headers["OpenAI-Organization"] = organization
         for name, value in given.items():
-            place = f"{self.place}.litellm_params.extra_headers.{name}"
+            place = f"{self.where}.extra_headers.{name}"
             secret = _SECRET.search(name) or str(value).startswith(FROM_ENVIRONMENT)
             if secret or not re.fullmatch(r"[!-z|~]+( [!-z|~]+)*", str(value)):
-                self.setup.unsupported(
-                    place, "may be a secret and was not copied; see backends.<name>.headers"
-                )
+                text = "may be a secret and was not copied; see backends.<name>.headers"
+                self.setup.unsupported(place, text)
             else:
                 headers[name] = str(value)
                 self.setup.carried(place, "backends.<name>.headers")
@@ -257,7 +241,7 @@ class _Model:
 
     def _key(self, provider: str) -> str | None:
         """The name of the environment variable with the key; a key in the file is not copied."""
-        place, key = f"{self.place}.litellm_params.api_key", self.params.pop("api_key", None)
+        place, key = f"{self.where}.api_key", self.params.pop("api_key", None)
         default = re.sub(r"\W", "_", provider.upper()) + "_API_KEY"
         if key is None:
             return None if provider in _KEYLESS else default
@@ -273,16 +257,12 @@ class _Model:
         return variable
 
     def _prices(self, section: dict[str, Any]) -> None:
-        found = {**self.info, **self.params}
-        given, answered = found.get("input_cost_per_token"), found.get("output_cost_per_token")
-        for one in (self.info, self.params):
-            for key in ("input_cost_per_token", "output_cost_per_token"):
-                one.pop(key, None)
-        if given is not None and answered is not None:
-            section["price"] = {
-                "input_usd_per_million": round(float(given) * _MONEY, 6),
-                "output_usd_per_million": round(float(answered) * _MONEY, 6),
-            }
+        prices = {}
+        for kind in ("input", "output"):
+            key = f"{kind}_cost_per_token"
+            prices[f"{kind}_usd_per_million"] = self.params.pop(key, self.info.pop(key, None))
+        if None not in prices.values():
+            section["price"] = {name: round(float(usd) * _MONEY, 6) for name, usd in prices.items()}
             self.setup.carried(f"{self.place}.input_cost_per_token", "backends.<name>.price")
         longest = self.info.pop("max_input_tokens", None)
         if isinstance(longest, int):
@@ -301,7 +281,7 @@ class _Model:
             if value is None:
                 continue
             weight = float(value) if weight is None else weight
-            place = f"{self.place}.litellm_params.{key}"
+            place = f"{self.where}.{key}"
             if key == "weight":
                 self.setup.carried(place, "routes.<name>.backends[].weight, in percent")
             else:
@@ -344,11 +324,11 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
             setup.carried(place, "routes.<name>.timeout_ms")
         case "allowed_fails" | "cooldown_time":
             ours = "eject_after_failures" if key == "allowed_fails" else "eject_seconds"
-            _on_all(setup, {ours: int(value) + 1 if key == "allowed_fails" else float(value)})
+            setup.set_on_all({ours: int(value) + 1 if key == "allowed_fails" else float(value)}, "openai")
             setup.carried(place, f"backends.<name>.{ours}")
         case "drop_params":
             if value:
-                _on_all(setup, {"unknown_fields": "drop"}, bedrock=True)
+                setup.set_on_all({"unknown_fields": "drop"}, "openai", "bedrock")
             setup.carried(place, "backends.<name>.unknown_fields")
         case "json_logs":
             setup.sections["server"] = {"log_json": bool(value)}
@@ -368,16 +348,6 @@ def _fall_back(setup: ImportedSetup, place: str, name: str, others: Any) -> None
     for group in groups:
         group.fallbacks += [one for one in others or () if one in setup.groups and one != group.name]
         setup.carried(f"{place}.{name}", f"routes.{group.name}.fallback")
-
-
-def _on_all(setup: ImportedSetup, keys: Mapping[str, Any], *, bedrock: bool = False) -> None:
-    for group in setup.groups.values():
-        group.deployments = [
-            Deployment(one.base_url, {**one.section, **keys}, one.weight, one.order)
-            if one.section["kind"] == "openai" or bedrock
-            else one
-            for one in group.deployments
-        ]
 
 
 def _callback(setup: ImportedSetup, place: str, name: str) -> None:

@@ -1,7 +1,7 @@
 """The intermediate form of another gateway's configuration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -63,6 +63,18 @@ class ImportedSetup:
     route: dict[str, Any] = field(default_factory=dict)
     lengths: list[int | None] = field(default_factory=list)
     notes: list[ImportNote] = field(default_factory=list)
+
+    def add(self, model: str, deployment: Deployment) -> None:
+        """Add a deployment to the group of its model."""
+        self.groups.setdefault(model, ModelGroup(model)).deployments.append(deployment)
+
+    def set_on_all(self, keys: Mapping[str, Any], *kinds: str) -> None:
+        """Set keys in the sections of all backends of these kinds."""
+        for group in self.groups.values():
+            group.deployments = [
+                replace(one, section={**one.section, **keys}) if one.section["kind"] in kinds else one
+                for one in group.deployments
+            ]
 
     def note(self, place: str, outcome: ImportOutcome, text: str) -> None:
         """Note the outcome of a setting."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.yaml_file import load_yaml
-from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, ModelGroup, UnreadableSource
+from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource
 
 _D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
 _SESSION = (_D, "callers of the native contract send session_id, of OpenAI's sluice.session_id, not a header")
@@ -58,8 +58,7 @@ def read_arguments(words: Sequence[str]) -> ImportedSetup:
         )
     setup = ImportedSetup()
     for url, model in zip(urls, models, strict=True):
-        group = setup.groups.setdefault(model, ModelGroup(model))
-        group.deployments.append(Deployment(_base(url), {"kind": "openai", "model": model}))
+        setup.add(model, Deployment(_base(url), {"kind": "openai", "model": model}))
         setup.carried("--static-backends", f"{url} serves {model!r}")
     for pair in _listed(given.pop("static-aliases", "")):
         alias, _, model = pair.partition(":")
@@ -97,8 +96,7 @@ def read_values(path: Path, release: str) -> ImportedSetup:
         if isinstance(most := config.get("maxNumSeqs"), int):
             section["max_running"] = most
         url = f"http://{release}-{name}-engine-service:{port}"
-        group = setup.groups.setdefault(model, ModelGroup(model))
-        group.deployments.append(Deployment(_base(url), section))
+        setup.add(model, Deployment(_base(url), section))
         setup.different(
             place, f"{model!r} is at {url}, one address for all its pods; name each pod for affinity and load"
         )
@@ -147,11 +145,7 @@ def _router(setup: ImportedSetup, given: dict[str, str], place: str) -> None:
             setup.note(
                 where, *ARGUMENTS.get(name, (_U, "has no counterpart here; see docs/configuration.md"))
             )
-    for group in setup.groups.values():
-        group.deployments = [
-            Deployment(one.base_url, {**one.section, **keys}, one.weight, one.order)
-            for one in group.deployments
-        ]
+    setup.set_on_all(keys, "openai")
 
 
 def _listed(text: str) -> list[str]:

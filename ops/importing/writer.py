@@ -49,15 +49,14 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         )
     backends: dict[str, Any] = {}
     members = {group.name: list(_backends(group, backends)) for group in groups}
-    names = _unique(group.name for group in groups)
-    routes = {}
-    for group, name in zip(groups, names, strict=True):
+    routes: dict[str, Any] = {}
+    for group in groups:
         first = min(order for _, _, order in members[group.name])
         weights = {backend: weight for backend, weight, order in members[group.name] if order == first}
         later = sorted((one for one in members[group.name] if one[2] != first), key=lambda one: one[2])
         others = [backend for other in group.fallbacks for backend, _, _ in members.get(other, ())]
         fallback = dict.fromkeys([*(one[0] for one in later), *others])
-        routes[name] = {
+        routes[_free(group.name, routes)] = {
             "models": [one for one in (group.name, *group.aliases) if _MODEL_NAME.fullmatch(one)],
             "backends": _percent(weights),
             "fallback": [one for one in fallback if [one] != list(weights)],
@@ -67,7 +66,7 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
     longest = max(known) if known and len(known) == len(setup.lengths) else MAX_MODEL_LEN
     engine = {"kind": "none", "max_model_len": longest}
     settings = {"engine": engine, "backends": backends, "routing": {"file": FILES[1]}, **setup.sections}
-    routing = {"routes": routes, "openai_route": names[0]}
+    routing = {"routes": routes, "openai_route": next(iter(routes))}
     try:
         Settings.model_validate(settings)
     except ValidationError as error:
@@ -113,10 +112,3 @@ def _free(name: str, taken: Iterable[str]) -> str:
     while (free := plain if number == 1 else f"{plain}-{number}") in taken:
         number += 1
     return free
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    found: list[str] = []
-    for name in names:
-        found.append(_free(name, found))
-    return found
