@@ -5,7 +5,7 @@ import binascii
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 from typing import Any, Final
@@ -46,9 +46,6 @@ class ThresholdScore:
     wrong: int
     precision: float
     recall: float
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_pairs(path: Path) -> list[QuestionPair]:

@@ -50,12 +50,12 @@ def test_what_a_terminal_acts_upon_is_escaped_wherever_a_command_prints_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console = screen()
-    print_rows(console, ("heading",), [[HOSTILE]])
+    print_rows(("heading",), [[HOSTILE]])
     table = table_of("heading")
     table.add_row(HOSTILE)
     console.print(table)
     console.print(HOSTILE)
-    print_lines(console, HOSTILE)
+    print_lines(HOSTILE)
     print_json({"name": HOSTILE})
     print_errors(HOSTILE)
     out, err = capsys.readouterr()
@@ -66,8 +66,8 @@ def test_what_a_terminal_acts_upon_is_escaped_wherever_a_command_prints_it(
 
 
 def test_a_callers_text_cannot_look_like_another_line_of_output(capsys: pytest.CaptureFixture[str]) -> None:
-    print_lines(screen(), "comment\nrevision 9 is in force")
-    print_rows(screen(), ("heading",), [["comment\nrevision 9 is in force"]])
+    print_lines("comment\nrevision 9 is in force")
+    print_rows(("heading",), [["comment\nrevision 9 is in force"]])
     print_errors("refused: given x\x85sluice: done")
     out, err = capsys.readouterr()
     assert out.count(r"comment\u000arevision 9 is in force") == 2
@@ -75,5 +75,5 @@ def test_a_callers_text_cannot_look_like_another_line_of_output(capsys: pytest.C
 
 
 def test_letters_of_every_script_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    print_lines(screen(), "Grüße、漫画\u3000ベルセルク 👩\u200d🚀")
+    print_lines("Grüße、漫画\u3000ベルセルク 👩\u200d🚀")
     assert capsys.readouterr().out == "Grüße、漫画\u3000ベルセルク 👩\u200d🚀\n"

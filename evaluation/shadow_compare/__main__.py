@@ -20,7 +20,7 @@ from accounting.shadow_values import ShadowPair
 from evaluation.shadow_compare.page import page
 from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, log_report
 from gateway.shadow.report import make_report
-from ops.cli.console import print_json, screen
+from ops.cli.console import print_json
 from ops.cli.shadow import print_report
 
 DONE, NOT_RUN = 0, 2
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print_json(report)
     else:
-        print_report(screen(), report)
+        print_report(report)
     return DONE
 
 

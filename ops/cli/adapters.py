@@ -1,13 +1,11 @@
 """`sluice adapters`: the LoRA registry of a running gateway."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +20,6 @@ from ops.cli.operator import (
     operator_command,
 )
 from ops.client import AdminClient, AdminError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # The gateway may fetch a large adapter over the network before it answers.
 ADD_TIMEOUT_S = 3_600.0
@@ -225,7 +220,7 @@ def _last_word(location: str) -> str:
     return word
 
 
-def _print_list(console: Console, found: Any) -> None:
+def _print_list(found: Any) -> None:
     versions = (
         (
             one["id"],
@@ -242,7 +237,7 @@ def _print_list(console: Console, found: Any) -> None:
         for one in found["adapters"]
     )
     headings = ("id", "state", "aliases", "evaluated", "loaded", "leases", "demand", "rank", "MiB", "labels")
-    print_rows(console, headings, versions)
+    print_rows(headings, versions)
     if found["aliases"]:
         aliases = (
             (
@@ -253,10 +248,10 @@ def _print_list(console: Console, found: Any) -> None:
             )
             for one in found["aliases"]
         )
-        print_rows(console, ("alias", "version", "canary", "earlier versions"), aliases)
-    print_lines(console, *(f"refused: {one['id']}: {one['reason']}" for one in found["refused"]))
+        print_rows(("alias", "version", "canary", "earlier versions"), aliases)
+    refused = (f"refused: {one['id']}: {one['reason']}" for one in found["refused"])
     places = f"{len(found['resident'])} of {found['places']} slots used" if found["places"] else "no engine"
-    console.print(f"{len(found['adapters'])} versions, {places}", markup=False, highlight=False)
+    print_lines(*refused, f"{len(found['adapters'])} versions, {places}")
 
 
 def _evaluated(report: Any) -> str:
@@ -279,8 +274,8 @@ def _print_done(gateway: Operator, found: Any) -> None:
         )
 
 
-def _print_one(console: Console, found: Any) -> None:
-    print_lines(console, *(f"{name:<16}{_word(value)}" for name, value in found.items()))
+def _print_one(found: Any) -> None:
+    print_lines(*(f"{name:<16}{_word(value)}" for name, value in found.items()))
 
 
 def _word(value: Any) -> str:

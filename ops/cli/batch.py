@@ -1,21 +1,16 @@
 """`sluice batch`: run a file of requests on idle capacity."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ops.cli.console import print_json, print_rows, screen
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
 from ops.client import AdminError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 AT = ("v1", "batches")
 FILES = ("v1", "files")
@@ -79,9 +74,9 @@ def status(
     if id is not None and wait:
         _follow(gateway, id)
     elif id is not None:
-        gateway.show(gateway.get(*AT, id), lambda console, one: _print(console, [one]))
+        gateway.show(gateway.get(*AT, id), lambda one: _print([one]))
     else:
-        gateway.show(gateway.get(*AT), lambda console, found: _print(console, found["data"]))
+        gateway.show(gateway.get(*AT), lambda found: _print(found["data"]))
 
 
 @operator_command(batch, "results")
@@ -118,7 +113,7 @@ def cancel(gateway: Operator, id: Id, yes: Yes = False) -> None:
     Example: sluice batch cancel batch_0a1b2c3d4e5f --yes
     """
     confirm(f"Cancel {id}? Lines that have not run will not run.", yes)
-    gateway.show(gateway.post(*AT, id, "cancel"), lambda console, one: _print(console, [one]))
+    gateway.show(gateway.post(*AT, id, "cancel"), lambda one: _print([one]))
 
 
 def _url_of(file: Path, line: bytes) -> str:
@@ -142,12 +137,12 @@ def _follow(gateway: Operator, id: str) -> None:
                 completed=counts["completed"] + counts["failed"],
             )
             time.sleep(LOOK_S)
-    gateway.show(one, lambda console, shown: _print(console, [shown]))
+    gateway.show(one, lambda shown: _print([shown]))
     if one["status"] != "completed":
         raise typer.Exit(1)
 
 
-def _print(console: Console, found: list[dict[str, Any]]) -> None:
+def _print(found: list[dict[str, Any]]) -> None:
     rows = [
         (
             one["id"],
@@ -158,7 +153,7 @@ def _print(console: Console, found: list[dict[str, Any]]) -> None:
         )
         for one in found
     ]
-    print_rows(console, ("batch", "status", "endpoint", "model", "lines", "completed", "failed"), rows)
+    print_rows(("batch", "status", "endpoint", "model", "lines", "completed", "failed"), rows)
     for one in found:
         for fault in (one["errors"] or {}).get("data", ()):
-            console.print(f"line {fault['line']}: {fault['message']}")
+            screen().print(f"line {fault['line']}: {fault['message']}")

@@ -1,17 +1,13 @@
 """`sluice cache`: calibrates the response cache's threshold for similar questions."""
 
-from __future__ import annotations
-
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines, screen, table_of
+from ops.cli.console import print_lines, print_rows, screen
 from ops.cli.operator import Operator, command_group, operator_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 cache = command_group("cache", "The response cache: calibrate its threshold.")
 
@@ -57,42 +53,39 @@ def calibrate(
         "same": found.same,
         "different": found.different,
         "other_numbers": {"same": found.never[True], "different": found.never[False]},
-        "thresholds": [one.as_json() for one in found.table(proposed)],
-        "proposed": None if proposed is None else proposed.as_json(),
+        "thresholds": [asdict(one) for one in found.table(proposed)],
+        "proposed": None if proposed is None else asdict(proposed),
         "wrong_at_most": at_most,
     }
-    gateway.show(answer, lambda console, _: _print(console, answer, precision))
+    gateway.show(answer, lambda _: _print(answer, precision))
     if proposed is None:
         raise typer.Exit(1)
 
 
-def _print(console: Console, answer: dict[str, Any], precision: float) -> None:
+def _print(answer: dict[str, Any], precision: float) -> None:
     proposed = answer["proposed"]
-    table = table_of(
-        "threshold", "precision", "recall", "right", "wrong", right=("precision", "recall", "right", "wrong")
-    )
-    for one in answer["thresholds"]:
-        mark = " *" if one == proposed else ""
-        table.add_row(
-            f"{one['threshold']:.3f}{mark}",
+    rows = (
+        (
+            f"{one['threshold']:.3f}{' *' if one == proposed else ''}",
             f"{one['precision']:.3f}",
             f"{one['recall']:.3f}",
             f"{one['right']}/{answer['same']}",
             f"{one['wrong']}/{answer['different']}",
         )
-    console.print(table)
+        for one in answer["thresholds"]
+    )
+    right = ("precision", "recall", "right", "wrong")
+    print_rows(("threshold", *right), rows, right=right)
     never = answer["other_numbers"]
     if any(never.values()):
         print_lines(
-            console,
             f"Never similar, because their numbers differ: {never['same']} of the pairs with one meaning, "
             f"{never['different']} of those with different meanings.",
         )
     if proposed is None:
-        print_lines(console, f"No threshold has a precision of {precision:g}.")
+        print_lines(f"No threshold has a precision of {precision:g}.")
         return
     print_lines(
-        console,
         f"Proposed: {proposed['threshold']:.3f}. It treats at most "
         f"{answer['wrong_at_most']:.1%} of different pairs as the same (95 % confidence, "
         f"from {answer['different']} pairs).",

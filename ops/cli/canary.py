@@ -1,8 +1,6 @@
 """`sluice canary`: shifts a route to a backend step by step, and rolls back when the backend is worse."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +18,6 @@ from ops.cli.operator import (
 )
 from ops.cli.routes import print_changes
 from ops.client import AdminError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 AT = ("admin", "canary")
 
@@ -94,10 +89,10 @@ def _post(gateway: Operator, word: str, **body: Any) -> None:
     gateway.show(gateway.post(*AT, word, **body), _print)
 
 
-def _print(console: Console, found: Any) -> None:
+def _print(found: Any) -> None:
     one = found["canary"]
     if found.get("dry_run"):
-        print_changes(console, found["changes"])
+        print_changes(found["changes"])
         print("valid; nothing was changed")
         return
     if one is None:
@@ -111,11 +106,11 @@ def _print(console: Console, found: Any) -> None:
         one["reason"],
         f"waits for {one['waiting_for']}" if one["waiting_for"] else "",
     )
-    print_lines(console, *filter(None, lines))
+    print_lines(*filter(None, lines))
     headings = ("check", "canary: failed", "of", "baseline: failed", "of", "evidence", "rolled back at")
     counts, powers = ("canary_bad", "canary", "baseline_bad", "baseline"), ("log10_e", "log10_bound")
     rows = (
         (check, *(seen[name] for name in counts), *(f"1e{seen[name]:g}" for name in powers))
         for check, seen in one["checks"].items()
     )
-    print_rows(console, headings, rows)
+    print_rows(headings, rows)

@@ -49,11 +49,14 @@ def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:
     return Table(*columns, **options)
 
 
-def print_rows(console: Console, headings: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    table = table_of(*headings)
+def print_rows(
+    headings: Sequence[str], rows: Iterable[Iterable[object]], *, stderr: bool = False, **options: Any
+) -> None:
+    """Print a table; ``options`` are those of :func:`table_of`."""
+    table = table_of(*headings, **options)
     for row in rows:
         table.add_row(*map(plain, row))
-    console.print(table)
+    screen(stderr=stderr).print(table)
 
 
 def print_json(answer: Any) -> None:
@@ -76,8 +79,9 @@ def write_figures(figures: Any, file: Path | None, *, as_json: bool) -> None:
         file.write_text(json.dumps(figures, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-def print_lines(console: Console, *lines: str) -> None:
+def print_lines(*lines: str, stderr: bool = False) -> None:
     """Print lines as they are: markup is not interpreted, and long lines are not wrapped."""
+    console = screen(stderr=stderr)
     for line in lines:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 

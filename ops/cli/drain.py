@@ -1,16 +1,11 @@
 """`sluice drain`: takes one gateway process out of service."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ops.cli.operator import Operator, with_operator
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 POLL_S = 0.5
 
@@ -44,7 +39,7 @@ def drain(
         raise typer.Exit(1)
 
 
-def _print(console: Console, answer: Any) -> None:
+def _print(answer: Any) -> None:
     count = answer["in_flight"]
     still = "" if answer["closed"] else ", new ones are still accepted"
     print(f"draining; {count} request{'' if count == 1 else 's'} in flight{still}")

@@ -1,19 +1,14 @@
 """`sluice keys`: make, list and revoke the keys of callers and operators."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ops.cli.console import print_json, print_lines, print_rows
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
 from ops.client import AdminError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 AT = ("admin", "keys")
 # Short names of the limits on the command line.
@@ -138,7 +133,7 @@ def list_keys(gateway: Operator) -> None:
     gateway.show(gateway.get(*AT), _print_keys)
 
 
-def _print_keys(console: Console, found: Any) -> None:
+def _print_keys(found: Any) -> None:
     headings = ("id", "tenant", "role", "priority", "only for", "limits", "expires", "last used", "comment")
     rows = (
         (
@@ -165,7 +160,7 @@ def _print_keys(console: Console, found: Any) -> None:
         )
         for one in found["keys"]
     )
-    print_rows(console, headings, rows)
+    print_rows(headings, rows)
 
 
 def _limits_of(one: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -196,7 +191,7 @@ def revoke(
         confirm(f"revoke {owner}?", yes or dry_run)
     if not dry_run:
         gateway.client().delete(*AT, key_id)
-    gateway.show({"id": key_id, "revoked": not dry_run}, lambda console, _: print_lines(console, shown))
+    gateway.show({"id": key_id, "revoked": not dry_run}, lambda _: print_lines(shown))
 
 
 def _owner(gateway: Operator, key_id: str) -> str:

@@ -1,23 +1,18 @@
 """Shared parts of commands that call a running gateway: address, common options, output as JSON or table."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_json, screen
+from ops.cli.console import print_json
 from ops.cli.startup import one_line_errors
 from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Url = Annotated[
     str, typer.Option("--url", envvar="SLUICE_URL", show_envvar=True, help="The gateway's address.")
@@ -72,12 +67,12 @@ class Operator:
         """The JSON answer to a JSON body. Raises AdminError."""
         return self.client(timeout_s).post(*path, body=json.dumps(body).encode())
 
-    def show(self, answer: Any, print_table: Callable[[Console, Any], None]) -> None:
+    def show(self, answer: Any, print_table: Callable[[Any], None]) -> None:
         """Print the answer as JSON, or as ``print_table`` prints it."""
         if self.as_json:
             print_json(answer)
         else:
-            print_table(screen(), answer)
+            print_table(answer)
 
 
 def command_group(name: str, help: str) -> typer.Typer:

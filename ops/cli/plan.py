@@ -8,7 +8,7 @@ from gateway.backends.vllm.arguments import LORA_RANKS, lora_places
 from gateway.config.settings import Settings, load_settings
 from gateway.weights.location import LocalFolder, locate
 from gateway.weights.source import prepare
-from ops.cli.console import print_json, screen, table_of
+from ops.cli.console import print_json, print_lines, print_rows, screen
 from ops.cli.startup import one_line_errors
 from ops.planning.arithmetic import EnginePlan, PlanRequest, plan_engine
 from ops.planning.shape import GIB, GPUS, Gpu, ModelShape, PlanError, find_model
@@ -131,18 +131,14 @@ def markdown(plans: Sequence[EnginePlan]) -> str:
 
 
 def _print_table(plans: Sequence[EnginePlan]) -> None:
-    console = screen()
     gpus = [p.request.gpu.name for p in plans]
-    table = table_of(plans[0].request.model.name, *gpus, right=gpus)
-    for name, *cells in rows(plans):
-        table.add_row(name.replace("`", ""), *cells)
-    console.print(table)
+    cells = ((name.replace("`", ""), *rest) for name, *rest in rows(plans))
+    print_rows((plans[0].request.model.name, *gpus), cells, right=gpus)
     for one in plans:
         for warning in one.warnings:
-            console.print(f"[yellow]{one.request.gpu.name}:[/] {warning}", highlight=False)
-    console.print(
-        "The workspace is an estimate. vLLM measures it when it starts and logs the memory that is left.",
-        highlight=False,
+            screen().print(f"[yellow]{one.request.gpu.name}:[/] {warning}", highlight=False)
+    print_lines(
+        "The workspace is an estimate. vLLM measures it when it starts and logs the memory that is left."
     )
 
 

@@ -1,20 +1,15 @@
 """`sluice prompts`: shows registered prompt versions, and the prompt that a request would send."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines, print_rows
+from ops.cli.console import print_lines, print_rows, screen
 from ops.cli.operator import Operator, command_group, operator_command
 from ops.client import AdminError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 prompts = command_group("prompts", "Registered prompt versions, and the prompt that a request would send.")
 
@@ -25,12 +20,12 @@ def list_versions(gateway: Operator) -> None:
     gateway.show(gateway.get("admin", "prompts"), _print_versions)
 
 
-def _print_versions(console: Console, found: Any) -> None:
+def _print_versions(found: Any) -> None:
     rows = (
         (one["id"], one["published_at"] or "not known", ", ".join(one["routes"]) or "none", one["sha256"])
         for one in found["prompts"]
     )
-    print_rows(console, ("id", "published", "routes", "sha256"), rows)
+    print_rows(("id", "published", "routes", "sha256"), rows)
 
 
 @operator_command(prompts, "show")
@@ -41,7 +36,7 @@ def show(
     gateway.show(gateway.get("admin", "prompts", version), _print_version)
 
 
-def _print_version(console: Console, found: Any) -> None:
+def _print_version(found: Any) -> None:
     budgets = ", ".join(f"{name} {tokens:,}" for name, tokens in found["budgets"].items())
     facts = (
         ("id", found["id"]),
@@ -53,7 +48,7 @@ def _print_version(console: Console, found: Any) -> None:
         ("summarizer", found["summarizer"]),
         ("volatile", found["volatile"] or "as configured"),
     )
-    print_lines(console, *(f"{name:<11}{value}" for name, value in facts), f"\n{found['stable_text']}")
+    print_lines(*(f"{name:<11}{value}" for name, value in facts), f"\n{found['stable_text']}")
 
 
 @operator_command(prompts, "render")
@@ -79,7 +74,7 @@ def render(
     gateway.show(gateway.client().post("admin", "budget", "preview", body=body), _print_preview)
 
 
-def _print_preview(console: Console, found: Any) -> None:
+def _print_preview(found: Any) -> None:
     rows = [
         *(
             (name, f"{one['tokens']:,}", "" if one["budget"] is None else f"{one['budget']:,}")
@@ -99,11 +94,11 @@ def _print_preview(console: Console, found: Any) -> None:
         f"boundary: {prefix['tokens']:,} tokens above, {prefix['blocks']:,} whole blocks of "
         f"{prefix['block_size']}, fingerprint {prefix['fingerprint'] or 'none'}"
     )
-    print_lines(console, *lines)
-    print_rows(console, ("section", "tokens", "budget"), rows)
-    print_lines(console, found["prompt"]["before_boundary"])
-    console.rule(boundary, style="bold")
-    print_lines(console, found["prompt"]["after_boundary"])
+    print_lines(*lines)
+    print_rows(("section", "tokens", "budget"), rows)
+    print_lines(found["prompt"]["before_boundary"])
+    screen().rule(boundary, style="bold")
+    print_lines(found["prompt"]["after_boundary"])
 
 
 def _listed(cut: Any) -> str:

@@ -1,13 +1,11 @@
 """`sluice routes`: the share of each backend in a route; `sluice audit`: the actions of operators."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,9 +22,6 @@ from ops.cli.operator import (
     with_operator,
 )
 from ops.client import AdminError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 AT = ("admin", "routing")
 
@@ -147,7 +142,7 @@ def diff(
 ) -> None:
     """Show the changes from revision A to revision B."""
     found = gateway.get(*AT, "diff", query={"a": a, "b": b})
-    gateway.show(found, lambda console, _: print_changes(console, found["changes"]))
+    gateway.show(found, lambda _: print_changes(found["changes"]))
 
 
 audit = typer.Typer(name="audit", invoke_without_command=True)
@@ -233,10 +228,10 @@ def verify(
     gateway.show(told, _print_chain)
 
 
-def _print_chain(console: Console, told: Any) -> None:
+def _print_chain(told: Any) -> None:
     before = f", the first {told['unchained']} without hashes" if told["unchained"] else ""
     before += f", {told['signed']} signed" if told["signed"] else ""
-    print_lines(console, f"{told['records']} records{before}; the last one's hash: {told['head'] or 'none'}")
+    print_lines(f"{told['records']} records{before}; the last one's hash: {told['head'] or 'none'}")
 
 
 def _records(gateway: Operator) -> Iterator[Any]:
@@ -250,7 +245,7 @@ def _records(gateway: Operator) -> Iterator[Any]:
 def _list(gateway: Operator, found: Any, key: str, columns: Mapping[str, str]) -> None:
     """Print the rows under ``key``; ``columns`` has the heading of each field."""
     rows = ([one[name] for name in columns] for one in found[key])
-    gateway.show(found, lambda console, _: print_rows(console, tuple(columns.values()), rows))
+    gateway.show(found, lambda _: print_rows(tuple(columns.values()), rows))
 
 
 def _post(gateway: Operator, word: str, body: dict[str, Any], yes: bool) -> None:
@@ -265,7 +260,7 @@ def _change(
     if sys.stdin.isatty() and not yes and not body["dry_run"]:
         seen = send(_dumps({**body, "dry_run": True}))
         # With --json, only the answer goes to standard output.
-        print_changes(screen(stderr=gateway.as_json), seen["changes"])
+        print_changes(seen["changes"], stderr=gateway.as_json)
         typer.confirm(f"{word}?", abort=True, err=True)
         body = {**body, "expected_revision": seen["parent"]}
     done = send(_dumps(body))
@@ -298,37 +293,36 @@ def _read(file: Path) -> Any:
         raise AdminError(f"{file}: {' '.join(str(error).split())}") from None
 
 
-def _print_revision(console: Console, found: Any) -> None:
+def _print_revision(found: Any) -> None:
     print_lines(
-        console,
-        f"revision {found['revision']}, {found['created_at']}, by {found['author']}: {found['comment']}",
+        f"revision {found['revision']}, {found['created_at']}, by {found['author']}: {found['comment']}"
     )
     if found["behind"]:
         behind = f"revision {found['behind']['revision']} cannot be used here: {found['behind']['reason']}"
-        console.print(behind, markup=False, style="bold red", soft_wrap=True)
+        screen().print(behind, markup=False, style="bold red", soft_wrap=True)
     rows = []
     for name, route in found["config"]["routes"].items():
         once = (name, ", ".join(route.get("fallback", [])), route.get("prompt_version") or "")
         for backend in route["backends"]:
             rows.append((once[0], backend["name"], f"{backend.get('weight', 100):g}", *once[1:]))
             once = ("", "", "")
-    print_rows(console, ("route", "backend", "weight %", "fallback", "prompt version"), rows)
+    print_rows(("route", "backend", "weight %", "fallback", "prompt version"), rows)
 
 
-def print_changes(console: Console, changes: Any) -> None:
+def print_changes(changes: Any, *, stderr: bool = False) -> None:
     """Print the changes as a table."""
     if not changes:
-        console.print("no differences")
+        print_lines("no differences", stderr=stderr)
         return
     rows = ((one["path"], json.dumps(one["before"]), json.dumps(one["after"])) for one in changes)
-    print_rows(console, ("setting", "before", "after"), rows)
+    print_rows(("setting", "before", "after"), rows, stderr=stderr)
 
 
-def _print_done(console: Console, done: Any) -> None:
-    print_changes(console, done["changes"])
+def _print_done(done: Any) -> None:
+    print_changes(done["changes"])
     if done["revision"] is None:
-        console.print(f"valid; nothing was changed (revision {done['parent']} is the last one)")
+        print_lines(f"valid; nothing was changed (revision {done['parent']} is the last one)")
     elif not done["changes"]:
-        console.print(f"no new revision; revision {done['revision']} stays in force")
+        print_lines(f"no new revision; revision {done['revision']} stays in force")
     else:
-        console.print(f"revision {done['revision']} is in force; undo it with: sluice routes rollback")
+        print_lines(f"revision {done['revision']} is in force; undo it with: sluice routes rollback")

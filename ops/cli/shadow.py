@@ -1,16 +1,11 @@
 """`sluice shadow`: compares the two answers of shadowed requests."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines
+from ops.cli.console import print_lines, screen
 from ops.cli.operator import Operator, command_group, operator_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 shadow = command_group("shadow", "Compare the answers of a shadow backend with those that callers got.")
 
@@ -34,12 +29,12 @@ def report(
     gateway.show(gateway.get("admin", "shadow", query=query), print_report)
 
 
-def print_report(console: Console, found: Any) -> None:
+def print_report(found: Any) -> None:
     if not found["pairs"]:
         print("no pairs yet: set `shadow: {backend, sample}` in a route")
         return
     from ops.shadow.tables import lines, tables
 
-    print_lines(console, *lines(found))
+    print_lines(*lines(found))
     for table in tables(found):
-        console.print(table)
+        screen().print(table)

@@ -1,21 +1,16 @@
 """`sluice usage`: reports of usage and cost, export of the rows, comparison with the engines' counters."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
-from ops.cli.console import opened, plain, print_text, table_of
+from ops.cli.console import opened, print_rows, print_text
 from ops.cli.operator import Operator, command_group, operator_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 AT = ("admin", "usage")
 NANOUSD = 1_000_000_000
@@ -60,20 +55,22 @@ def report(
     """
     found = gateway.get(*AT, query={"by": by, "kind": kind, **_span(since, until)})
 
-    def print_sums(console: Console, _: object) -> None:
+    def print_sums(_: object) -> None:
         keys = [one.strip() for one in by.split(",") if one.strip()]
         figures = (
             "requests", "input_tokens", "output_tokens", "cached_tokens", "billed_tokens",
             "computed_tokens", "margin_tokens",
         )  # fmt: skip
         right = (*(name.removesuffix("_tokens") for name in figures), "cost (USD)")
-        table = table_of(*keys, *right, right=right)
-        for row in found["rows"]:
-            cells = ["-" if row[name] is None else str(row[name]) for name in keys]
-            cells += [f"{row[name]:,}" for name in figures]
-            cost = f"{row['cost_nanousd'] / NANOUSD:,.6f}"
-            table.add_row(*map(plain, cells), "no price" if _is_unpriced(row) else cost)
-        console.print(table)
+        rows = (
+            (
+                *("-" if row[name] is None else row[name] for name in keys),
+                *(f"{row[name]:,}" for name in figures),
+                "no price" if _is_unpriced(row) else f"{row['cost_nanousd'] / NANOUSD:,.6f}",
+            )
+            for row in found["rows"]
+        )
+        print_rows((*keys, *right), rows, right=right)
         if unpriced := sum(row["unpriced_tokens"] for row in found["rows"]):
             print(f"no price for {unpriced:,} tokens; set ledger.prices or backends.NAME.price")
 
@@ -111,7 +108,7 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
     """
     found = gateway.get(*AT, "reconcile", query=_span(since, until))
 
-    def print_hours(console: Console, _: object) -> None:
+    def print_hours(_: object) -> None:
         if not found["rows"]:
             print("nothing to compare yet: an hour is compared once an engine has reported its counters")
             return
@@ -120,22 +117,22 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
             "observed", "requests", "engine in/out", "ledger in/out", "difference in/out",
             *not_billed,
         )  # fmt: skip
-        table = table_of("hour", "backend", *right, "verdict", right=right)
-        for row in found["rows"]:
-            pairs = (
-                f"{row[of]['prompt_tokens']:,} / {row[of]['generation_tokens']:,}"
-                for of in ("engine", "ledger", "difference")
-            )
-            table.add_row(
+        rows = (
+            (
                 row["hour"],
-                plain(row["backend"]),
+                row["backend"],
                 f"{row['covered']:.0%}",
                 f"{row['requests']:,}",
-                *pairs,
+                *(
+                    f"{row[of]['prompt_tokens']:,} / {row[of]['generation_tokens']:,}"
+                    for of in ("engine", "ledger", "difference")
+                ),
                 *(f"{row['not_billed'][name]:,}" for name in not_billed),
                 row["verdict"],
             )
-        console.print(table)
+            for row in found["rows"]
+        )
+        print_rows(("hour", "backend", *right, "verdict"), rows, right=right)
 
     gateway.show(found, print_hours)
     watched = (row for row in found["rows"] if row["covered"] >= 0.999)
