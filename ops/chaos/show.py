@@ -13,6 +13,7 @@ from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import RequestOutcome
 from ops.chaos.run import ChaosRun
 from ops.chaos.scenario import NEVER, Verdict
+from ops.cli.console import table_of
 
 REDRAWS_PER_S = 4.0
 COLUMNS = (
@@ -51,10 +52,10 @@ def progress(console: Console, run: ChaosRun) -> Iterator[None]:
 def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
     """The result as tables; of many requests only those not ``whole`` are shown, unless ``every``."""
     parts: list[RenderableType] = [Text(report.scenario.about, style="bold"), _faults(report)]
-    shown = [outcome for outcome in report.outcomes if every or outcome.verdict is not Verdict.WHOLE]
-    if len(report.outcomes) <= MOST_ROWS:
-        shown = list(report.outcomes)
-    left = len(shown) - MOST_ROWS if not every else 0
+    shown = report.outcomes
+    if not every and len(shown) > MOST_ROWS:
+        shown = [outcome for outcome in shown if outcome.verdict is not Verdict.WHOLE]
+    left = 0 if every else len(shown) - MOST_ROWS
     parts.append(_requests(shown if every else shown[:MOST_ROWS]))
     if left > 0:
         parts.append(Text(f"{left} more; --every shows all, --json has all", style="dim"))
@@ -66,31 +67,23 @@ def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
 
 
 def _faults(report: ChaosReport) -> Table:
-    table = Table(title="Faults", title_justify="left", header_style="bold")
-    table.add_column("at s", justify="right")
-    table.add_column("action")
-    for name in ("detected after s", "some backend after s", "ready after s"):
-        table.add_column(name, justify="right")
-    table.add_column("checks that failed")
+    times = ("detected after s", "some backend after s", "ready after s")
+    table = table_of(
+        "at s", "action", *times, "checks that failed",
+        right=("at s", *times), title="Faults", title_justify="left",
+    )  # fmt: skip
     recoveries = report.recoveries()
     for one in report.injected[:MOST_ROWS]:
-        times = recoveries.get(one)
-        cells = (
-            ("", "", "", "")
-            if times is None
-            else (
-                _seconds(times.down_s), _seconds(times.back_s), _seconds(times.ready_s),
-                ", ".join(sorted(times.checks)) or "-",
-            )
-        )  # fmt: skip
+        cells: tuple[str, ...] = ()
+        if (found := recoveries.get(one)) is not None:
+            seconds = map(_seconds, (found.down_s, found.back_s, found.ready_s))
+            cells = (*seconds, ", ".join(sorted(found.checks)) or "-")
         table.add_row(f"{one.at_s:.2f}", one.label, *cells)
     return table
 
 
 def _requests(outcomes: list[RequestOutcome]) -> Table:
-    table = Table(title="Requests", title_justify="left", header_style="bold")
-    for name in COLUMNS:
-        table.add_column(name, overflow="fold")
+    table = table_of(*COLUMNS, title="Requests", title_justify="left")
     for outcome in outcomes:
         table.add_row(
             outcome.request_id.split("-", 2)[-1],

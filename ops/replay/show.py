@@ -16,6 +16,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ops.cli.console import table_of
 from ops.replay.load import ReplayRun
 from ops.replay.outcome import percentile
 from ops.replay.report import ReplayReport
@@ -74,18 +75,15 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
     for name, text in notes.items():
         head.add_row(name, text)
 
-    times = Table(title="Milliseconds", title_justify="left", header_style="bold")
-    times.add_column("")
-    for name in ("p50", "p90", "p99", "mean", "max"):
-        times.add_column(name, justify="right")
+    shown = ("p50", "p90", "p99", "mean", "max")
+    times = table_of("", *shown, right=shown, title="Milliseconds", title_justify="left")
     for name, values in (
         ("TTFT", result.ttft_ms),
         ("TPOT", result.tpot_ms),
         ("total", result.total_ms),
         ("client-side delay", result.client_delay_ms),
     ):
-        columns = (values.p50, values.p90, values.p99, values.mean, values.max)
-        times.add_row(name, *map(_number, columns))
+        times.add_row(name, *(_number(getattr(values, one)) for one in shown))
 
     tokens, slo = result.tokens, result.slo
     share = tokens.cached_share

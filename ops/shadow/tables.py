@@ -7,6 +7,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from ops.cli.console import table_of
+
 UNITS: Mapping[str, tuple[str, float]] = {
     "ttft_ms": ("first token, ms", 1.0),
     "total_ms": ("whole answer, ms", 1.0),
@@ -73,9 +75,7 @@ def rows(group: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def tables(report: Mapping[str, Any]) -> Iterator[Table]:
     """One table for each group."""
     for group in report["groups"]:
-        table = Table(title=escape(title(group)), title_justify="left")
-        for number, name in enumerate(HEADER):
-            table.add_column(name, justify="right" if number else "left")
+        table = table_of(*HEADER, right=HEADER[1:], title=escape(title(group)), title_justify="left")
         for cells in rows(group):
             table.add_row(*map(escape, cells))
         yield table
