@@ -13,10 +13,9 @@ DEGRADED = "degraded_response"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswers:
-    """The answers without faults, and their token counts, by question; ``bedrock``: the stand-in's answer."""
+    """The answers without faults, by question; ``bedrock``: the stand-in's answer."""
 
     texts: Mapping[str, str]
-    tokens: Mapping[str, int]
     bedrock: str | None = None
 
 

@@ -125,15 +125,12 @@ class ChaosRun:
 
     async def _reference_answers(self, caller: ChaosCaller) -> ExpectedAnswers:
         load = self.scenario.load
-        texts: dict[str, str] = {}
-        tokens: dict[str, int] = {}
-        for number in range(min(load.streams + load.whole, len(TITLES))):
-            text = text_of(number)
-            texts[text], tokens[text] = await self._known(caller, number)
-        return ExpectedAnswers(texts, tokens, self._testbed.bedrock_text)
+        numbers = range(min(load.streams + load.whole, len(TITLES)))
+        texts = {text_of(number): await self._known(caller, number) for number in numbers}
+        return ExpectedAnswers(texts, self._testbed.bedrock_text)
 
-    async def _known(self, caller: ChaosCaller, number: int) -> tuple[str, int]:
-        """One reference answer and its token count; retries up to ``settle_s`` after an earlier fault."""
+    async def _known(self, caller: ChaosCaller, number: int) -> str:
+        """One reference answer; retries up to ``settle_s`` after an earlier fault."""
         end = time.monotonic() + self.scenario.settle_s
         for again in itertools.count():
             question = ChaosRequest(f"{self._id}known-{number}-{again}", text_of(number), stream=False)
@@ -141,7 +138,7 @@ class ChaosRun:
             answer = observed.answer or {}
             finish, fallback = answer.get("finish_reason"), answer.get("fallback")
             if finish == "stop" and fallback is None:
-                return observed.text, answer["usage"]["output_tokens"]
+                return observed.text
             if time.monotonic() > end or observed.code in (CONNECT, "invalid_key", "missing_key"):
                 why = observed.code or f"{finish}, {fallback}"
                 raise TestbedError(f"{self._testbed.url}: no whole answer even without faults: {why}")

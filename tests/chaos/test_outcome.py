@@ -23,7 +23,7 @@ from ops.chaos.workload import ChaosRequest, ObservedAnswer
 
 QUESTION = ChaosRequest("r-1", "What?", stream=True)
 WANTED, OTHER = "The answer is here.", "Vinland Saga is."
-KNOWN = ExpectedAnswers({"What?": WANTED}, {"What?": 5}, OTHER)
+KNOWN = ExpectedAnswers({"What?": WANTED}, OTHER)
 KILL = AppliedFault(1.0, "kill engine", "engine")
 
 
