@@ -25,7 +25,7 @@ from ops.replay.contract import OpenAI
 from ops.replay.load import ReplayRun, run_load
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
-from ops.replay.target import ReplayTarget
+from ops.replay.target import NO_FALLBACK, ReplayTarget
 from ops.replay.text import TextMaker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -170,7 +170,7 @@ async def caller(url: str, stack: AsyncExitStack) -> Caller:
     targets = {}
     for number in range(1, TENANTS + 1):
         target = ReplayTarget(
-            url, key=f"{TENANT_KEY}{number}", timeout_s=600.0, no_fallback=True, clock=time.monotonic
+            url, key=f"{TENANT_KEY}{number}", timeout_s=600.0, headers=NO_FALLBACK, clock=time.monotonic
         )
         targets[f"t{number}"] = await stack.enter_async_context(target)
     first = targets["t1"]

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
 import aiohttp
 import orjson
@@ -15,19 +16,28 @@ TIMEOUT, CONNECT, CUT_OFF = "client_timeout", "client_connect", "client_cut_off"
 BAD_ANSWER = "client_bad_answer"
 
 
+class Call(Protocol):
+    """The outcome of a call: its error code if there is one, and whether the answer's end was received."""
+
+    code: str | None
+    ended: bool
+
+
 @contextmanager
-def client_failures(record: Callable[[str], None]) -> Iterator[None]:
-    """Record the failure of a call as a code; cancellation is not caught."""
+def client_failures(call: Call) -> Iterator[None]:
+    """Set the code of a call that fails or is cut off; cancellation is not caught."""
     try:
         yield
     except TimeoutError:
-        record(TIMEOUT)
+        call.code = TIMEOUT
     except (EventTooLarge, orjson.JSONDecodeError):
-        record(BAD_ANSWER)
+        call.code = BAD_ANSWER
     except aiohttp.ClientConnectorError:
-        record(CONNECT)
+        call.code = CONNECT
     except (aiohttp.ClientError, ConnectionError):
-        record(CUT_OFF)
+        call.code = CUT_OFF
+    if not call.ended and call.code is None:
+        call.code = CUT_OFF
 
 
 def error_code(body: object) -> str | None:
@@ -56,10 +66,10 @@ class GatewaySession:
         key: str | None,
         timeout_s: float,
         clock: Callable[[], float],
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._url = url.rstrip("/")
-        self._headers = {"content-type": "application/json", **(headers or {})}
+        self._headers = {"content-type": "application/json", **headers}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         self._timeout_s = timeout_s

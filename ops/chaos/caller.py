@@ -9,7 +9,7 @@ import orjson
 
 from gateway.contracts.sse import EventReader
 from ops.chaos.workload import ChaosRequest, ObservedAnswer
-from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, CUT_OFF, GatewaySession, client_failures, error_code
+from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, GatewaySession, client_failures, error_code
 
 PATH = "/v1/generate"
 # Engine states that `/ready` reports while the engine restarts.
@@ -35,19 +35,13 @@ class ChaosCaller(GatewaySession):
         """Send a request and receive its answer; failures, except cancellation, are part of the result."""
         observed = ObservedAnswer(question, self._clock())
         body = orjson.dumps(question.body(max_tokens, deadline_ms))
-
-        def fail(code: str) -> None:
-            observed.code = code
-
-        with client_failures(fail):
+        with client_failures(observed):
             async with self.session.post(self._url + PATH, data=body) as response:
                 observed.status = response.status
                 if response.content_type == "text/event-stream":
                     await self._stream(response, observed)
                 else:
                     self._whole(orjson.loads(await response.read()), observed)
-        if not observed.ended and observed.code is None:
-            observed.code = CUT_OFF
         observed.ended_s = self._clock()
         return observed
 

@@ -15,7 +15,7 @@ from ops.replay.options import ContractName, Options
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.report import ReplayReport, report
 from ops.replay.shape import Planned, plan
-from ops.replay.target import ReplayTarget
+from ops.replay.target import NO_FALLBACK, ReplayTarget
 from ops.replay.text import Lexicon, TextMaker
 from ops.replay.trace import Trace, read_trace
 
@@ -117,12 +117,7 @@ async def write_batch(options: Options, out: Path) -> tuple[int, int]:
             for one in requests:
                 body = contract.body(maker.prompt(one), one.max_tokens)
                 whole = {name: value for name, value in body.items() if not name.startswith("stream")}
-                line = {
-                    "custom_id": f"r{one.index}",
-                    "method": "POST",
-                    "url": contract.path,
-                    "body": whole,
-                }
+                line = {"custom_id": f"r{one.index}", "method": "POST", "url": contract.path, "body": whole}
                 file.write(json.dumps(line) + "\n")
 
     await asyncio.to_thread(write)
@@ -134,7 +129,7 @@ def _target(options: Options) -> ReplayTarget:
         options.url,
         key=options.key,
         timeout_s=options.timeout_s,
-        no_fallback=options.no_fallback,
+        headers=NO_FALLBACK if options.no_fallback else {},
         clock=time.monotonic,
     )
 

@@ -1,7 +1,7 @@
 """The HTTP client of the gateway under load."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,12 @@ from ops.replay.contract import ReplayContract
 from ops.replay.options import TargetError
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
-from ops.session import CUT_OFF, GatewaySession, client_failures, error_code
+from ops.session import GatewaySession, client_failures, error_code, mapping_of
 
 # Calls that are not generations: /tokenize, /v1/models.
 SHORT_CALL_TIMEOUT_S = 30.0
+# The header of requests that get errors instead of fallback answers.
+NO_FALLBACK = {"prefer": "sluice-no-fallback"}
 # Most bytes read of an error's body.
 MAX_ERROR_BYTES = 65_536
 
@@ -30,22 +32,7 @@ class TokenCount:
 
 
 class ReplayTarget(GatewaySession):
-    """Calls one gateway; use as ``async with``.
-
-    ``timeout_s`` is the longest time of a generation, connecting included; ``no_fallback`` requests errors
-    instead of fallback answers.
-    """
-
-    def __init__(
-        self, url: str, *, key: str | None, timeout_s: float, no_fallback: bool, clock: Callable[[], float]
-    ) -> None:
-        super().__init__(
-            url,
-            key=key,
-            timeout_s=timeout_s,
-            clock=clock,
-            headers={"prefer": "sluice-no-fallback"} if no_fallback else None,
-        )
+    """Calls one gateway; use as ``async with``."""
 
     async def tokenize(self, body: Mapping[str, object]) -> TokenCount | None:
         """The token count of a prompt or of messages; ``None`` if the path is missing. Raises TargetError."""
@@ -74,15 +61,11 @@ class ReplayTarget(GatewaySession):
         found = ReplayedRequest(
             planned.index, planned.due_s, sent_at - started_at, planned.prompt_tokens, planned.max_tokens
         )
-
-        def fail(code: str) -> None:
-            found.code = code
-
-        with client_failures(fail):
+        with client_failures(found):
             async with self.session.post(self._url + contract.path, data=body) as response:
                 found.status = response.status
                 if found.status >= 400:
-                    fail(await _reported_code(response) or f"http_{found.status}")
+                    found.code = await _reported_code(response) or f"http_{found.status}"
                 else:
                     reader = EventReader()
                     async for chunk in response.content.iter_any():
@@ -91,12 +74,10 @@ class ReplayTarget(GatewaySession):
                             if event == b"[DONE]":
                                 found.ended = True
                             else:
-                                contract.read(_object(event), found)
+                                contract.read(mapping_of(orjson.loads(event)), found)
                         if found.texts > before:
                             found.last_token_s = self._clock() - sent_at
                             found.ttft_s = found.last_token_s if found.ttft_s is None else found.ttft_s
-        if not found.ended and found.code is None:
-            found.code = CUT_OFF
         found.total_s = self._clock() - sent_at
         return found
 
@@ -111,9 +92,8 @@ class ReplayTarget(GatewaySession):
                     return None
                 if response.status >= 400:
                     code = await _reported_code(response) or "no code"
-                    hint = (
-                        "; give a key with --key or SLUICE_ADMIN_KEY" if response.status in (401, 403) else ""
-                    )
+                    refused = response.status in (401, 403)
+                    hint = "; give a key with --key or SLUICE_ADMIN_KEY" if refused else ""
                     raise TargetError(f"{self._url}{path}: HTTP {response.status} ({code}){hint}")
                 answer: object = orjson.loads(await response.read())
         except TimeoutError as error:
@@ -128,11 +108,6 @@ class ReplayTarget(GatewaySession):
         if not isinstance(answer, dict):
             raise TargetError(f"{self._url}{path}: the answer is not a JSON object; is this a gateway?")
         return answer
-
-
-def _object(event: bytes) -> Mapping[str, Any]:
-    found = orjson.loads(event)
-    return found if isinstance(found, dict) else {}
 
 
 async def _reported_code(response: aiohttp.ClientResponse) -> str | None:
