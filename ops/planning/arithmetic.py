@@ -84,9 +84,9 @@ class EnginePlan:
     blocks: int
     sequences: int
     full_sequences: int
-    recommended_max_num_seqs: int
-    recommended_max_num_batched_tokens: int
-    warnings: tuple[str, ...]
+    recommended_max_num_seqs: int = 0
+    recommended_max_num_batched_tokens: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -144,9 +144,6 @@ def _divide(request: PlanRequest) -> EnginePlan:
         blocks=blocks,
         sequences=_sequences(blocks, request, request.context_tokens),
         full_sequences=_sequences(blocks, request, request.max_model_len),
-        recommended_max_num_seqs=0,
-        recommended_max_num_batched_tokens=0,
-        warnings=(),
     )
 
 

@@ -24,7 +24,7 @@ from ops.ray.flow import Flow
 from ops.ray.port import ClusterPlace
 from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals, decode_work, encode
 from resilience.classify import classify
-from resilience.failures import BackendFailure, FailureKind, HealthEffect
+from resilience.failures import FailureKind, HealthEffect
 from resilience.supervisor import Supervisor, SupervisorEvent
 
 # The name of the only backend on the engine; gateways use their own names for it.
@@ -120,14 +120,12 @@ class EngineReplica:
         try:
             asked = decode_work(work)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            failure = BackendFailure(
-                FailureKind.INVALID_INPUT, "the gateway's work is not readable: replicas of two versions?"
-            )
-            yield encode(ReplicaPiece(failed=Failed.of(failure)))
+            text = "the gateway's work is not readable: replicas of two versions?"
+            yield encode(ReplicaPiece(failed=Failed(FailureKind.INVALID_INPUT, text)))
             return
         if tasks is None or self._backend.state is not BackendState.READY:
-            failure = BackendFailure(FailureKind.BACKEND_UNAVAILABLE, "the replica's engine is not ready")
-            yield encode(ReplicaPiece(failed=Failed.of(failure)))
+            failed = Failed(FailureKind.BACKEND_UNAVAILABLE, "the replica's engine is not ready")
+            yield encode(ReplicaPiece(failed=failed))
             return
         flow = Flow(watched=asked.stream)
         answering = tasks.create_task(self._answer(asked, flow), name=asked.generation_id)
@@ -144,10 +142,8 @@ class EngineReplica:
             failure = classify(error)
             if failure.kind is FailureKind.INTERNAL:
                 self._log.error("internal error", generation_id=work.generation_id, exc_info=error)
-            if (
-                failure.policy.health is HealthEffect.RESTART_ENGINE
-                and failure.kind is not FailureKind.ENGINE_DEAD
-            ):
+            restart = failure.policy.health is HealthEffect.RESTART_ENGINE
+            if restart and failure.kind is not FailureKind.ENGINE_DEAD:
                 self._host.request_restart(failure.kind.value)
             flow.end(Failed.of(failure))
 

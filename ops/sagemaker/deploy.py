@@ -68,27 +68,22 @@ def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> Non
 
 def describe(name: str, aws: Aws) -> EndpointState | None:
     """The current state of the endpoint; ``None`` if there is none."""
-    try:
-        endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
-        config = aws.sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
-    except Exception as error:
-        if _is_missing(error):
-            return None
-        raise
+    endpoint = _described(aws.sagemaker.describe_endpoint, EndpointName=name)
+    if endpoint is None:
+        return None
+    config_name = endpoint["EndpointConfigName"]
+    config = _described(aws.sagemaker.describe_endpoint_config, EndpointConfigName=config_name)
+    if config is None:
+        return None
     types = [v.get("InstanceType") for v in config["ProductionVariants"] if v["VariantName"] == VARIANT]
-    return EndpointState(
-        endpoint["EndpointConfigName"], endpoint["EndpointStatus"], types[0] if types else None
-    )
+    return EndpointState(config_name, endpoint["EndpointStatus"], types[0] if types else None)
 
 
 def status(name: str, aws: Aws) -> dict[str, Any]:
     """State, instances and scaling bounds. Raises EndpointError if there is no such endpoint."""
-    try:
-        endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
-    except Exception as error:
-        if _is_missing(error):
-            raise EndpointError(f"endpoint {name}: there is none in this region") from None
-        raise
+    endpoint = _described(aws.sagemaker.describe_endpoint, EndpointName=name)
+    if endpoint is None:
+        raise EndpointError(f"endpoint {name}: there is none in this region")
     scaling = aws.clients["application-autoscaling"]
     resource = {"ServiceNamespace": "sagemaker", "ResourceIds": [f"endpoint/{name}/variant/{VARIANT}"]}
     targets = scaling.describe_scalable_targets(**resource)["ScalableTargets"]
@@ -193,5 +188,11 @@ def _code(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-def _is_missing(error: Exception) -> bool:
-    return _code(error) == "ValidationException" and "Could not find" in str(error)
+def _described(describe: Callable[..., Any], **names: str) -> Any:
+    """The platform's description; ``None`` when there is no such object."""
+    try:
+        return describe(**names)
+    except Exception as error:
+        if _code(error) != "ValidationException" or "Could not find" not in str(error):
+            raise
+        return None
