@@ -9,8 +9,6 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.chaos.request_outcome import Billed
-
 # Counters whose growth the report shows, series by series.
 REPORTED = (
     "sluice_backend_failures", "sluice_retries", "sluice_retries_refused", "sluice_recovered",
@@ -77,17 +75,14 @@ def holdings_of(pid: int) -> Holdings:
     )
 
 
-def read_ledger(path: Path, prefix: str) -> dict[str, list[Billed]]:
-    """The ledger rows of requests whose id begins with ``prefix``, by request id; opened read-only."""
+def read_ledger(path: Path, prefix: str) -> dict[str, list[int]]:
+    """Output tokens of each ledger row, by request id, for ids that begin with ``prefix``; read-only."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
     try:
-        found: dict[str, list[Billed]] = {}
-        query = (
-            "select request_id, output_tokens, backend_name, error_code from generations "
-            "where substr(request_id, 1, ?) = ?"
-        )
-        for request_id, tokens, backend, code in connection.execute(query, (len(prefix), prefix)):
-            found.setdefault(request_id, []).append(Billed(tokens, backend, code))
+        found: dict[str, list[int]] = {}
+        query = "select request_id, output_tokens from generations where substr(request_id, 1, ?) = ?"
+        for request_id, tokens in connection.execute(query, (len(prefix), prefix)):
+            found.setdefault(request_id, []).append(tokens)
         return found
     finally:
         connection.close()

@@ -20,15 +20,6 @@ class ExpectedAnswers:
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
-    """The fields of one ledger row that the report needs."""
-
-    output_tokens: int
-    backend: str | None
-    error_code: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class AppliedFault:
     """A fault action that was carried out: its time, its label, and the role whose process it broke."""
 
@@ -77,10 +68,12 @@ def outcome_of(
     known: ExpectedAnswers,
     injected: Sequence[AppliedFault],
     *,
-    rows: Sequence[Billed] | None = None,
+    rows: Sequence[int] | None = None,
     seams: tuple[str, ...] | None = None,
 ) -> RequestOutcome:
-    """The outcome of one request; ``rows`` and ``seams`` are ``None`` if they could not be read."""
+    """The outcome of one request; ``rows`` (output tokens of each ledger row) and ``seams`` are ``None`` if
+    they could not be read.
+    """
     ended_s = observed.ended_s if observed.ended_s is not None else observed.sent_s
     met = [one for one in injected if observed.sent_s <= one.at_s <= ended_s]
     if seams is not None:
@@ -95,7 +88,7 @@ def outcome_of(
     usage = answer.get("usage") or {}
     tokens = usage.get("output_tokens")
     verdict, why = _verdict(observed, known, kind, broken)
-    billed = None if rows is None else sum(row.output_tokens for row in rows)
+    billed = None if rows is None else sum(rows)
     reported = None if rows is None else _ledger_problem(observed, rows, tokens)
     if reported:
         verdict, why = Verdict.WRONG, reported
@@ -160,12 +153,12 @@ def _joined(wanted: str, other: str | None, text: str) -> bool:
     return any(other.endswith(text[cut:]) or other.startswith(text[cut:]) for cut in cuts)
 
 
-def _ledger_problem(observed: ObservedAnswer, rows: Sequence[Billed], tokens: int | None) -> str:
+def _ledger_problem(observed: ObservedAnswer, rows: Sequence[int], tokens: int | None) -> str:
     """What is wrong with the request's ledger rows; empty if nothing is."""
     if len(rows) > 1:
         return f"{len(rows)} rows in the ledger"
-    if rows and tokens is not None and rows[0].output_tokens != tokens:
-        return f"billed {rows[0].output_tokens} tokens, reported {tokens}"
+    if rows and tokens is not None and rows[0] != tokens:
+        return f"billed {rows[0]} tokens, reported {tokens}"
     if not rows and observed.answer is not None:
         return "an answer without a row in the ledger"
     return ""

@@ -18,7 +18,7 @@ import psutil
 from ops.chaos.caller import ChaosCaller
 from ops.chaos.figures import Scrape, grown, holdings_of, read_ledger, read_metrics, read_seams
 from ops.chaos.report import ChaosReport
-from ops.chaos.request_outcome import AppliedFault, Billed, ExpectedAnswers, outcome_of
+from ops.chaos.request_outcome import AppliedFault, ExpectedAnswers, outcome_of
 from ops.chaos.scenario import FaultAction, Scenario, TestbedError
 from ops.chaos.testbed import Testbed
 from ops.chaos.timeline import Timeline
@@ -96,9 +96,8 @@ class ChaosRun:
         with contextlib.suppress(psutil.Error):
             report.after = None if testbed.gateway_pid is None else holdings_of(testbed.gateway_pid)
         rows = await self._rows()
-        seams = None
-        if testbed.log is not None:
-            seams = await asyncio.to_thread(read_seams, testbed.log, self._id)
+        log = testbed.log
+        seams = None if log is None else await asyncio.to_thread(read_seams, log, self._id)
         report.injected = self.injected
         report.outcomes = [
             outcome_of(
@@ -238,7 +237,7 @@ class ChaosRun:
             await asyncio.sleep(READY_POLL_S)
         return scrape
 
-    async def _rows(self) -> dict[str, list[Billed]] | None:
+    async def _rows(self) -> dict[str, list[int]] | None:
         """The ledger's rows of this run, when all expected ones are there or the time limit has passed."""
         ledger = self._testbed.ledger
         if ledger is None:

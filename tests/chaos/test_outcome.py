@@ -12,7 +12,6 @@ from ops.chaos.figures import grown, read_metrics
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import (
     AppliedFault,
-    Billed,
     ExpectedAnswers,
     RequestOutcome,
     differing,
@@ -97,12 +96,12 @@ def test_a_clean_end_is_distinguished_from_a_lost_answer() -> None:
 
 
 def test_the_bill_must_be_the_reported_usage_and_exist_once() -> None:
-    good = Billed(5, "local", None)
+    good = 5
     assert verdict(observed(WANTED), rows=[good]) is Verdict.WHOLE
     twice = outcome_of(observed(WANTED), KNOWN, (), rows=[good, good])
     assert (twice.verdict, twice.billed, twice.rows) == (Verdict.WRONG, 10, 2)
     assert "2 rows" in twice.why
-    assert verdict(observed(WANTED), rows=[Billed(9, "local", None)]) is Verdict.WRONG
+    assert verdict(observed(WANTED), rows=[9]) is Verdict.WRONG
     assert verdict(observed(WANTED), rows=[]) is Verdict.WRONG
 
 
