@@ -59,6 +59,16 @@ def print_rows(
     screen(stderr=stderr).print(table)
 
 
+def print_findings(findings: Iterable[tuple[str, str, str, str, str]]) -> None:
+    """Print the results of checks: each one's colour, verdict, name, what was found and what to do."""
+    from rich.markup import escape
+
+    table = table_of("", "check", "found", "what to do")
+    for colour, verdict, *texts in findings:
+        table.add_row(f"[{colour}]{verdict}[/]", *map(escape, texts))
+    screen().print(table)
+
+
 def print_json(answer: Any) -> None:
     print_text(json.dumps(answer, ensure_ascii=False, indent=2))
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ops.cli.console import print_json, screen, table_of
+from ops.cli.console import print_findings, print_json, print_lines
 from ops.cli.operator import AsJson, Key, Url, command_group
 from ops.cli.startup import one_line_errors
 from ops.client import DEFAULT_URL, AdminClient, AdminError
@@ -50,7 +50,7 @@ def check(
         drain_s = None if config is None else load_settings(config).server.drain_seconds
         facts = gather(
             AdminClient(url, key),
-            prometheus=prometheus,
+            prometheus=None if prometheus is None else AdminClient(prometheus),
             replay=replay,
             soak=soak,
             drain_s=drain_s,
@@ -63,11 +63,6 @@ def check(
         print_json({"ok": not wrong, "checks": [asdict(finding) for finding in findings]})
         raise typer.Exit(1 if wrong else 0)
     colours = {CheckVerdict.OK: "green", CheckVerdict.WRONG: "red", CheckVerdict.MANUAL: "yellow"}
-    table = table_of("", "check", "found", "what to do")
-    for finding in findings:
-        colour = colours[finding.verdict]
-        table.add_row(f"[{colour}]{finding.verdict}[/]", finding.check, finding.found, finding.hint)
-    console = screen()
-    console.print(table)
-    console.print(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.")
+    print_findings((colours[one.verdict], one.verdict, one.check, one.found, one.hint) for one in findings)
+    print_lines(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.")
     raise typer.Exit(1 if wrong else 0)

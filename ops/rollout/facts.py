@@ -1,7 +1,7 @@
 """The facts for the checklist: answers of a live gateway, and of Prometheus if one is given."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ops.client import AdminClient, AdminError
 
+DRY_RUN = b'{"dry_run": true}'
 # Labels and value of one sample of a metric family.
 Sample = tuple[Mapping[str, str], float]
 
@@ -58,7 +59,7 @@ class Facts:
 def gather(
     client: AdminClient,
     *,
-    prometheus: str | None,
+    prometheus: AdminClient | None,
     replay: Path | None,
     soak: Path | None,
     drain_s: float | None,
@@ -68,19 +69,20 @@ def gather(
 
     Raises AdminError: the gateway does not answer or refuses the key; a file cannot be read.
     """
+    keyless = AdminClient(client.url, None, client.timeout_s)
     return Facts(
         # A health check's 503 has the same body as its 200.
         ready=client.get("ready", accept=(503,)),
         deep=client.get("health", "deep", accept=(503,)),
         routing=client.get("admin", "routing"),
-        rollback=_rollback(client),
+        rollback=_answer_or_error(lambda: client.post("admin", "routing", "rollback", body=DRY_RUN)),
         adapters=client.get("admin", "adapters"),
         canary=client.get("admin", "canary"),
         shadow=client.get("admin", "shadow"),
         evaluations=client.get("admin", "evaluations"),
         samples=samples_by_name(client.text("metrics")),
-        open_admin=_open_admin(client),
-        rules=None if prometheus is None else _rules(prometheus),
+        open_admin=not isinstance(_answer_or_error(lambda: keyless.get("admin", "routing")), str),
+        rules=None if prometheus is None else _answer_or_error(lambda: prometheus.get("api", "v1", "rules")),
         replay=_figures(replay),
         soak=_figures(soak),
         drain_s=drain_s,
@@ -97,25 +99,9 @@ def samples_by_name(text: str) -> Mapping[str, list[Sample]]:
     return found
 
 
-def _rollback(client: AdminClient) -> Mapping[str, Any] | str:
+def _answer_or_error(call: Callable[[], Any]) -> Mapping[str, Any] | str:
     try:
-        found: Mapping[str, Any] = client.post("admin", "routing", "rollback", body=b'{"dry_run": true}')
-    except AdminError as refused:
-        return str(refused)
-    return found
-
-
-def _open_admin(client: AdminClient) -> bool:
-    try:
-        AdminClient(client.url, None, client.timeout_s).get("admin", "routing")
-    except AdminError:
-        return False
-    return True
-
-
-def _rules(prometheus: str) -> Mapping[str, Any] | str:
-    try:
-        found: Mapping[str, Any] = AdminClient(prometheus).get("api", "v1", "rules")
+        found: Mapping[str, Any] = call()
     except AdminError as error:
         return str(error)
     return found
