@@ -138,17 +138,17 @@ class _Held:
 class QuotaWindow:
     """The use within the last period: ``steps`` of ``[step number, amount]``, oldest first."""
 
-    __slots__ = ("_kind", "_used", "limit", "steps")
+    __slots__ = ("_used", "kind", "limit", "steps")
 
     def __init__(self, limit: int, kind: Limit, steps: Sequence[Sequence[int]] = ()) -> None:
         self.limit = limit
-        self._kind = kind
+        self.kind = kind
         self.steps = [[number, amount] for number, amount in steps]
         self._used = sum(amount for _, amount in steps)
 
     def add(self, amount: int, at: float, now: float) -> None:
         """Count a use at time ``at``, unless its step has left the window."""
-        number = int(at // self._kind.step_s)
+        number = int(at // self.kind.step_s)
         if self._leaves_at(number) <= now:
             return
         place = bisect_left(self.steps, [number])
@@ -182,15 +182,21 @@ class QuotaWindow:
         """Seconds until the whole limit may be used again."""
         self._drop(now)
         steps = [number for number, one in self.steps if one]
-        steps += [one.at // self._kind.step_s for one in self._counting(held, now)]
+        steps += [one.at // self.kind.step_s for one in self._counting(held, now)]
         last = max(steps, default=None)
         return 0.0 if last is None else self._leaves_at(last) - now
 
+    def figures(self, now: float, held: Sequence[_Held] = ()) -> Figures:
+        return Figures(self.limit, self.remaining(now, held), self.reset_s(now, held))
+
     def _counting(self, held: Sequence[_Held], now: float) -> Sequence[_Held]:
-        return [one for one in held if self._leaves_at(one.at // self._kind.step_s) > now]
+        """The holds that count: those within the window, if it is of tokens."""
+        if not self.kind.of_tokens:
+            return ()
+        return [one for one in held if self._leaves_at(one.at // self.kind.step_s) > now]
 
     def _leaves_at(self, number: int) -> int:
-        return (number + 1) * self._kind.step_s + self._kind.period_s
+        return (number + 1) * self.kind.step_s + self.kind.period_s
 
     def _drop(self, now: float) -> None:
         while self.steps and self._leaves_at(self.steps[0][0]) <= now:
@@ -207,15 +213,14 @@ class _Stored(msgspec.Struct, array_like=True):
 class KeyUsage:
     """The use of one key; ``stored`` is a result of :meth:`encode`."""
 
-    __slots__ = ("_held", "_kinds", "_windows", "limits")
+    __slots__ = ("_held", "_windows", "limits")
 
     def __init__(self, limits: KeyLimits | Budget, stored: bytes | None = None) -> None:
         self.limits = limits
-        self._kinds = kinds_of(limits)
         state = _Stored([[], [], []], []) if stored is None else msgspec.msgpack.decode(stored, type=_Stored)
         self._windows = tuple(
             None if limit is None else QuotaWindow(limit, kind, steps)
-            for kind, limit, steps in zip(self._kinds, amounts(limits), state.windows, strict=True)
+            for kind, limit, steps in zip(kinds_of(limits), amounts(limits), state.windows, strict=True)
         )
         self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in state.held}
 
@@ -233,16 +238,7 @@ class KeyUsage:
         if excess is None:
             self.count(request, now)
         held = tuple(self._held.values())
-        figures = tuple(
-            None
-            if window is None
-            else Figures(
-                window.limit,
-                window.remaining(now, held if kind.of_tokens else ()),
-                window.reset_s(now, held if kind.of_tokens else ()),
-            )
-            for kind, window in zip(self._kinds, self._windows, strict=True)
-        )
+        figures = tuple(None if window is None else window.figures(now, held) for window in self._windows)
         return QuotaVerdict(excess, figures, int(now))
 
     def count(self, request: QuotaRequest, now: float) -> None:
@@ -259,17 +255,17 @@ class KeyUsage:
         if held is None and not settlement.sure:
             return
         at = held.at if held is not None else settlement.at if settlement.at is not None else now
-        for kind, window in zip(self._kinds, self._windows, strict=True):
-            if kind.of_tokens and window is not None and settlement.used:
+        for window in filter(None, self._windows):
+            if window.kind.of_tokens and settlement.used:
                 window.add(settlement.used, at, now)
 
     def _excess(self, request: QuotaRequest, now: float, held: Sequence[_Held]) -> Excess | None:
         """The exceeded limit with the longest wait."""
         over: list[Excess] = []
-        for kind, window in zip(self._kinds, self._windows, strict=True):
-            asked, counting = (request.tokens, held) if kind.of_tokens else (request.requests, ())
-            if window is not None and asked and window.remaining(now, counting) < asked:
-                over.append(Excess(kind.name, window.limit, asked, window.wait_s(asked, now)))
+        for window in filter(None, self._windows):
+            asked = request.tokens if window.kind.of_tokens else request.requests
+            if asked and window.remaining(now, held) < asked:
+                over.append(Excess(window.kind.name, window.limit, asked, window.wait_s(asked, now)))
         return max(over, key=lambda one: float("inf") if one.wait_s is None else one.wait_s, default=None)
 
     def _forget(self, now: float, alive: Callable[[str], bool]) -> None:
