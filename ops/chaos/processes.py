@@ -52,35 +52,26 @@ class Process:
             raise TestbedError(f"{self.role} did not start:\n{self.tail()}")
         return line.decode(errors="replace")
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal. Raises TestbedError when the process does not run."""
-        os.kill(self.pid, number)
-
-    async def wait_ended(self) -> None:
-        """Wait until the process has ended, and kill the other processes of its group."""
+    async def kill(self) -> None:
+        """Kill the process and the other processes of its group."""
         if self._child is not None:
-            await self._child.wait()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
+            await self._child.wait()
 
     async def end(self) -> None:
         """End the process with SIGTERM, after :data:`STOP_WITHIN_S` with SIGKILL."""
         child = self._child
-        if child is None:
-            return
-        if child.returncode is None:
+        if child is not None and child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGCONT)
                 child.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_WITHIN_S):
                     await child.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        await child.wait()
+        await self.kill()
 
     def tail(self) -> str:
-        """The end of the process' log."""
         return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
 
 

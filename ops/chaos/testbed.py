@@ -98,11 +98,8 @@ class Testbed:
         """Kill and start a role's process again. Raises TestbedError."""
         if role not in self.processes:
             raise TestbedError(f"{role}: not started here, so it cannot be restarted")
-        process = self.processes[role]
-        with contextlib.suppress(TestbedError):
-            process.send(Signals.SIGKILL)
-        await process.wait_ended()
-        await process.start(within_s)
+        await self.processes[role].kill()
+        await self.processes[role].start(within_s)
 
     async def bedrock(self, fault: BedrockFault) -> None:
         """Set the fault of the Bedrock stand-in. Raises TestbedError."""
