@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,7 +102,9 @@ def replay(
             max_model_len=max_model_len, no_fallback=no_fallback,
         )  # fmt: skip
         if as_batch is not None:
-            count, cut = _write_batch(options, as_batch)
+            from ops.replay.session import write_batch
+
+            count, cut = asyncio.run(write_batch(options, as_batch))
             console.print(
                 f"{count} requests in {plain(as_batch)}, {cut} of them cut to the model's length; "
                 f"sluice batch submit {plain(as_batch)} runs them",
@@ -128,16 +131,7 @@ def replay(
 replay.__doc__ = HELP
 
 
-def _write_batch(options: Options, out: Path) -> tuple[int, int]:
-    import asyncio
-
-    from ops.replay.session import write_batch
-
-    return asyncio.run(write_batch(options, out))
-
-
 def _run(options: Options, console: Console) -> Replayed:
-    import asyncio
     import signal
     from functools import partial
 

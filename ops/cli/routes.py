@@ -58,9 +58,11 @@ def apply(
 
     Example: sluice routes apply routing.yaml -m "new worker pool" --dry-run
     """
-    body = {"config": _read(file), **_order(comment, expected, dry_run)}
+    body = {"config": _read(file), "comment": comment, "dry_run": dry_run}
+    if expected is not None:
+        body["expected_revision"] = expected
     client = gateway.client()
-    _change(gateway, "apply", lambda sent: client.put(*AT, body=sent), body, yes)
+    _change(gateway, "apply", lambda sent: client.put(*AT, body=json.dumps(sent).encode()), body, yes)
 
 
 @operator_command(routes, "set-weight")
@@ -78,8 +80,10 @@ def set_weight(
 
     Example: sluice routes set-weight self_hosted_generation bedrock 5
     """
-    body = {"route": route, "backend": backend, "percent": percent, **_order(comment, expected, dry_run)}
-    _post(gateway, "weights", body, yes)
+    _post(
+        gateway, "weights", yes, route=route, backend=backend, percent=percent, comment=comment,
+        expected_revision=expected, dry_run=dry_run,
+    )  # fmt: skip
 
 
 @operator_command(routes, "promote")
@@ -96,8 +100,10 @@ def promote(
 
     Example: sluice routes promote self_hosted_generation bedrock --yes
     """
-    body = {"route": route, "backend": backend, **_order(comment, expected, dry_run)}
-    _post(gateway, "promote", body, yes)
+    _post(
+        gateway, "promote", yes, route=route, backend=backend, comment=comment,
+        expected_revision=expected, dry_run=dry_run,
+    )  # fmt: skip
 
 
 @operator_command(routes, "rollback")
@@ -120,8 +126,7 @@ def rollback(
 
     Example: sluice routes rollback --to 12 -m "canary too slow" --yes
     """
-    body = {**({} if to is None else {"to": to}), **_order(comment, expected, dry_run)}
-    _post(gateway, "rollback", body, yes)
+    _post(gateway, "rollback", yes, to=to, comment=comment, expected_revision=expected, dry_run=dry_run)
 
 
 @operator_command(routes, "history")
@@ -248,35 +253,22 @@ def _list(gateway: Operator, found: Any, key: str, columns: Mapping[str, str]) -
     gateway.show(found, lambda _: print_rows(tuple(columns.values()), rows))
 
 
-def _post(gateway: Operator, word: str, body: dict[str, Any], yes: bool) -> None:
-    client = gateway.client()
-    _change(gateway, word, lambda sent: client.post(*AT, word, body=sent), body, yes)
+def _post(gateway: Operator, word: str, yes: bool, **body: Any) -> None:
+    given = {name: value for name, value in body.items() if value is not None}
+    _change(gateway, word, lambda sent: gateway.post(*AT, word, **sent), given, yes)
 
 
 def _change(
-    gateway: Operator, word: str, send: Callable[[bytes], Any], body: dict[str, Any], yes: bool
+    gateway: Operator, word: str, send: Callable[[dict[str, Any]], Any], body: dict[str, Any], yes: bool
 ) -> None:
     """At a terminal, show the changes and ask for confirmation; then make exactly these changes."""
     if sys.stdin.isatty() and not yes and not body["dry_run"]:
-        seen = send(_dumps({**body, "dry_run": True}))
+        seen = send({**body, "dry_run": True})
         # With --json, only the answer goes to standard output.
         print_changes(seen["changes"], stderr=gateway.as_json)
         typer.confirm(f"{word}?", abort=True, err=True)
         body = {**body, "expected_revision": seen["parent"]}
-    done = send(_dumps(body))
-    gateway.show(done, _print_done)
-
-
-def _order(comment: str, expected: int | None, dry_run: bool) -> dict[str, Any]:
-    return {
-        "comment": comment,
-        "dry_run": dry_run,
-        **({} if expected is None else {"expected_revision": expected}),
-    }
-
-
-def _dumps(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body).encode()
+    gateway.show(send(body), _print_done)
 
 
 def _read(file: Path) -> Any:
@@ -310,7 +302,6 @@ def _print_revision(found: Any) -> None:
 
 
 def print_changes(changes: Any, *, stderr: bool = False) -> None:
-    """Print the changes as a table."""
     if not changes:
         print_lines("no differences", stderr=stderr)
         return
