@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import structlog
 from rich.console import Console
-from rich.markup import escape
 from rich.status import Status
 
 from budgeting.values import Message, Role
@@ -35,7 +34,7 @@ from gateway.wiring.access import MIN_KEY_CHARS, require_first_key
 from gateway.wiring.build import build
 from gateway.wiring.engine import EngineParts
 from gateway.wiring.running import Gateway
-from ops.cli.console import print_json, screen, table_of
+from ops.cli.console import print_findings, print_json
 from ops.cli.startup import start_errors
 from resilience.failures import BackendFailure
 
@@ -65,11 +64,8 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
     if as_json:
         print_json({"ok": healthy, "checks": [asdict(f) for f in findings]})
     else:
-        table = table_of("", "check", "found", "what to do")
-        for finding in findings:
-            mark = "[green]ok[/]" if finding.ok else "[red]wrong[/]"
-            table.add_row(mark, finding.check, escape(finding.detail), escape(finding.hint))
-        screen().print(table)
+        marks = {True: ("green", "ok"), False: ("red", "wrong")}
+        print_findings((*marks[one.ok], one.check, one.detail, one.hint) for one in findings)
     return 0 if healthy else 1
 
 
@@ -140,10 +136,8 @@ async def _response_cache(gateway: Gateway) -> DoctorCheck:
         return DoctorCheck(check, True, "off")
     error = await answers.resident.check()
     await answers.resident.close()
-    if error is not None:
-        hint = "start Redis, or correct response_cache.url"
-        return DoctorCheck(check, False, f"{answers.place}: {error}", hint)
-    return DoctorCheck(check, True, f"stored in {answers.place}")
+    detail = f"stored in {answers.place}" if error is None else f"{answers.place}: {error}"
+    return _checked(check, error is None, detail, "start Redis, or correct response_cache.url")
 
 
 def _similar_questions(gateway: Gateway) -> DoctorCheck:
@@ -235,10 +229,8 @@ async def _routing(gateway: Gateway) -> DoctorCheck:
         if not book.pending:
             return DoctorCheck("routing", True, f"{detail}; {file} is not used")
         changes = ", ".join(f"{one.path}: {one.before} -> {one.after}" for one in book.pending)
-        hint = f"sluice routes apply {seed.file}"
-        return DoctorCheck(
-            "routing", True, f"{detail}; {file} was changed and is not in force: {changes}", hint
-        )
+        detail += f"; {file} was changed and is not in force: {changes}"
+        return DoctorCheck("routing", True, detail, f"sluice routes apply {seed.file}")
     if seed.fault is not None:
         return DoctorCheck("routing", False, str(seed.fault), "correct what the message names")
     return DoctorCheck("routing", True, f"{file}, as revision 1")
@@ -306,9 +298,8 @@ async def _engine(gateway: Gateway, engine: EngineParts) -> DoctorCheck:
 def _worker(name: str, found: Inspection) -> DoctorCheck:
     check = f"worker {found.url} ({name})"
     if found.unusable:
-        return DoctorCheck(
-            check, False, found.faults[0].partition(";")[0], found.faults[0].partition("; ")[2]
-        )
+        fault, _, hint = found.faults[0].partition("; ")
+        return DoctorCheck(check, False, fault, hint)
     length = "" if found.max_model_len is None else f", {found.max_model_len} tokens"
     detail = f"serves {found.model}{length}, tokenizer {found.tokenizer}, one token in {found.latency_ms} ms"
     return DoctorCheck(check, not found.faults, detail, "; ".join(found.faults))
@@ -325,9 +316,8 @@ async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
         reported = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
         if isinstance(error, BackendFailure) and error.__cause__ is not None:
             reported += f": {error.__cause__}"
-        return DoctorCheck(
-            check, False, reported, "check credentials, region and model access: docs/bedrock.md"
-        )
+        hint = "check credentials, region and model access: docs/bedrock.md"
+        return DoctorCheck(check, False, reported, hint)
     finally:
         backend.stop()
     detail = f"{backend.model} answered a test of {completion.usage.input_tokens} tokens"

@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines, screen
+from ops.cli.console import plain, print_lines, print_rows
 from ops.cli.operator import Operator, command_group, operator_command
+from ops.shadow.tables import HEADER, lines, rows, title
 
 shadow = command_group("shadow", "Compare the answers of a shadow backend with those that callers got.")
 
@@ -33,8 +34,6 @@ def print_report(found: Any) -> None:
     if not found["pairs"]:
         print("no pairs yet: set `shadow: {backend, sample}` in a route")
         return
-    from ops.shadow.tables import lines, tables
-
     print_lines(*lines(found))
-    for table in tables(found):
-        screen().print(table)
+    for group in found["groups"]:
+        print_rows(HEADER, rows(group), right=HEADER[1:], title=plain(title(group)), title_justify="left")

@@ -76,11 +76,8 @@ def ready_in_time(facts: Facts) -> Judgement:
 def generates(facts: Facts) -> Judgement:
     """Every backend, fallback targets included, has just generated."""
     backends: Mapping[str, Any] = facts.deep.get("backends", {})
-    sick = [
-        f"{name}: {reported.get('status')}"
-        for name, reported in backends.items()
-        if reported.get("status") != "healthy"
-    ]
+    states = {name: reported.get("status") for name, reported in backends.items()}
+    sick = [f"{name}: {state}" for name, state in states.items() if state != "healthy"]
     found = ", ".join(sick) or f"{len(backends)} generated: {', '.join(backends)}"
     hint = "run `sluice doctor`, and read the backend's log"
     return (bool(backends) and not sick, found, hint)
@@ -120,11 +117,8 @@ def real_workload(facts: Facts) -> Judgement:
 def soaked(facts: Facts) -> Judgement:
     """A replay of at least half an hour ended without errors."""
     if facts.soak is None:
-        return (
-            None,
-            "no --soak file",
-            "replay for half an hour with several adapters, then give --soak FILE",
-        )
+        hint = "replay for half an hour with several adapters, then give --soak FILE"
+        return (None, "no --soak file", hint)
     requests, wall_s = facts.soak["requests"], float(facts.soak["wall_s"])
     found = f"{wall_s / 60:.0f} min, {requests['errors']} errors, {requests['unfinished']} unfinished"
     held = wall_s >= SOAK_S and not requests["errors"] and not requests["unfinished"]
@@ -171,12 +165,9 @@ def gated_adapters(facts: Facts) -> Judgement:
     wrong = [one["id"] for one in bare if one["id"] not in filed]
     if filed and not wrong:
         return (None, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
-    found = (
-        f"without a passed evaluation: {', '.join(wrong)}"
-        if wrong
-        else f"{len(serving)} in service, all passed"
-    )
-    return (not wrong, found, hint)
+    if wrong:
+        return (False, f"without a passed evaluation: {', '.join(wrong)}", hint)
+    return (True, f"{len(serving)} in service, all passed", hint)
 
 
 def gated_backends(facts: Facts) -> Judgement:
@@ -211,11 +202,8 @@ def shadowed(facts: Facts) -> Judgement:
     if not any(route.get("shadow") for route in _routes(facts).values()):
         return (None, "no route has a shadow", "set `shadow: {backend, sample}` in a route: docs/shadow.md")
     pairs = int(facts.shadow.get("pairs", 0))
-    return (
-        pairs >= LEAST_REPLAYED,
-        f"{pairs:,} pairs",
-        f"let the shadow run until there are {LEAST_REPLAYED} pairs",
-    )
+    hint = f"let the shadow run until there are {LEAST_REPLAYED} pairs"
+    return (pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", hint)
 
 
 def can_go_back(facts: Facts) -> Judgement:

@@ -1,13 +1,8 @@
-"""The rows of a shadow report, and the report for a terminal."""
+"""The texts of a shadow report: its summary, and the rows of its tables."""
 
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-from rich.markup import escape
-from rich.table import Table
-
-from ops.cli.console import table_of
 
 UNITS: Mapping[str, tuple[str, float]] = {
     "ttft_ms": ("first token, ms", 1.0),
@@ -70,15 +65,6 @@ def rows(group: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     if group["judged"]:
         verdicts = ", ".join(f"{name} {count}" for name, count in sorted(group["judged"].items()))
         yield ("the judge prefers", str(sum(group["judged"].values())), "", "", verdicts)
-
-
-def tables(report: Mapping[str, Any]) -> Iterator[Table]:
-    """One table for each group."""
-    for group in report["groups"]:
-        table = table_of(*HEADER, right=HEADER[1:], title=escape(title(group)), title_justify="left")
-        for cells in rows(group):
-            table.add_row(*map(escape, cells))
-        yield table
 
 
 def _interval(one: Mapping[str, Any], scale: float = 1.0, *, percent: bool = False) -> str:

@@ -13,7 +13,7 @@ from accounting.shadow_values import ShadowPair, ShadowSide
 from evaluation.shadow_compare.page import page
 from gateway.shadow.report import make_report
 from gateway.shadow.statistics import bootstrap, quantile, wilson
-from ops.shadow.tables import lines, tables
+from ops.cli.shadow import print_report
 
 
 def pairs(count: int, *, slower_ms: float = 100.0, ungrounded: int = 4, failed: int = 0) -> list[ShadowPair]:
@@ -132,15 +132,12 @@ def test_the_page_is_self_contained_and_escapes_every_name() -> None:
     )
 
 
-def test_the_tables_show_the_same() -> None:
-    from rich.console import Console
-
+def test_the_tables_show_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     report = make_report(pairs(60, failed=3))
-    console = Console(width=140, record=True, quiet=True)
-    for table in tables(report):
-        console.print(table)
-    assert any("3 throttled" in line for line in lines(report))
-    assert len(list(tables(report))) == len(report["groups"])
+    print_report(report)
+    shown = capsys.readouterr().out
+    assert "3 throttled" in shown
+    assert shown.count("shadow minus primary") == len(report["groups"])
 
 
 def test_wilson_has_its_nominal_coverage() -> None:
