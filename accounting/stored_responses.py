@@ -141,26 +141,14 @@ class ResponseStore(FurtherTables):
         """Delete expired responses, and the oldest ones of tenants that exceed ``tenant_bytes``."""
         async with self._transaction() as connection:
             await connection.execute(sa.delete(responses).where(responses.c.expires_at <= now))
-            taken = sa.func.sum(responses.c.size)
-            over = (
-                sa.select(responses.c.tenant).group_by(responses.c.tenant).having(taken > self._tenant_bytes)
-            )
-            for (tenant,) in (await connection.execute(over)).all():
-                newest = (
-                    sa.select(responses.c.created_at, responses.c.size)
-                    .where(responses.c.tenant == tenant)
-                    .order_by(responses.c.created_at.desc(), responses.c.response_id)
-                )
-                room, oldest = self._tenant_bytes, None
-                for created_at, size in (await connection.execute(newest)).all():
-                    room -= size
-                    if room < 0:
-                        break
-                    oldest = created_at
-                surplus = sa.delete(responses).where(responses.c.tenant == tenant)
-                if oldest is not None:
-                    surplus = surplus.where(responses.c.created_at < oldest)
-                await connection.execute(surplus)
+            size, tenant, key = responses.c.size, responses.c.tenant, responses.c.response_id
+            over = sa.select(tenant).group_by(tenant).having(sa.func.sum(size) > self._tenant_bytes)
+            newest_first = (responses.c.created_at.desc(), key)
+            taken = sa.func.sum(size).over(partition_by=tenant, order_by=newest_first).label("taken")
+            ranked = sa.select(tenant, key, taken).where(tenant.in_(over)).subquery()
+            surplus = sa.select(ranked.c.tenant, ranked.c.response_id)
+            surplus = surplus.where(ranked.c.taken > self._tenant_bytes)
+            await connection.execute(sa.delete(responses).where(sa.tuple_(tenant, key).in_(surplus)))
 
 
 def _columns(response: StoredResponse) -> dict[str, Any]:
