@@ -1,4 +1,4 @@
-"""Compares the ledger with the engines' own counters, by backend and hour.
+"""Compares the ledger with the engines' own counters, by backend and whole hours.
 
 An engine counts more than is billed: probes and warm-ups, summaries of older turns, shadow traffic,
 undelivered answers, tokens generated again after a failure. A ledger that counts *more* than the engine has
@@ -7,7 +7,6 @@ billed tokens twice or estimated them; an operator must look into it.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -34,69 +33,65 @@ BOOKED: Final = ("prompt_tokens", "generation_tokens", "requests", *NOT_BILLED)
 Line = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciliation:
-    """Compares whole hours; the hours in which ``span`` begins and ends are included whole."""
-
-    span: Span
-
-    def ledger_query(self) -> Select[Any]:
-        """The ledger's tokens by hour and backend, with those of shadow traffic and undelivered answers."""
-        tokens = _rows.input_tokens + _rows.output_tokens
-        undelivered = and_(
-            _rows.kind == "request", _rows.billable_input_tokens + _rows.billable_output_tokens == 0
+def ledger_query(span: Span) -> Select[Any]:
+    """The ledger's tokens by hour and backend, with those of shadow traffic and undelivered answers."""
+    tokens = _rows.input_tokens + _rows.output_tokens
+    undelivered = and_(
+        _rows.kind == "request", _rows.billable_input_tokens + _rows.billable_output_tokens == 0
+    )
+    return (
+        select(
+            _rows.hour,
+            _rows.backend_name.label("backend"),
+            func.sum(_rows.input_tokens).label("prompt_tokens"),
+            func.sum(_rows.output_tokens).label("generation_tokens"),
+            *(
+                func.sum(case((_rows.kind == one, tokens), else_=0)).label(one)
+                for one in ("shadow", "front", "cache")
+            ),
+            func.sum(case((undelivered, tokens), else_=0)).label("undelivered"),
+            func.count().label("requests"),
         )
-        return (
-            select(
-                _rows.hour,
-                _rows.backend_name.label("backend"),
-                func.sum(_rows.input_tokens).label("prompt_tokens"),
-                func.sum(_rows.output_tokens).label("generation_tokens"),
-                *(
-                    func.sum(case((_rows.kind == one, tokens), else_=0)).label(one)
-                    for one in ("shadow", "front", "cache")
-                ),
-                func.sum(case((undelivered, tokens), else_=0)).label("undelivered"),
-                func.count().label("requests"),
-            )
-            .where(_rows.backend_name.is_not(None), *self.span.hours(_rows.hour))
-            .group_by(_rows.hour, _rows.backend_name)
+        .where(_rows.backend_name.is_not(None), *span.hours(_rows.hour))
+        .group_by(_rows.hour, _rows.backend_name)
+    )
+
+
+def engines_query(span: Span) -> Select[Any]:
+    """The engines' tokens by hour, backend, engine and observer."""
+    return select(engine_counts).where(*span.hours(_counts.hour))
+
+
+def compared_lines(ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """One line per hour and backend with an engine's count, in that order.
+
+    ``difference`` is the engine's count minus the ledger's; ``not_billed`` are the ledger's tokens that
+    are not billed to a tenant.
+    """
+    booked_rows: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)
+    for one in ledger:
+        # A backend ``pool/model`` is one model of a pool; the pool's engines count for all its models.
+        place = int(one["hour"]), str(one["backend"]).partition("/")[0]
+        booked_rows[place].update({name: int(one.get(name) or 0) for name in BOOKED})
+    lines: list[Line] = []
+    for (hour, backend), prompt, generated, covered_s in _engines(engines):
+        row = booked_rows[hour, backend]
+        engine = {"prompt_tokens": prompt, "generation_tokens": generated}
+        difference = {name: count - row[name] for name, count in engine.items()}
+        lines.append(
+            {
+                "hour": datetime.fromtimestamp(hour * HOUR_S, UTC).isoformat(timespec="minutes"),
+                "backend": backend,
+                "covered": round(min(1.0, covered_s / HOUR_S), 4),
+                "requests": row["requests"],
+                "engine": engine,
+                "ledger": {name: row[name] for name in engine},
+                "difference": difference,
+                "not_billed": {name: row[name] for name in NOT_BILLED},
+                "verdict": _verdict(*difference.values(), watched_s=covered_s),
+            }
         )
-
-    def engines_query(self) -> Select[Any]:
-        """The engines' tokens by hour, backend, engine and observer."""
-        return select(engine_counts).where(*self.span.hours(_counts.hour))
-
-    def lines(self, ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]) -> list[Line]:
-        """One line per hour and backend with an engine's count, in that order.
-
-        ``difference`` is the engine's count minus the ledger's; ``not_billed`` are the ledger's tokens that
-        are not billed to a tenant.
-        """
-        booked_rows: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)
-        for one in ledger:
-            # A backend ``pool/model`` is one model of a pool; the pool's engines count for all its models.
-            place = int(one["hour"]), str(one["backend"]).partition("/")[0]
-            booked_rows[place].update({name: int(one.get(name) or 0) for name in BOOKED})
-        lines: list[Line] = []
-        for (hour, backend), prompt, generated, covered_s in _engines(engines):
-            row = booked_rows[hour, backend]
-            engine = {"prompt_tokens": prompt, "generation_tokens": generated}
-            difference = {name: count - row[name] for name, count in engine.items()}
-            lines.append(
-                {
-                    "hour": datetime.fromtimestamp(hour * HOUR_S, UTC).isoformat(timespec="minutes"),
-                    "backend": backend,
-                    "covered": round(min(1.0, covered_s / HOUR_S), 4),
-                    "requests": row["requests"],
-                    "engine": engine,
-                    "ledger": {name: row[name] for name in engine},
-                    "difference": difference,
-                    "not_billed": {name: row[name] for name in NOT_BILLED},
-                    "verdict": _verdict(*difference.values(), watched_s=covered_s),
-                }
-            )
-        return lines
+    return lines
 
 
 def _engines(counts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[int, str], int, int, float]]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import Select
 from typing_extensions import TypedDict
 
-from accounting.reconcile import Reconciliation
+from accounting.reconcile import compared_lines, engines_query, ledger_query
 from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport, too_many
 from accounting.values import Kind
 from gateway.contracts.refusals import not_allowed
@@ -136,9 +136,6 @@ class UsageAdmin:
 
     async def reconcile(self, query: SpanQuery) -> UsageSumsBody:
         """Compare the ledger's tokens with the engines' own counters."""
-        reconciliation = Reconciliation(query.span())
-        lines = reconciliation.lines(
-            await self.read(reconciliation.ledger_query()),
-            await self.read(reconciliation.engines_query()),
-        )
+        span = query.span()
+        lines = compared_lines(await self.read(ledger_query(span)), await self.read(engines_query(span)))
         return {"rows": [dict(line) for line in lines]}

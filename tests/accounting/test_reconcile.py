@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accounting.engine_counts import EngineCounts, HourlyCounts
-from accounting.reconcile import Reconciliation
+from accounting.reconcile import compared_lines, engines_query
 from accounting.reports import Span
 from accounting.values import HOUR_S, EngineCount
 from gateway.admin.usage import SpanQuery, UsageAdmin
@@ -100,15 +100,13 @@ def test_an_hour_that_was_not_watched_whole_is_not_compared(watched_s: float, ve
     names = ("hour", "backend", "engine", "observer", "prompt_tokens", "generation_tokens", "covered_s")
     counted = count(1, 3, 2, covered_s=watched_s)
     booked = {"hour": 1, "backend": POOL[0], "prompt_tokens": 60, "generation_tokens": 10, "requests": 1}
-    [line] = Reconciliation(Span()).lines([booked], [{name: getattr(counted, name) for name in names}])
+    [line] = compared_lines([booked], [{name: getattr(counted, name) for name in names}])
     assert str(line["verdict"]).startswith(verdict)
 
 
 def _summed(*counts: EngineCount) -> tuple[object, object]:
     names = ("hour", "backend", "engine", "observer", "prompt_tokens", "generation_tokens", "covered_s")
-    [line] = Reconciliation(Span()).lines(
-        [], [{name: getattr(one, name) for name in names} for one in counts]
-    )
+    [line] = compared_lines([], [{name: getattr(one, name) for name in names} for one in counts])
     return line["engine"], line["covered"]
 
 
@@ -129,5 +127,5 @@ async def test_counts_wait_for_a_database_that_is_away(tmp_path: Path) -> None:
     assert counts.lines()
     async with running(ledger):
         await counts_writer.write()
-        found = await ledger.select(Reconciliation(Span()).engines_query())
+        found = await ledger.select(engines_query(Span()))
     assert [(one["prompt_tokens"], one["generation_tokens"]) for one in found] == [(7, 3)]
