@@ -56,16 +56,6 @@ class Ledger:
         return self._writer.depth
 
     @property
-    def written(self) -> int:
-        """Number of rows written to the database since the start."""
-        return self._writer.written
-
-    @property
-    def lost(self) -> int:
-        """Number of rows lost since the start."""
-        return self._writer.lost
-
-    @property
     def healthy(self) -> bool:
         """Whether the last call of the database succeeded."""
         return self._writer.healthy

@@ -47,8 +47,6 @@ class Writer:
         # Whether :meth:`stop` was called, and the event that signals it.
         self.closing = False
         self._closed = asyncio.Event()
-        self.written = 0
-        self.lost = 0
         self._failures = 0
 
     @property
@@ -63,7 +61,6 @@ class Writer:
 
     @property
     def has_room(self) -> bool:
-        """Whether the outbox has room for another row."""
         return len(self._outbox) < self._options.outbox_rows
 
     @property
@@ -157,7 +154,6 @@ class Writer:
             for entry in batch:
                 self._outbox.popleft()
                 self._done(entry)
-            self.written += len(batch) - len(unwritable)
             self.lose(unwritable, LossReason.UNWRITABLE)
             self._options.emit(RowsWritten(len(batch) - len(unwritable)))
 
@@ -187,9 +183,7 @@ class Writer:
         self._options.emit(WriteFailed(error_kind(error), self._failures, len(self._outbox)))
 
     def lose(self, rows: Sequence[UsageRow], reason: LossReason) -> None:
-        """Count and report rows, if there are any, that will never be written."""
-        if not rows:
-            return
-        self.lost += len(rows)
-        named = tuple(row.generation_id for row in rows[:MAX_NAMED])
-        self._options.emit(RowsLost(len(rows), reason, named))
+        """Report rows, if there are any, that will never be written."""
+        if rows:
+            named = tuple(row.generation_id for row in rows[:MAX_NAMED])
+            self._options.emit(RowsLost(len(rows), reason, named))
