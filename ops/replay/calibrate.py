@@ -30,12 +30,8 @@ async def calibrate(target: ReplayTarget, contract: ReplayContract) -> tuple[Lex
     lexicon = UNCALIBRATED if costs is None else Lexicon(costs, calibrated=True)
     weight = dict(lexicon.costs)
     words = [WORDS[step % len(WORDS)] for step in range(PROBE_WORDS)]
-    probe = await target.generate(
-        contract,
-        Planned(index=-1, due_s=0.0, prompt_tokens=PROBE_WORDS, max_tokens=1),
-        " ".join(words),
-        started_at=0.0,
-    )
+    asked = Planned(index=-1, due_s=0.0, prompt_tokens=PROBE_WORDS, max_tokens=1)
+    probe = await target.generate(contract, asked, " ".join(words), started_at=0.0)
     if not probe.ok:
         raise TargetError(f"the first request failed with {probe.code}; nothing was replayed")
     overhead = max(0, probe.input_tokens - sum(weight[word] for word in words)) if lexicon.calibrated else 0

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from ops.replay.calibrate import calibrate
@@ -81,15 +82,11 @@ async def replay_trace(
     async with _target(options) as target:
         contract, lexicon, longest, requests = await _planned(options, target, trace)
         maker = TextMaker(lexicon, options.seed)
-
-        async def send(planned: Planned, text: str, started_at: float) -> ReplayedRequest:
-            return await target.generate(contract, planned, text, started_at=started_at)
-
         with watch(run, len(requests)):
             await run_load(
                 requests,
                 text=maker.prompt,
-                send=send,
+                send=partial(target.generate, contract),
                 concurrency=options.concurrency,
                 clock=time.monotonic,
                 stop=stop if stop is not None else asyncio.Event(),

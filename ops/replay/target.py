@@ -53,7 +53,7 @@ class ReplayTarget(GatewaySession):
         return str(models[0]["id"])
 
     async def generate(
-        self, contract: ReplayContract, planned: Planned, text: str, *, started_at: float
+        self, contract: ReplayContract, planned: Planned, text: str, started_at: float
     ) -> ReplayedRequest:
         """Send one request now and read its stream; failures, except cancellation, are in the outcome."""
         body = orjson.dumps(contract.body(text, planned.max_tokens))

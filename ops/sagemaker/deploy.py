@@ -150,18 +150,13 @@ def _wait_in_service(spec: EndpointSpec, aws: Aws, reported: Callable[[str], Non
         status = found["EndpointStatus"]
         if status != last:
             reported(f"endpoint {spec.name}: {status}")
-        last = status
+        last, reason = status, found.get("FailureReason", "no reason was given")
         if status == "InService":
-            if found["EndpointConfigName"] != wanted:
-                raise EndpointError(
-                    f"endpoint {spec.name}: rolled back to {found['EndpointConfigName']}: "
-                    f"{found.get('FailureReason', 'no reason was given')}"
-                )
+            if (other := found["EndpointConfigName"]) != wanted:
+                raise EndpointError(f"endpoint {spec.name}: rolled back to {other}: {reason}")
             return
         if status in ("Failed", "OutOfService", "UpdateRollbackFailed"):
-            raise EndpointError(
-                f"endpoint {spec.name}: {status}: {found.get('FailureReason', 'no reason was given')}"
-            )
+            raise EndpointError(f"endpoint {spec.name}: {status}: {reason}")
         if aws.clock() >= end:
             raise EndpointError(
                 f"endpoint {spec.name}: still {status} after update.at_most_seconds "
