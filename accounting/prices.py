@@ -124,7 +124,6 @@ class PriceBook:
 
     @property
     def versions(self) -> Sequence[BookVersion]:
-        """All versions, oldest first."""
         return tuple(self._versions)
 
     def at(self, unix_s: float) -> BookVersion | None:

@@ -94,7 +94,6 @@ def embedded(
 
 
 def unique_texts(pairs: Sequence[QuestionPair]) -> list[str]:
-    """All questions, without duplicates."""
     return list(dict.fromkeys(text for pair in pairs for text in (pair.a, pair.b)))
 
 
@@ -129,7 +128,6 @@ class JudgedPairs:
         self.different = len(self._different) + self.never[False]
 
     def at(self, threshold: float) -> ThresholdScore:
-        """The score of a threshold."""
         right = len(self._same) - bisect_left(self._same, threshold)
         wrong = len(self._different) - bisect_left(self._different, threshold)
         precision = right / (right + wrong) if right + wrong else 1.0

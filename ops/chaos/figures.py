@@ -49,7 +49,6 @@ def read_metrics(text: str) -> Scrape:
 
 
 def grown(before: Scrape, after: Scrape) -> dict[str, float]:
-    """The growth of the counters between two scrapes."""
     reported = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: value for name, value in reported.items() if value}
 

@@ -63,7 +63,6 @@ class ChaosReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the run has no problems."""
         return not self.problems
 
     def judge(self, ready: bool) -> None:

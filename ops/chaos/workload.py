@@ -32,7 +32,6 @@ class ChaosRequest:
 
 
 def text_of(number: int) -> str:
-    """The question of the client with this number."""
     return f"Tell me about {TITLES[number % len(TITLES)]} and what to read after it"
 
 
@@ -61,5 +60,4 @@ class ObservedAnswer:
 
     @property
     def text(self) -> str:
-        """The text received so far."""
         return "".join(self.pieces)

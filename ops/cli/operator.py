@@ -68,7 +68,6 @@ class Operator:
         return self.client(timeout_s).post(*path, body=json.dumps(body).encode())
 
     def show(self, answer: Any, print_table: Callable[[Any], None]) -> None:
-        """Print the answer as JSON, or as ``print_table`` prints it."""
         if self.as_json:
             print_json(answer)
         else:

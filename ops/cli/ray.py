@@ -140,12 +140,10 @@ def brief(message: str) -> str:
 
 
 def proxies(reported: ServeStatus) -> dict[str, str]:
-    """The state of each node's proxy."""
     return {node: str(status.value) for node, status in sorted(reported.proxies.items())}
 
 
 def shown(reported: ApplicationStatusOverview) -> dict[str, Any]:
-    """The status as JSON values."""
     return {
         "status": reported.status.value,
         "message": reported.message,

@@ -59,7 +59,6 @@ class NotInstalled(Exception):
 
 
 def need_modules(*names: str, extra: str) -> None:
-    """Raise NotInstalled unless all modules are installed."""
     for name in names:
         if find_spec(name) is None:
             raise NotInstalled(f"{name} is not installed: pip install 'sluice-gateway[{extra}]'")

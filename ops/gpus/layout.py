@@ -36,11 +36,9 @@ class WorkerPlacement:
 
     @property
     def url(self) -> str:
-        """The worker's base URL in the front gateway's pool."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __str__(self) -> str:
-        """The worker's name in messages to the operator."""
         return f"worker {self.number}" + ("" if self.devices is None else f" (GPU {self.devices})")
 
 

@@ -165,5 +165,4 @@ def _end_with_the_front() -> None:
 
 
 def command_of(config: Path, log_level: str) -> list[str]:
-    """The command that starts a worker."""
     return [sys.executable, "-m", "ops.cli", "serve", "--config", str(config), "--log-level", log_level]

@@ -65,7 +65,6 @@ class ImportedSetup:
     notes: list[ImportNote] = field(default_factory=list)
 
     def add(self, model: str, deployment: Deployment) -> None:
-        """Add a deployment to the group of its model."""
         self.groups.setdefault(model, ModelGroup(model)).deployments.append(deployment)
 
     def set_on_all(self, keys: Mapping[str, Any], *kinds: str) -> None:
@@ -77,7 +76,6 @@ class ImportedSetup:
             ]
 
     def note(self, place: str, outcome: ImportOutcome, text: str) -> None:
-        """Note the outcome of a setting."""
         self.notes.append(ImportNote(place, outcome, text))
 
     def carried(self, place: str, text: str) -> None:

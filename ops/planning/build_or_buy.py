@@ -84,7 +84,6 @@ class BuildOrBuy:
 
     @property
     def ratio(self) -> float:
-        """The cost of buying divided by the cost of building."""
         return self.buy_usd_per_day / self.build_usd_per_day
 
 

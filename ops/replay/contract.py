@@ -36,7 +36,6 @@ class Native:
         }
 
     def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
-        """Read an event of type ``token``, ``done`` or ``error``."""
         match event.get("type"):
             case "token":
                 reading.texts += bool(event.get("delta"))
@@ -72,7 +71,6 @@ class OpenAI:
         }
 
     def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
-        """Read a ``chat.completion.chunk``, or an error."""
         if "error" in event:
             reading.code = error_code(event) or "error"
             return

@@ -68,7 +68,6 @@ class ReplayReport:
 
 
 def report(run: ReplayRun, slo: ReplaySlo, *, clamped: int = 0) -> ReplayReport:
-    """The figures of ``run``."""
     ended: Sequence[ReplayedRequest] = run.outcomes
     whole = [outcome for outcome in ended if outcome.ok]
     return ReplayReport(

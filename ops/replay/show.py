@@ -68,7 +68,6 @@ def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
 
 
 def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
-    """The result as tables; ``notes`` describe the replay."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim")
     head.add_column()

@@ -91,7 +91,6 @@ def gather(
 
 
 def samples_by_name(text: str) -> Mapping[str, list[Sample]]:
-    """A scrape's samples by name."""
     found: dict[str, list[Sample]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
