@@ -39,6 +39,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from budgeting.template import GENERATES
 from budgeting.values import Message, Plan, Role
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.events import Delta
@@ -156,7 +157,7 @@ class Conversation:
 
     async def _tokens(self, messages: list[Message]) -> int:
         text = self._gateway.services.text("")
-        return len(text.encode_chat(messages, add_generation_prompt=False))
+        return len(text.encode_chat(messages, kwargs={GENERATES: False}))
 
 
 STABLE = "You are a manga shopping assistant."

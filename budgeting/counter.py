@@ -31,18 +31,19 @@ class PromptCounter(Protocol):
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
-        """Ids of the rendered conversation. Raises TemplateRefused."""
+        """Ids of the rendered conversation. Raises TemplateRefused.
+
+        ``kwargs`` are the template's variables, and how the conversation ends (``template.split_ending``).
+        """
 
     def encode_parts(
         self,
         messages: Sequence[Message],
         cuts: Sequence[int],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:

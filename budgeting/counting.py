@@ -144,21 +144,16 @@ class ChatTokenizer:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
-        chat = self.encode_parts(
-            messages, (), add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
-        )
-        return joined(chat.token_ids)
+        return joined(self.encode_parts(messages, (), tools=tools, kwargs=kwargs).token_ids)
 
     def encode_parts(
         self,
         messages: Sequence[Message],
         cuts: Sequence[int],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
@@ -168,8 +163,6 @@ class ChatTokenizer:
         shows in front of the first turn end at that cut too. If messages are encoded one by one, the template
         reads no variable but ``tools``. Raises TemplateRefused.
         """
-        if kwargs:
-            add_generation_prompt = add_generation_prompt and kwargs.get(GENERATES) is not False
         alone = self.per_message and messages and not (tools and self._template.reads_tools)
         alone = alone and CONTINUES not in kwargs
         if alone and self._system_support.fold(messages, _opening(cuts)) is messages:
@@ -181,20 +174,17 @@ class ChatTokenizer:
             if found is not None:
                 ends = [0, *accumulate(map(len, found))]
                 length = ends[-1]
-                if add_generation_prompt:
+                if kwargs.get(GENERATES) is not False:
                     found.append(self._generation_ids)
                     length += len(self._generation_ids)
                 return EncodedChat(PieceIds(found, length), tuple(map(ends.__getitem__, cuts)))
-        return self.encode_parts_whole(
-            messages, cuts, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
-        )
+        return self.encode_parts_whole(messages, cuts, tools=tools, kwargs=kwargs)
 
     def encode_parts_whole(
         self,
         messages: Sequence[Message],
         cuts: Sequence[int],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
@@ -208,7 +198,7 @@ class ChatTokenizer:
             guard=self._controls.guard if guarded else None,
         )
         folded = self._system_support.fold(messages, _opening(cuts))
-        asked = add_generation_prompt and kwargs.get(GENERATES) is not False and CONTINUES not in kwargs
+        asked = kwargs.get(GENERATES) is not False and CONTINUES not in kwargs
         rendered = render(folded, add_generation_prompt=asked)
         if CONTINUES in kwargs and folded:
             content = folded[-1].content

@@ -13,7 +13,7 @@ from msgspec import structs
 from budgeting.counting import NEVER_INLINE_CHARS, EncodedChat
 from budgeting.errors import NoTokenizer
 from budgeting.estimating import EstimatingCounter, rough_text_tokens, rough_tokens
-from budgeting.template import split_ending
+from budgeting.template import GENERATES, split_ending
 from budgeting.token_cache import TokenCache
 from budgeting.values import NO_KWARGS, Message, Role, Tool
 
@@ -39,7 +39,6 @@ class WorkersTokens(Protocol):
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool,
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> tuple[int, ...] | None:
@@ -92,24 +91,22 @@ class LearnedCounter:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
         """Ids of the conversation from the workers. Raises NoTokenizer."""
-        return self._had(self._asked(messages, tools, kwargs, add_generation_prompt=add_generation_prompt))
+        return self._had(self._asked(messages, tools, kwargs))
 
     def encode_parts(
         self,
         messages: Sequence[Message],
         cuts: Sequence[int],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
         estimated = self._estimated(messages, cuts, tools, kwargs)
-        ids = self._asked(messages, tools, kwargs, add_generation_prompt=add_generation_prompt)
+        ids = self._asked(messages, tools, kwargs)
         if ids is None:
             return estimated
         shares = dict(zip(cuts, estimated.ends, strict=True))
@@ -186,24 +183,17 @@ class LearnedCounter:
         return math.ceil(rough * self._estimates.factor(self._model))
 
     def _asked(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        kwargs: Mapping[str, object],
-        *,
-        add_generation_prompt: bool,
+        self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]
     ) -> tuple[int, ...] | None:
         if self._workers is None or not messages:
             return None
-        key = _digest(messages, tools, kwargs, add_generation_prompt)
+        key = _digest(messages, tools, kwargs)
         ids = self._cache.get(key)
         if ids is None:
-            ids = self._workers.chat(
-                messages, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
-            )
+            ids = self._workers.chat(messages, tools=tools, kwargs=kwargs)
             if ids is not None:
                 self._cache.put(key, ids, _ID_BYTES * len(ids) + _KEY_BYTES)
-                if add_generation_prompt and not split_ending(kwargs)[0]:
+                if not split_ending(kwargs)[0]:
                     self.learn(messages, tools, len(ids))
         return ids
 
@@ -217,7 +207,7 @@ class LearnedCounter:
         """The number of ``ids`` that stand for the first ``messages``; ``None`` if no worker counts these."""
         if not messages:
             return 0
-        begun = self._asked(messages, tools, split_ending(kwargs)[1], add_generation_prompt=False)
+        begun = self._asked(messages, tools, {**split_ending(kwargs)[1], GENERATES: False})
         if begun is None or ids[: len(begun)] == begun:
             return None if begun is None else len(begun)
         differ = (at for at, (one, other) in enumerate(zip(begun, ids, strict=False)) if one != other)
@@ -235,10 +225,10 @@ class LearnedCounter:
         sizes = accumulate((rough_tokens((one,)) - rough_tokens(()) for one in messages), initial=0.0)
         before = rough_tokens(_shown((), tools))
         sums = [math.ceil((before + size) * factor) for size in sizes]
-        state = hashlib.blake2b(_digest((), tools, kwargs, True))
+        state = hashlib.blake2b(_digest((), tools, kwargs))
         ids = _stand_ins(state.digest(), sums[0])
         for message, begin, end in zip(messages, sums, sums[1:], strict=False):
-            state.update(_digest((message,), (), NO_KWARGS, True))
+            state.update(_digest((message,), (), NO_KWARGS))
             ids += _stand_ins(state.digest(), end - begin)
         return EncodedChat(tuple(ids), tuple([sums[cut] if cut or tools else 0 for cut in cuts]))
 
@@ -255,14 +245,7 @@ def _shown(messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[Messa
     return (*messages, Message(Role.SYSTEM, "\n".join(texts)))
 
 
-def _digest(
-    messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object], generates: bool
-) -> bytes:
-    given = [
-        [structs.astuple(one) for one in messages],
-        [structs.astuple(one) for one in tools],
-        dict(kwargs),
-        generates,
-    ]
+def _digest(messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> bytes:
+    given = [list(map(structs.astuple, messages)), list(map(structs.astuple, tools)), dict(kwargs)]
     data = json.dumps(given, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=16).digest()

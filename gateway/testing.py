@@ -14,6 +14,7 @@ from typing import Any, Literal
 import uvicorn
 from msgspec import structs
 
+from budgeting.template import GENERATES
 from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
@@ -212,13 +213,12 @@ class FakeText(TokenizerText):
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         tools: tuple[Tool, ...] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
         """Encode ``role:content`` lines, and ``assistant:`` as the prompt for an answer."""
         text = "".join(f"{one.role.value}:{one.content}\n" for one in messages)
-        return tuple((text + ("assistant:" if add_generation_prompt else "")).encode())
+        return tuple((text + ("assistant:" if kwargs.get(GENERATES) is not False else "")).encode())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token 1 as the beginning, unless not wanted, and a token for each byte."""

@@ -128,7 +128,6 @@ def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) ->
         check_latest(shown, continued=True)
     return text.encode_chat(
         refuse_images(shown),
-        add_generation_prompt=not ending,
         tools=to_tools(request.tools or ()),
         kwargs={**template_kwargs(request.chat_template_kwargs), **ending},
     )

@@ -49,9 +49,7 @@ _ASK = (
 class ChatEncoder(Protocol):
     """The part of the model's tokenizer that is used here."""
 
-    def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
-    ) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the token ids of a conversation."""
 
 

@@ -41,7 +41,6 @@ class TokenizerText:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         tools: tuple[Tool, ...] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
@@ -50,9 +49,7 @@ class TokenizerText:
         Raises TemplateRefused.
         """
         canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
-        return self._tokenizer.encode_chat(
-            canonical, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
-        )
+        return self._tokenizer.encode_chat(canonical, tools=tools, kwargs=kwargs)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the token ids of a raw text; control tokens written in it are control tokens."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import TemplateRefused, TokenizerError
+from budgeting.template import GENERATES
 from budgeting.token_ids import joined
 from budgeting.values import Message, Role
 from tests.budgeting import strategies
@@ -34,8 +35,8 @@ def test_message_by_message_gives_exactly_the_ids_of_the_whole_rendering(
     tokenizer: ChatTokenizer, conversation: list[Message], answer: bool
 ) -> None:
     cuts = tuple(range(len(conversation) + 1))
-    fast = tokenizer.encode_parts(conversation, cuts, add_generation_prompt=answer)
-    assert fast == tokenizer.encode_parts_whole(conversation, cuts, add_generation_prompt=answer)
+    fast = tokenizer.encode_parts(conversation, cuts, kwargs={GENERATES: answer})
+    assert fast == tokenizer.encode_parts_whole(conversation, cuts, kwargs={GENERATES: answer})
 
 
 @strategies.examples(60)
@@ -104,7 +105,7 @@ def test_conversations_have_the_ids_that_transformers_gives_them(
     @given(conversation=st.lists(strategies.messages, min_size=1, max_size=6), answer=st.booleans())
     def check(conversation: list[Message], answer: bool) -> None:
         expected = _as_transformers_does(reference[kind], conversation, answer)
-        assert list(tokenizers[kind].encode_chat(conversation, add_generation_prompt=answer)) == expected
+        assert list(tokenizers[kind].encode_chat(conversation, kwargs={GENERATES: answer})) == expected
 
     check()
 

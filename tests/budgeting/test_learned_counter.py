@@ -40,14 +40,13 @@ class Workers:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool,
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> tuple[int, ...] | None:
         self.asked += 1
         if self.silent:
             return None
-        return self.tokenizer.encode_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return self.tokenizer.encode_chat(messages, tools=tools, kwargs=kwargs)
 
     def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...] | None:
         return None if self.silent else self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

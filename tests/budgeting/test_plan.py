@@ -9,6 +9,7 @@ from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, Templa
 from budgeting.plan import INLINE_CHARS, BudgetPlanner, default_reserve
 from budgeting.sections import prompt_messages
 from budgeting.summary import Count, Summary
+from budgeting.template import GENERATES
 from budgeting.values import (
     BudgetRequest,
     CanonicalPrompt,
@@ -143,7 +144,7 @@ def _tail(tokenizer: ChatTokenizer, prompt: CanonicalPrompt) -> int:
 
 
 def _head(tokenizer: ChatTokenizer) -> int:
-    return len(tokenizer.encode_chat([], add_generation_prompt=False))
+    return len(tokenizer.encode_chat([], kwargs={GENERATES: False}))
 
 
 def test_the_oldest_turns_go_first_and_in_pairs(tokenizer: ChatTokenizer) -> None:

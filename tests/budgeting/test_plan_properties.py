@@ -14,6 +14,7 @@ from budgeting.duplicates import same_text
 from budgeting.errors import ContextTooLong
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import SUMMARY_TITLE, latest_turn
+from budgeting.template import GENERATES
 from budgeting.values import (
     BudgetRequest,
     CanonicalPrompt,
@@ -153,7 +154,7 @@ def test_other_evidence_and_context_change_no_token_before_them(
 
 
 def _latest(tokenizer: ChatTokenizer, prompt: CanonicalPrompt) -> int:
-    generation = len(tokenizer.encode_chat([])) - len(tokenizer.encode_chat([], add_generation_prompt=False))
+    generation = len(tokenizer.encode_chat([])) - len(tokenizer.encode_chat([], kwargs={GENERATES: False}))
     return tokenizer.message_tokens(prompt.turns[-1]) + generation
 
 

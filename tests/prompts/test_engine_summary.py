@@ -32,9 +32,7 @@ WRITTEN = "The user ordered Vinland Saga, order 88123; it goes to the office."
 class Encoder:
     """Counts one token for every four characters."""
 
-    def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
-    ) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return tuple(range(sum(len(m.content) for m in messages) // 4))
 
     # For the planner.
@@ -43,9 +41,7 @@ class Encoder:
 
 
 class Refusing(Encoder):
-    def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
-    ) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         raise TemplateRefused("no such role")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
+from budgeting.template import GENERATES
 from budgeting.values import BudgetRequest, Message, Role
 from gateway.prompts.canonical import canonicalize
 from gateway.prompts.text import TokenizerText
@@ -40,7 +41,7 @@ async def test_tokenizing_messages_counts_what_a_request_of_them_would_use(
 
 
 async def test_the_generation_prompt_may_be_left_out(text: TokenizerText) -> None:
-    ids = text.encode_chat(SHUFFLED, add_generation_prompt=False)
+    ids = text.encode_chat(SHUFFLED, kwargs={GENERATES: False})
     assert text.decode(ids) + "<|im_start|>assistant\n" == text.decode(text.encode_chat(SHUFFLED))
 
 

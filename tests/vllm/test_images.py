@@ -95,7 +95,7 @@ def work(tokenizer: ChatTokenizer, data: bytes, width: int = 5, height: int = 3)
     asked = (Message(Role.SYSTEM, "Look."), Message(Role.USER, "This?", parts=parts))
     return Work(
         generation_id="gen",
-        token_ids=tokenizer.encode_chat([one.without_parts for one in asked], add_generation_prompt=True),
+        token_ids=tokenizer.encode_chat([one.without_parts for one in asked]),
         messages=asked,
         sampling=SAMPLING,
         images={sha256: ImageData("image/png", memoryview(data))},

@@ -33,7 +33,7 @@ class Pool:
         return self.answer
 
     async def chat(self, messages: list[Message] = ASKED, **changes: Any) -> tuple[int, ...] | None:
-        given = {"add_generation_prompt": True, "tools": (), "kwargs": {}, **changes}
+        given = {"tools": (), "kwargs": {}, **changes}
         return await asyncio.to_thread(self.tokens.chat, messages, **given)
 
 

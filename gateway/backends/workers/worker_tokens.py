@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from budgeting.template import split_ending
+from budgeting.template import GENERATES, split_ending
 from budgeting.values import Message, Tool
 from gateway.backends.tool_bodies import message_body, tool_bodies
 from gateway.backends.workers.client import Whole
@@ -62,7 +62,6 @@ class PoolTokens:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool,
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> tuple[int, ...] | None:
@@ -73,7 +72,7 @@ class PoolTokens:
                 message_body(one.without_parts if one.parts else one, reasoning="reasoning", custom=False)
                 for one in messages
             ],
-            "add_generation_prompt": add_generation_prompt,
+            GENERATES: True,
         }
         if tools:
             body["tools"] = tool_bodies(tools, custom=False)
