@@ -247,7 +247,7 @@ async def measure(
         all_slots.append(LoraSlots(engine, places))
         return all_slots[-1]
 
-    tokenizer = ChatTokenizer.from_folder(model)
+    tokenizer = ChatTokenizer(model)
     make = engine_maker(load_settings(None, environ), tokenizer.token_bytes, make_slots)
     if make is None:
         raise RuntimeError("there is no engine")

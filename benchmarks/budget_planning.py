@@ -120,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
 
     chance = random.Random(SEED)
-    tokenizer = ChatTokenizer.from_folder(options.model)
+    tokenizer = ChatTokenizer(options.model)
     planner = BudgetPlanner(tokenizer, max_model_len=MODEL_LEN)
     prompt = conversation(tokenizer, chance, TOKENS)
     long = conversation(tokenizer, chance, 2 * MODEL_LEN)
@@ -146,7 +146,7 @@ def main() -> None:
             full.append(clocked(lambda: reference.encode_batch_fast([text], add_special_tokens=False)))
     for number in range(max(1, options.rounds // 20)):
         # The planner's caches are empty; the reference tokenizer keeps its cache of words.
-        fresh = ChatTokenizer.from_folder(options.model)
+        fresh = ChatTokenizer(options.model)
         cold_planner = BudgetPlanner(fresh, max_model_len=MODEL_LEN)
         request = BudgetRequest(afresh(prompt, number), max_tokens=ANSWER)
         cold.append(clocked(lambda request=request, one=cold_planner: one.plan(request)))  # type: ignore[misc]

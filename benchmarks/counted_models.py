@@ -169,7 +169,7 @@ async def measure(requests: int, folder: Path, stack: ExitStack) -> None:
     stack.callback(small.close)
     for one in (large, small):
         await one.wait_ready("/health")
-    bedrock = stack.enter_context(stand_in(demo_tokens(ChatTokenizer.from_folder(DEMO))))
+    bedrock = stack.enter_context(stand_in(demo_tokens(ChatTokenizer(DEMO))))
     front = gateway(folder, large, small, bedrock)
     stack.callback(front.close)
     await front.wait_ready("/ready")

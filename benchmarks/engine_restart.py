@@ -142,7 +142,7 @@ async def measure(
 ) -> tuple[float, list[list[float]], list[str]]:
     """Return the seconds of the first start, each run's figures, and :func:`held_now` around each run."""
     watch = EventTimes()
-    tokenizer = ChatTokenizer.from_folder(Path(settings.engine.model))
+    tokenizer = ChatTokenizer(Path(settings.engine.model))
     make = engine_maker(settings, settings.engine, tokenizer.token_bytes)
     if make is None:
         raise RuntimeError("engine.kind is none")

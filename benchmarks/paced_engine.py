@@ -161,7 +161,7 @@ class PacedBackend:
 
 def paced_engine(settings: Settings) -> MakeHost:
     """Return a function that makes a paced engine for a gateway's settings."""
-    tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
+    tokenizer = ChatTokenizer(settings.engine.tokenizer_folder)
     words = plain_words(tokenizer.token_bytes, settings.engine.tokenizer_folder.name)
 
     def make(

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "models" / "demo")
     asked = parser.parse_args()
     folders = asked.folders or [Path(sysconfig.get_path("stdlib")), ROOT / "docs"]
-    tokenizer, limits = ChatTokenizer.from_folder(asked.tokenizer), DegenerateLimits()
+    tokenizer, limits = ChatTokenizer(asked.tokenizer), DegenerateLimits()
     files = tokens = chars = cut = 0
     one: tuple[int, str] = (0, "")
     cycle: tuple[int, str] = (0, "")

@@ -32,7 +32,7 @@ from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.template_input import shown_tools, texts_in
 from budgeting.token_cache import TokenCache
 from budgeting.token_ids import PieceIds, TokenIds, joined
-from budgeting.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Role, Tool
 from budgeting.vocabulary import EncodeElsewhere, Vocabulary
 
@@ -70,21 +70,22 @@ class EncodedChat(Struct, frozen=True):
 
 
 class ChatTokenizer:
-    """A model's tokenizer and chat template. Synchronous and thread-safe.
+    """The tokenizer and chat template of a model's folder. Synchronous and thread-safe; loading blocks.
 
     Messages cannot contain control tokens (:mod:`budgeting.controls`). ``cache_bytes`` bounds the caches of
     texts and ids; ``elsewhere`` renders costly templates, and ``encode_elsewhere`` encodes large texts, in
-    other processes. Raises TokenizerError for unusable files.
+    other processes. Raises TokenizerError naming the unusable file.
     """
 
     def __init__(
         self,
-        files: TokenizerFiles,
+        folder: str | Path,
         *,
         cache_bytes: int = CACHE_BYTES,
         elsewhere: RenderElsewhere | None = None,
         encode_elsewhere: EncodeElsewhere | None = None,
     ) -> None:
+        files = read_tokenizer_files(folder)
         self._vocabulary = Vocabulary(files, elsewhere=encode_elsewhere)
         self._controls = self._vocabulary.controls
         try:
@@ -109,23 +110,6 @@ class ChatTokenizer:
         self._last_pieces = _NO_PIECES
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
-
-    @classmethod
-    def from_folder(
-        cls,
-        path: str | Path,
-        *,
-        cache_bytes: int = CACHE_BYTES,
-        elsewhere: RenderElsewhere | None = None,
-        encode_elsewhere: EncodeElsewhere | None = None,
-    ) -> ChatTokenizer:
-        """Load a model folder; blocks on disk. Raises TokenizerError naming the file."""
-        return cls(
-            read_tokenizer_files(path),
-            cache_bytes=cache_bytes,
-            elsewhere=elsewhere,
-            encode_elsewhere=encode_elsewhere,
-        )
 
     @property
     def encoder(self) -> str:

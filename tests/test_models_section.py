@@ -138,7 +138,7 @@ async def test_the_gateway_counts_each_model_with_its_own_tokenizer(tmp_path: Pa
     }
     gateway = build(settings(tmp_path, models), admin_key=KEY)
     tokenizers: Mapping[str, ChatTokenizer] = {
-        name: ChatTokenizer.from_folder(path)
+        name: ChatTokenizer(path)
         for name, path in {"small": folder, "big/chat": ROOT / "models/demo"}.items()
     }
     lengths = {"small": 512, "big/chat": 4096}

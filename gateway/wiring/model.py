@@ -73,7 +73,7 @@ class Tokenizers:
             templates = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
             texts = LimitedProcess(large_texts.WORK, str(folder), limits=self._text_limits)
             self.processes += (templates, texts)
-            self._read[folder] = ChatTokenizer.from_folder(
+            self._read[folder] = ChatTokenizer(
                 folder,
                 cache_bytes=self._cache_bytes,
                 elsewhere=bounded_templates.render_in(templates, folder),

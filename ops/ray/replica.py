@@ -40,7 +40,7 @@ MakeEngine = Callable[[Settings], MakeHost]
 
 def configured_engine(settings: Settings) -> MakeHost:
     """The configured engine. Raises ConfigError when there is none."""
-    tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
+    tokenizer = ChatTokenizer(settings.engine.tokenizer_folder)
     make = engine_maker(settings, settings.engine, tokenizer.token_bytes)
     if make is None:
         raise ConfigError("engine.kind: none; allowed: embedded or vllm, for engine replicas to run")

@@ -20,7 +20,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def tokenizers(folders: dict[str, Path]) -> dict[str, ChatTokenizer]:
-    return {name: ChatTokenizer.from_folder(folder) for name, folder in folders.items()}
+    return {name: ChatTokenizer(folder) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session", params=CHAT_KINDS)

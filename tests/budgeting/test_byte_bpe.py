@@ -246,7 +246,7 @@ def test_a_vocabulary_without_every_byte_is_refused() -> None:
 
 def chat(path: Path, tokenizer: Tokenizer) -> ChatTokenizer:
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    return ChatTokenizer.from_folder(write_folder(path, tokenizer, CHATML, eos_token="<|im_end|>"))
+    return ChatTokenizer(write_folder(path, tokenizer, CHATML, eos_token="<|im_end|>"))
 
 
 def test_the_encoder_names_the_counting_library(tmp_path: Path, tokenizers: dict[str, ChatTokenizer]) -> None:

@@ -163,7 +163,7 @@ def test_an_unused_id_inside_a_vocabulary_is_unknown(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(
         text.replace('"<|im_end|>":1,', '"<|im_end|>":999,'), encoding="utf-8"
     )
-    loaded = ChatTokenizer.from_folder(folder)
+    loaded = ChatTokenizer(folder)
     assert loaded.vocabulary == 1000
     assert loaded.unknown_id([999, 1]) == 1
     with pytest.raises(ValueError, match="token id 700"):
@@ -172,7 +172,7 @@ def test_an_unused_id_inside_a_vocabulary_is_unknown(tmp_path: Path) -> None:
 
 def test_the_cache_is_bounded_in_bytes_and_forgets_what_is_not_used(folders: dict[str, Path]) -> None:
     bound = 40_000
-    tokenizer = ChatTokenizer.from_folder(folders["chatml"], cache_bytes=bound)
+    tokenizer = ChatTokenizer(folders["chatml"], cache_bytes=bound)
     used = Message(Role.USER, "in the story of Vinland")
     for number in range(400):
         tokenizer.encode_chat([used, Message(Role.USER, f"in the story {number}")])
@@ -196,4 +196,4 @@ def test_threads_share_a_tokenizer(tokenizers: dict[str, ChatTokenizer]) -> None
 def test_a_malformed_template_names_the_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(["<|im_start|>"]), "{% for %}")
     with pytest.raises(TokenizerError, match=f"{folder}: the chat template is malformed"):
-        ChatTokenizer.from_folder(folder)
+        ChatTokenizer(folder)

@@ -32,7 +32,7 @@ class Workers:
     """Workers with the demo model's tokenizer."""
 
     def __init__(self) -> None:
-        self.tokenizer = ChatTokenizer.from_folder(DEMO)
+        self.tokenizer = ChatTokenizer(DEMO)
         self.silent = False
         self.asked = 0
 

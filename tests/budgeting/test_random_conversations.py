@@ -102,7 +102,7 @@ def like(template: str, one: Plan, other: Plan) -> bool:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_promise_holds_for_random_conversations(template: str, seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
-    tokenizer = ChatTokenizer.from_folder(
+    tokenizer = ChatTokenizer(
         write_folder(tmp_path, random_tokenizer(chance), template, bos_token="<|begin|>", eos_token="<|eot|>")
     )
     trims = "trim" in template

@@ -162,7 +162,7 @@ def planner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         bos_token="<s>",
         eos_token="</s>",
     )
-    return BudgetPlanner(ChatTokenizer.from_folder(folder), max_model_len=400)
+    return BudgetPlanner(ChatTokenizer(folder), max_model_len=400)
 
 
 def prompt(

@@ -24,39 +24,39 @@ def set_config(folder: Path, **changes: object) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"nowhere: no such folder; needed: .*engine\.model"):
-        ChatTokenizer.from_folder(tmp_path / "nowhere")
+        ChatTokenizer(tmp_path / "nowhere")
 
 
 def test_a_folder_without_a_tokenizer_says_what_is_needed(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing; needed"):
-        ChatTokenizer.from_folder(folder)
+        ChatTokenizer(folder)
 
 
 @pytest.mark.parametrize("broken", ["", "{", "{}", '{"version": "1.0"', "\x00\x01"])
 def test_a_broken_tokenizer_is_one_clear_error(folder: Path, broken: str) -> None:
     (folder / "tokenizer.json").write_text(broken)
     with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be used"):
-        ChatTokenizer.from_folder(folder)
+        ChatTokenizer(folder)
 
 
 def test_bytes_that_are_no_text_are_one_clear_error(folder: Path) -> None:
     (folder / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
-        ChatTokenizer.from_folder(folder)
+        ChatTokenizer(folder)
 
 
 @pytest.mark.parametrize("broken", ["[1]", "{"])
 def test_a_broken_config_is_one_clear_error(folder: Path, broken: str) -> None:
     (folder / "tokenizer_config.json").write_text(broken)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
-        ChatTokenizer.from_folder(folder)
+        ChatTokenizer(folder)
 
 
 def test_a_folder_without_a_template_says_where_it_was_sought(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(TokenizerError, match=r"needed: chat_template\.jinja, or chat_template in"):
-        ChatTokenizer.from_folder(folder)
+        ChatTokenizer(folder)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_special_tokens_are_read_in_both_spellings_and_the_config_wins(folder: P
 def test_a_special_token_that_the_tokenizer_lacks_is_named(folder: Path) -> None:
     set_config(folder, bos_token="<bos>")
     with pytest.raises(TokenizerError, match="bos_token is '<bos>'"):
-        ChatTokenizer.from_folder(folder)
+        ChatTokenizer(folder)
 
 
 def test_a_tokenizer_that_truncates_or_pads_is_told_not_to(folder: Path) -> None:
     data = json.loads((folder / "tokenizer.json").read_text())
     data["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    tokenizer = ChatTokenizer.from_folder(folder)
+    tokenizer = ChatTokenizer(folder)
     assert (
         tokenizer.decode(tokenizer.encode("in the story of Vinland Saga")) == "in the story of Vinland Saga"
     )

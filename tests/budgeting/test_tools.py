@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> ChatTokenizer:
-    return ChatTokenizer.from_folder(folder)
+    return ChatTokenizer(folder)
 
 
 def planned(tokenizer: ChatTokenizer, prompt: CanonicalPrompt, length: int = 4096, **changes: Any) -> Any:
@@ -187,7 +187,7 @@ def test_a_user_message_between_a_call_and_its_result_starts_no_exchange() -> No
 
 def test_a_template_that_shows_no_tools_counts_none(tmp_path: Path) -> None:
     special = ("<|im_start|>", "<|im_end|>")
-    plain = ChatTokenizer.from_folder(write_folder(tmp_path / "chatml", byte_level(special), CHATML))
+    plain = ChatTokenizer(write_folder(tmp_path / "chatml", byte_level(special), CHATML))
     prompt = CanonicalPrompt(turns=TALK)
     with_tools = CanonicalPrompt(turns=TALK, tools=(STOCK,))
     assert plain.per_message
@@ -204,7 +204,7 @@ def test_the_template_process_renders_tools_alike(folder: Path, tokenizer: ChatT
 
     costly = TOOLS + "{% macro dear() %}{% endmacro %}"
     special = ("<|im_start|>", "<|im_end|>")
-    apart = ChatTokenizer.from_folder(
+    apart = ChatTokenizer(
         write_folder(folder.parent / "costly", byte_level(special), costly), elsewhere=elsewhere
     )
     arguments: dict[str, Any] = {"tools": (STOCK, ORDER), "kwargs": {"enable_thinking": False}}

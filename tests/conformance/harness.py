@@ -171,7 +171,7 @@ def shaped(kind: FormatType, spec: str = "") -> ResponseFormat:
 
 def demo_tokenizer() -> ChatTokenizer:
     """Load the demo model's tokenizer."""
-    return ChatTokenizer.from_folder(DEMO_MODEL)
+    return ChatTokenizer(DEMO_MODEL)
 
 
 def make_adapters(folder: Path) -> Mapping[str, Adapter]:

@@ -25,7 +25,7 @@ def tokenizer_with(folder: Path, template: str, limits: Limits) -> Iterator[Chat
     shutil.copytree(DEMO, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     (folder / "chat_template.jinja").write_text(template)
     process = LimitedProcess(WORK, str(folder), limits=limits)
-    yield ChatTokenizer.from_folder(folder, elsewhere=render_in(process, folder))
+    yield ChatTokenizer(folder, elsewhere=render_in(process, folder))
     process.close()
 
 
@@ -58,7 +58,7 @@ def test_a_cheap_template_is_rendered_in_place_and_to_the_same_ids(tmp_path: Pat
     def refuse(job: bytes) -> bytes:
         raise AssertionError("rendered elsewhere")
 
-    in_place = ChatTokenizer.from_folder(DEMO, elsewhere=refuse)
+    in_place = ChatTokenizer(DEMO, elsewhere=refuse)
     source = (DEMO / "chat_template.jinja").read_text()
     for elsewhere in tokenizer_with(
         tmp_path / "same", source + "{% if 1 * 1 == 2 %}{% endif %}", Limits(wall_s=120.0)

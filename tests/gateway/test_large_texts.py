@@ -24,7 +24,7 @@ CHAT = (Message(Role.SYSTEM, "Count."), Message(Role.USER, LARGE), Message(Role.
 
 @pytest.fixture(scope="module")
 def here() -> ChatTokenizer:
-    return ChatTokenizer.from_folder(DEMO)
+    return ChatTokenizer(DEMO)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_large_texts_and_no_others_are_encoded_elsewhere_to_the_same_ids(here: C
         texts.append(job[1:].decode())
         return work(job)
 
-    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=noted)
+    there = ChatTokenizer(DEMO, encode_elsewhere=noted)
     for text in (LARGE, f"<|im_start|>{LARGE}"):
         for special in (True, False):
             assert there.encode(text, add_special_tokens=special) == here.encode(
@@ -59,7 +59,7 @@ def test_large_texts_and_no_others_are_encoded_elsewhere_to_the_same_ids(here: C
 
 
 def test_the_process_answers_with_the_ids(here: ChatTokenizer, process: LimitedProcess) -> None:
-    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=encode_in(process))
+    there = ChatTokenizer(DEMO, encode_elsewhere=encode_in(process))
     assert there.encode(LARGE) == here.encode(LARGE)
     assert there.encode_parts_whole(CHAT[:2], (1,)) == here.encode_parts_whole(CHAT[:2], (1,))
 
@@ -74,7 +74,7 @@ def test_the_process_answers_with_the_ids(here: ChatTokenizer, process: LimitedP
 )
 def test_a_text_that_takes_too_much_is_refused_with_the_bound(bounds: Limits, named: str) -> None:
     process = LimitedProcess(WORK, str(DEMO), limits=bounds)
-    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=encode_in(process))
+    there = ChatTokenizer(DEMO, encode_elsewhere=encode_in(process))
     try:
         with pytest.raises(InvalidRequest, match=f"allowed: .* {named}"):
             there.encode(6 * LARGE)
@@ -84,7 +84,7 @@ def test_a_text_that_takes_too_much_is_refused_with_the_bound(bounds: Limits, na
 
 def test_without_its_process_a_large_text_is_refused_until_later() -> None:
     process = LimitedProcess("budgeting.vocabulary:no_such_work", limits=limits(1 << 20))
-    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=encode_in(process))
+    there = ChatTokenizer(DEMO, encode_elsewhere=encode_in(process))
     try:
         with pytest.raises(BackendUnavailable, match="could not be tokenized"):
             there.encode(LARGE)

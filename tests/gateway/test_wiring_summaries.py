@@ -19,7 +19,7 @@ BACKENDS = {"local": ScriptedBackend("local"), "far": ScriptedBackend("far")}
 
 @pytest.fixture(scope="module")
 def tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.from_folder(DEMO)
+    return ChatTokenizer(DEMO)
 
 
 def made(

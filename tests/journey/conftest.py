@@ -18,7 +18,7 @@ from tests.journey.rig import CALLER, JourneyRig
 
 @pytest.fixture(scope="session")
 def tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.from_folder(rig.ROOT / "models" / "demo")
+    return ChatTokenizer(rig.ROOT / "models" / "demo")
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     folder = write_folder(
         tmp_path_factory.mktemp("other"), byte_level(special), CHATML, eos_token="<|im_end|>"
     )
-    return ChatTokenizer.from_folder(folder)
+    return ChatTokenizer(folder)
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def admin_of(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.from_folder(ROOT / "models" / "demo")
+    return ChatTokenizer(ROOT / "models" / "demo")
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ async def test_where_the_template_takes_no_later_system_message_the_preview_show
         bos_token="<s>",
         eos_token="</s>",
     )
-    found = await admin_of(ChatTokenizer.from_folder(folder)).preview(ask())
+    found = await admin_of(ChatTokenizer(folder)).preview(ask())
     sections = [message["section"] for message in found["messages"]]  # type: ignore[attr-defined]
     assert sections == ["system", "recent_turns", "recent_turns", "recent_turns"]
     counts = found["sections"]

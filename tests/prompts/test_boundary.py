@@ -36,9 +36,7 @@ contexts = st.dictionaries(st.text(max_size=6), st.text(max_size=12) | st.intege
 @pytest.fixture(scope="module")
 def planners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BudgetPlanner]:
     written = folders.write_all(tmp_path_factory.mktemp("models"))
-    return {
-        kind: BudgetPlanner(ChatTokenizer.from_folder(written[kind]), max_model_len=8_192) for kind in KINDS
-    }
+    return {kind: BudgetPlanner(ChatTokenizer(written[kind]), max_model_len=8_192) for kind in KINDS}
 
 
 def plan_of(

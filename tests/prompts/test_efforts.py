@@ -27,7 +27,7 @@ TEMPLATE = """
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
     folder = write_folder(tmp_path_factory.mktemp("efforts") / "model", byte_level(["<s>"]), TEMPLATE)
-    return ModelText(ChatTokenizer.from_folder(folder), 512, Canonicalizer())
+    return ModelText(ChatTokenizer(folder), 512, Canonicalizer())
 
 
 def planned(text: ModelText, effort: str, *, role: Role = Role.USER, lenient: bool = True) -> Plan:

@@ -266,4 +266,4 @@ async def test_planning_uses_extracted_sentences_until_the_summary_is_written(
 
 @pytest.fixture(scope="module")
 def demo_tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.from_folder(DEMO)
+    return ChatTokenizer(DEMO)

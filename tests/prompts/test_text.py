@@ -23,7 +23,7 @@ SHUFFLED = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.from_folder(DEMO)
+    return ChatTokenizer(DEMO)
 
 
 @pytest.fixture

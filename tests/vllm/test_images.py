@@ -86,7 +86,7 @@ def engine(llm: Scripted) -> VllmEngine:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> ChatTokenizer:
-    return ChatTokenizer.from_folder(folder)
+    return ChatTokenizer(folder)
 
 
 def work(tokenizer: ChatTokenizer, data: bytes, width: int = 5, height: int = 3) -> Work:
