@@ -86,8 +86,11 @@ class ChatTokenizer:
         encode_elsewhere: EncodeElsewhere | None = None,
     ) -> None:
         files = read_tokenizer_files(folder)
-        self._vocabulary = Vocabulary(files, elsewhere=encode_elsewhere)
-        self._controls = self._vocabulary.controls
+        self._vocabulary = vocabulary = Vocabulary(files, elsewhere=encode_elsewhere)
+        self._controls = vocabulary.controls
+        self.vocabulary, self.encoder = vocabulary.size, vocabulary.encoder
+        self.decode, self.tokens = vocabulary.decode, vocabulary.tokens
+        self.token_bytes, self.unknown_id = vocabulary.token_bytes, vocabulary.unknown_id
         try:
             self._template = ChatTemplate(
                 files.template, files.specials, now=datetime.now, elsewhere=elsewhere
@@ -97,6 +100,7 @@ class ChatTokenizer:
         self._system_support = learn_system_support(
             lambda messages: self._template.render(messages, add_generation_prompt=False)
         )
+        self.as_sent = self._system_support.fold
         self._anchor = ""
         self._generation_ids: tuple[int, ...] = ()
         # Whether conversations are tokenized message by message.
@@ -112,17 +116,8 @@ class ChatTokenizer:
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
 
     @property
-    def encoder(self) -> str:
-        """The library that encodes plain text: ``tiktoken``, or ``tokenizers`` with the reason."""
-        return self._vocabulary.encoder
-
-    @property
     def cache_bytes(self) -> int:
         return self._cache.bytes + self._counts.bytes + self._tool_counts.bytes
-
-    @property
-    def vocabulary(self) -> int:
-        return self._vocabulary.size
 
     def encode_chat(
         self,
@@ -201,11 +196,6 @@ class ChatTokenizer:
             ends.append(bisect_right(token_ends, len(self._controls.unguard(shown) if guarded else shown)))
         return EncodedChat(tuple(token_ids), tuple(ends))
 
-    def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
-        """The conversation as the chat template takes it (:mod:`budgeting.forms`); its first ``opening``
-        messages are the leading system messages."""
-        return self._system_support.fold(messages, opening)
-
     def message_tokens(self, message: Message) -> int:
         """Tokens that a message adds after the first one, markup included.
 
@@ -268,22 +258,9 @@ class ChatTokenizer:
         """Ids of a raw text; control tokens in it are control tokens: its author writes the markup."""
         return tuple(self._vocabulary.raw_ids(text, add_special_tokens=add_special_tokens))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._vocabulary.decode(token_ids)
-
-    def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        return self._vocabulary.tokens(token_ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for; empty for an id that the vocabulary does not have."""
-        return self._vocabulary.token_bytes(token_id)
-
     def text_bytes(self, token_id: int) -> bytes:
         """The bytes that one token adds to an answer's text; none for a control token."""
         return b"" if token_id in self._vocabulary.special else self._vocabulary.token_bytes(token_id)
-
-    def unknown_id(self, token_ids: Sequence[int]) -> int | None:
-        return self._vocabulary.unknown_id(token_ids)
 
     def _learn_shape(self) -> bool:
         """Whether messages may be encoded one by one; stores the ids of the generation prompt if so.

@@ -151,6 +151,7 @@ class Vocabulary:
         return [names[token_id] for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for; empty for an id that the vocabulary does not have."""
         content = self._added.get(token_id)
         return self._bytes.of(self._tokenizer.id_to_token(token_id) or "") if content is None else content
 
