@@ -49,6 +49,15 @@ class _Learned:
     # The share by which each of the last reports exceeded its estimate.
     above: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
+    @property
+    def margin(self) -> float:
+        if len(self.above) < ENOUGH:
+            return UNSEEN_MARGIN
+        return min(max(max(self.above) * _WIDER, MIN_MARGIN), MAX_MARGIN)
+
+
+_NOTHING = _Learned()
+
 
 class EstimatingCounter:
     """Estimates by model; thread-safe and bounded."""
@@ -61,23 +70,19 @@ class EstimatingCounter:
         """Estimate the input tokens that ``model`` will report for this conversation."""
         size = rough_tokens(messages)
         with self._lock:
-            learned = self._models.get(model)
-            factor = learned.factor if learned is not None else 1.0
-            margin = _margin(learned) if learned is not None else UNSEEN_MARGIN
-        expected = size * factor
+            learned = self._models.get(model, _NOTHING)
+            expected, margin = size * learned.factor, learned.margin
         return Estimate(math.ceil(expected), math.ceil(expected * (1 + margin)))
 
     def factor(self, model: str) -> float:
         """The factor on a guess from bytes alone for ``model``."""
         with self._lock:
-            learned = self._models.get(model)
-            return learned.factor if learned is not None else 1.0
+            return self._models.get(model, _NOTHING).factor
 
     def margin(self, model: str) -> float:
         """The margin of an estimate for ``model``, as a share of the estimate."""
         with self._lock:
-            learned = self._models.get(model)
-            return _margin(learned) if learned is not None else UNSEEN_MARGIN
+            return self._models.get(model, _NOTHING).margin
 
     def learn(self, model: str, messages: Iterable[Message], reported_tokens: int) -> None:
         """Learn from the tokens that ``model`` reported for this conversation."""
@@ -114,9 +119,3 @@ def rough_text_tokens(text: str) -> float:
     more = len(text) - ones - fours
     threes = len(text.encode("utf-8", "surrogatepass")) - ones - 4 * fours - 2 * more
     return ones * _ONE + (more - threes) * _TWO + threes * _THREE + fours * _FOUR
-
-
-def _margin(learned: _Learned) -> float:
-    if len(learned.above) < ENOUGH:
-        return UNSEEN_MARGIN
-    return min(max(max(learned.above) * _WIDER, MIN_MARGIN), MAX_MARGIN)
