@@ -13,8 +13,11 @@ by Jinja each time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jinja2 import nodes
+
+N = TypeVar("N", bound=nodes.Node)
 
 _OUTSIDE = frozenset({"tools", "documents"})  # the same for a whole conversation, so constants
 _TAIL = frozenset({"add_generation_prompt"})
@@ -37,7 +40,7 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
             if loop is not None or not _is_plain_loop(node, aliases, constants):
                 return False
             loop = node
-        elif _with_descendants(node, (nodes.For, nodes.Assign)) or not _looks_only_at(
+        elif _within(node, nodes.For, nodes.Assign) or not _looks_only_at(
             node, constants if loop is None else constants | _TAIL
         ):
             return False
@@ -109,12 +112,9 @@ def is_cheap(tree: nodes.Template) -> bool:
     """Whether the result is at most as long as the conversation times its number of messages."""
     if any(tree.find_all(_DEAR)) or len(list(tree.find_all(nodes.For))) > _MOST_LOOPS:
         return False
-    made = {
-        name.name
-        for one in tree.find_all(nodes.Assign)
-        for name in _with_descendants(one.target, (nodes.Name, nodes.NSRef))
-        if isinstance(name, nodes.Name | nodes.NSRef)
-    }
+    targets = [one.target for one in tree.find_all(nodes.Assign)]
+    made = {name.name for one in targets for name in _within(one, nodes.Name)}
+    made |= {name.name for one in targets for name in _within(one, nodes.NSRef)}
     return (
         all(one.name in _CHEAP_FILTERS for one in tree.find_all(nodes.Filter))
         and all(_is_cheap_call(call) for call in tree.find_all(nodes.Call))
@@ -136,28 +136,17 @@ def _is_small(value: object) -> bool:
 
 def _may_double(value: nodes.Node, made: set[str]) -> bool:
     """Whether an assigned value may be twice as long as a value assigned before."""
-    used = [
-        one
-        for one in _with_descendants(value, (nodes.Name,))
-        if isinstance(one, nodes.Name) and one.name in made
-    ]
-    escaped = any(
-        isinstance(one, nodes.Filter) and one.name in _ESCAPING
-        for one in _with_descendants(value, (nodes.Filter,))
-    )
-    return len(used) > (0 if escaped else 1) and (escaped or bool(_with_descendants(value, _JOINING)))
+    used = [one for one in _within(value, nodes.Name) if one.name in made]
+    escaped = any(one.name in _ESCAPING for one in _within(value, nodes.Filter))
+    return len(used) > (0 if escaped else 1) and (escaped or bool(_within(value, *_JOINING)))
 
 
 def _repeats_messages(loop: nodes.For) -> bool:
     """Whether the loop is recursive, or contains a loop over more than the current item."""
-    own = {one.name for one in _with_descendants(loop.target, (nodes.Name,)) if isinstance(one, nodes.Name)}
-    inner = [one for part in loop.body for one in _with_descendants(part, (nodes.For,))]
+    own = {one.name for one in _within(loop.target, nodes.Name)}
+    inner = [one for part in loop.body for one in _within(part, nodes.For)]
     return loop.recursive or any(
-        name.name not in own
-        for one in inner
-        if isinstance(one, nodes.For)
-        for name in _with_descendants(one.iter, (nodes.Name,))
-        if isinstance(name, nodes.Name)
+        name.name not in own for one in inner for name in _within(one.iter, nodes.Name)
     )
 
 
@@ -191,7 +180,7 @@ def _is_plain_loop(loop: nodes.For, aliases: set[str], constants: frozenset[str]
         return False
     known = constants | _INSIDE | {loop.target.name}
     for node in loop.body:
-        for made in _with_descendants(node, (nodes.Assign, nodes.For)):
+        for made in _within(node, nodes.Assign, nodes.For):
             assert isinstance(made, nodes.Assign | nodes.For)
             if not isinstance(made.target, nodes.Name):
                 return False
@@ -205,11 +194,11 @@ def _looks_only_at(node: nodes.Node, names: frozenset[str], *, in_loop: bool = F
     """Whether ``node`` uses known statements and filters, and reads no other name than ``names``."""
     firsts: set[int] = set()
     if in_loop:
-        for candidate in _with_descendants(node, (nodes.Getattr, nodes.Compare)):
+        for candidate in _within(node, nodes.Getattr, nodes.Compare):
             name = _first_iteration_test(candidate)
             if name is not None:
                 firsts.add(id(name))
-    for part in _with_descendants(node, (nodes.Stmt, nodes.Name, nodes.Filter, nodes.Test)):
+    for part in _within(node, nodes.Stmt, nodes.Name, nodes.Filter, nodes.Test):
         if isinstance(part, nodes.Stmt) and not isinstance(part, _STATEMENTS):
             return False
         if isinstance(part, nodes.Break):
@@ -242,7 +231,8 @@ def _loop_name(node: nodes.Node) -> nodes.Name | None:
     return node if isinstance(node, nodes.Name) and node.name == "loop" else None
 
 
-def _with_descendants(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> list[nodes.Node]:
+def _within(node: nodes.Node, *kinds: type[N]) -> list[N]:
+    """The node and its descendants, as far as they are of these kinds."""
     own = [node] if isinstance(node, kinds) else []
     return own + list(node.find_all(kinds))
 
