@@ -26,6 +26,7 @@ from budgeting.sentences import sentence_ends
 from budgeting.summary import Summarizer
 from budgeting.trimming import TrimCandidate, largest_that_fits, offers
 from budgeting.values import (
+    SPARE_ORDER,
     BudgetRequest,
     CanonicalPrompt,
     EvidenceChunk,
@@ -161,12 +162,8 @@ class Fitting:
 
     def _affordable(self, least: SectionCounts, room: int) -> tuple[list[TrimCandidate], int]:
         """The offers that might fit (slightly more than expected to), and how many are expected to fit."""
-        prompt, budgets, merged, tokenizer = (
-            self._prompt,
-            self._budgets,
-            self._merged,
-            self.tokenizer,
-        )
+        prompt, budgets = self._prompt, self._budgets
+        merged, tokenizer = self._merged, self.tokenizer
         starts = exchanges(prompt.turns)
         ends = [*starts[1:], latest_turn(self._prompt.turns)]
         title = 0
@@ -326,13 +323,8 @@ class Fitting:
 
 
 def _largest(counts: SectionCounts) -> PromptSection:
-    sizes = {
-        PromptSection.SYSTEM: counts.system,
-        PromptSection.RETRIEVAL: counts.retrieval,
-        PromptSection.RECENT_TURNS: counts.recent_turns,
-        PromptSection.TOOLS: counts.tools,
-    }
-    return max(sizes, key=lambda section: sizes[section])
+    sections = (PromptSection.SYSTEM, *SPARE_ORDER, PromptSection.TOOLS)  # a summary may be left out
+    return max(sections, key=lambda section: getattr(counts, section.value))
 
 
 def _chars(prompt: CanonicalPrompt) -> int:
