@@ -6,7 +6,6 @@ of a step are copied into permanent buffers, padded to the next recorded size; a
 one token in a spare block.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,21 +19,6 @@ def decode_sizes(most: int) -> list[int]:
     up to twice the rows costs little.
     """
     return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """A buffer of the largest size for each input of a step."""
-
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    tables: torch.Tensor
-    contexts: torch.Tensor
-
-    def rows(self, count: int) -> list[torch.Tensor]:
-        """The first ``count`` rows of each buffer."""
-        return [one[:count] for one in (self.tokens, self.positions, self.slots, self.tables, self.contexts)]
 
 
 class FixedDecode:
@@ -57,11 +41,9 @@ class FixedDecode:
         self._model, self._kernel, self._cache = model, kernel, cache
         self._padding = (0, 0, spare_block * cache[0].shape[2], spare_block, 1)
         self._sizes = decode_sizes(max_num_seqs)
-        columns = (max_num_seqs, max_blocks)
-        vectors = (torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device) for _ in range(4))
-        tokens, positions, slots, contexts = vectors
-        tables = torch.zeros(columns, dtype=torch.int64, device=model.device)
-        self._inputs = _Inputs(tokens, positions, slots, tables, contexts)
+        # A buffer of the largest size for each input of a step: tokens, positions, slots, tables, contexts.
+        shapes = (*[(max_num_seqs,)] * 3, (max_num_seqs, max_blocks), (max_num_seqs,))
+        self._inputs = [torch.zeros(one, dtype=torch.int64, device=model.device) for one in shapes]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         if record:
             self._record()
@@ -70,9 +52,9 @@ class FixedDecode:
         """The logits of a step, one row per sequence; inputs: tokens, positions, slots, tables, contexts."""
         count = len(inputs[0])
         size = next(one for one in self._sizes if one >= count)
-        for buffer, given, filler in zip(self._inputs.rows(size), inputs, self._padding, strict=True):
+        for buffer, given, filler in zip(self._inputs, inputs, self._padding, strict=True):
             buffer[:count].copy_(given, non_blocking=True)
-            buffer[count:].fill_(filler)
+            buffer[count:size].fill_(filler)
         if size not in self._graphs:
             return self._compute(size)[:count]
         graph, logits = self._graphs[size]
@@ -80,13 +62,13 @@ class FixedDecode:
         return logits[:count]
 
     def _compute(self, size: int) -> torch.Tensor:
-        tokens, positions, slots, tables, contexts = self._inputs.rows(size)
+        tokens, positions, slots, tables, contexts = (buffer[:size] for buffer in self._inputs)
         plan: Plan = [Singles(slice(0, size), self._kernel.prepare(tables, contexts))]
         return self._model.logits(self._model.forward(tokens, positions, slots, plan, self._cache))
 
     def _record(self) -> None:
         """Record each size, the largest first, so that the others reuse its memory."""
-        for buffer, filler in zip(self._inputs.rows(self._sizes[-1]), self._padding, strict=True):
+        for buffer, filler in zip(self._inputs, self._padding, strict=True):
             buffer.fill_(filler)
         pool = None
         for size in reversed(self._sizes):
