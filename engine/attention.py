@@ -54,18 +54,6 @@ class DecodeKernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """The sequences of a step in the order of the flattened batch: query counts, key counts (new keys
-    included) and block tables. ``sizes`` are the numbers of sequences in each group.
-    """
-
-    widths: IntArray
-    contexts: IntArray
-    tables: IntArray
-    sizes: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """Some queries of a group, which attend to its first ``keys`` keys; ``mask`` is added to the scores, None
     when they attend to all of these keys.
@@ -163,22 +151,24 @@ class GroupedAttention:
         )
         return [[wide[one] for one in group] for group in groups] + ([singles] if singles else [])
 
-    def plan(self, batch: Batch) -> Plan:
-        """Prepare the groups of a step, or of its last layer, which computes one query per sequence."""
-        only_singles = self.kernel is not None and batch.widths.max() == 1
-        bounds = [0, len(batch.widths)] if only_singles else [0, *accumulate(batch.sizes)]
+    def plan(self, widths: IntArray, contexts: IntArray, tables: IntArray, sizes: list[int]) -> Plan:
+        """Prepare the groups of a step, or of its last layer, which computes one query per sequence.
+
+        In the order of the flattened batch: query counts, key counts (new keys included) and block tables of
+        the sequences; ``sizes`` are the numbers of sequences in each group.
+        """
+        only_singles = self.kernel is not None and widths.max() == 1
+        bounds = [0, len(widths)] if only_singles else [0, *accumulate(sizes)]
         plan: Plan = []
         first_query = 0
         for first, end in pairwise(bounds):
-            widths, contexts, tables = (
-                one[first:end] for one in (batch.widths, batch.contexts, batch.tables)
-            )
-            queries = slice(first_query, first_query + int(widths.sum()))
-            if self.kernel is not None and widths.max() == 1:
-                arrays = (torch.from_numpy(one).to(self._device) for one in (tables, contexts))
+            of_group = slice(first, end)
+            queries = slice(first_query, first_query + int(widths[of_group].sum()))
+            if self.kernel is not None and widths[of_group].max() == 1:
+                arrays = (torch.from_numpy(one[of_group]).to(self._device) for one in (tables, contexts))
                 plan.append(Singles(queries, self.kernel.prepare(*arrays)))
             else:
-                plan.append(self._group(queries, widths, contexts, tables))
+                plan.append(self._group(queries, widths[of_group], contexts[of_group], tables[of_group]))
             first_query = queries.stop
         return plan
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.attention import Batch, IntArray, Plan
+from engine.attention import IntArray, Plan
 from engine.graphs import FixedDecode
 from engine.lora import AdapterBank, LoraBatch
 from engine.model import Decoder, Ends, new_cache
@@ -177,7 +177,7 @@ class ModelRunner:
             return self._fixed.run((*inputs, torch.from_numpy(tables), torch.from_numpy(contexts))), {}
 
         def plan(widths: IntArray) -> Plan:
-            return model.attention.plan(Batch(widths, contexts, tables, sizes))
+            return model.attention.plan(widths, contexts, tables, sizes)
 
         ends_of_chunks = None
         if not is_decode and not embeds:

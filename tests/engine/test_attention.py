@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention import MOST_KEYS, Batch, DecodeKernel, GroupedAttention, IntArray, group_by_shape
+from engine.attention import MOST_KEYS, DecodeKernel, GroupedAttention, IntArray, group_by_shape
 from engine.kernels import CompiledOperators
 from engine.paged import FlashDecode, takes_flash
 
@@ -89,16 +89,13 @@ def test_every_group_of_sequences_attends_as_each_would_alone(
     paged, attention = spread(sequences, random.shuffle), plain(kernel)  # type: ignore[attr-defined]
     members = attention.group_sequences(paged.widths, paged.contexts)
     order = [one for group in members for one in group]
-    batch = Batch(
-        np.array([paged.widths[one] for one in order]),
-        np.array([paged.contexts[one] for one in order]),
-        paged.tables[order],
-        [len(group) for group in members],
-    )
+    widths = np.array([paged.widths[one] for one in order])
+    contexts = np.array([paged.contexts[one] for one in order])
+    plan = attention.plan(widths, contexts, paged.tables[order], [len(group) for group in members])
     queries = [torch.randn(paged.widths[one], HEADS, HEAD_DIM) for one in order]
     # The rest of a row, keys and values of the fused product, must be ignored: it is NaN.
-    fused = torch.cat([torch.cat(queries).flatten(1), torch.full((int(batch.widths.sum()), 3), torch.nan)], 1)
-    attended = attention.attend(fused, paged.cache, attention.plan(batch))
+    fused = torch.cat([torch.cat(queries).flatten(1), torch.full((int(widths.sum()), 3), torch.nan)], 1)
+    attended = attention.attend(fused, paged.cache, plan)
     torch.testing.assert_close(attended, paged.expect(queries, order))
 
 
