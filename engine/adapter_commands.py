@@ -59,8 +59,4 @@ class AdapterCommands:
 
 
 def _settled(command: LoadAdapter | UnloadAdapter, error: EngineAdapterError | None = None) -> AdapterSettled:
-    return (
-        AdapterSettled(command.call)
-        if error is None
-        else AdapterSettled(command.call, error.code, str(error))
-    )
+    return AdapterSettled(command.call, error.code if error else None, str(error or ""))

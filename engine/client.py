@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 from engine.errors import (
     DuplicateSequence,
@@ -391,10 +391,6 @@ class _Receiver(asyncio.Protocol):
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._reader = FrameReader(Event)
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         for event in self._reader.feed(data):

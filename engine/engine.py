@@ -91,7 +91,7 @@ class Engine:
     @property
     def signals(self) -> EngineSignals:
         """The current state, with the figures of the last step."""
-        now = replace(
+        return replace(
             self._last_step,
             running=len(self._scheduler.running),
             waiting=sum(not one.request.embed for one in self._scheduler.waiting) + len(self._building),
@@ -102,10 +102,8 @@ class Engine:
             prefix_hits=self._scheduler.prefix_hits,
             prompt_tokens=self._scheduler.prompt_tokens,
             generation_tokens=self._generated,
+            adapters_resident=self._adapters.resident,
         )
-        if self._adapters.is_empty:
-            return now
-        return replace(now, adapters_resident=self._adapters.resident)
 
     def read_adapter(self, folder: Path) -> LoraWeights:
         """Read the weights in a PEFT folder, for ``install_adapter``. The engine's state is not changed, so

@@ -181,9 +181,8 @@ def main(argv: list[str], load: Callable[[Command], "Engine"] = _load) -> int:
     """Serve on the socket whose file descriptor is the only argument; returns the exit status."""
     # Ctrl-C, a closed terminal and a service manager's SIGTERM reach every process of the tree: the parent
     # drains, then closes the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     log_to(sys.stderr)
     channel = Channel(socket.socket(fileno=int(argv[0])))
     try:

@@ -135,8 +135,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         selected = logits if len(rows) == len(draws) else logits[rows]
         for row, token in zip(rows, _draw(selected, chosen), strict=True):
             tokens[row] = token
-    result: list[int] = tokens
-    return result
+    return tokens
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
