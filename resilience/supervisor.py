@@ -65,23 +65,6 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
-    """Start the engine again in ``wait_s``; ``attempt`` counts the last hour's restarts, with this one."""
-
-    reason: Loss
-    attempt: int
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Do not restart the engine: ``restarts`` within the last hour have not helped."""
-
-    reason: Loss
-    restarts: int
-
-
-@dataclass(frozen=True, slots=True)
 class EngineLost:
     """The engine takes no work, and its requests have failed; ``backend`` runs on it."""
 
@@ -92,13 +75,16 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class EngineRestarting:
-    """The engine restarts in ``wait_s``, the ``attempt``-th time in an hour. ``exit_code`` < 0: a signal."""
+    """The engine restarts in ``wait_s``, the ``attempt``-th time in an hour.
+
+    As the supervisor's decision it has no ``exit_code`` (negative for a signal), ``detail`` and ``backend``.
+    """
 
     reason: Loss
     attempt: int
     wait_s: float
-    exit_code: int | None
-    detail: str
+    exit_code: int | None = None
+    detail: str = ""
     backend: str = ""
 
 
@@ -118,12 +104,13 @@ class EngineGivenUp:
 
     reason: Loss
     restarts: int
-    exit_code: int | None
-    detail: str
+    exit_code: int | None = None
+    detail: str = ""
     backend: str = ""
 
 
-SupervisorEvent = EngineLost | EngineRestarting | EngineRestarted | EngineGivenUp
+Decision = EngineRestarting | EngineGivenUp
+SupervisorEvent = EngineLost | EngineRestarted | Decision
 
 
 class RestartPolicy:
@@ -197,11 +184,11 @@ class Supervisor:
                 self._load_s = now - self._load_from
             self._reset()
 
-    def start_failed(self, now: float) -> Restart | GiveUp | None:
+    def start_failed(self, now: float) -> Decision | None:
         """Record a failed start; ``None`` when it was no restart."""
         return self._again(now, Loss.START_FAILED) if self.state is SupervisorState.RESTARTING else None
 
-    def lost(self, now: float, reason: Loss) -> Restart | GiveUp | None:
+    def lost(self, now: float, reason: Loss) -> Decision | None:
         """Record that the engine takes no work; ``None`` when that is known already or intended."""
         running = self.state in (SupervisorState.READY, SupervisorState.SUSPECT)
         return self._again(now, reason) if running else None
@@ -239,15 +226,15 @@ class Supervisor:
             return Loss.STOPPED
         return Loss.NO_PROGRESS if self._idle_s >= limit_s else None
 
-    def _again(self, now: float, reason: Loss) -> Restart | GiveUp:
+    def _again(self, now: float, reason: Loss) -> Decision:
         wait_s = self._policy.ask(now)
         made = self._policy.in_last_hour(now)
         if wait_s is None:
             self.state = SupervisorState.GIVEN_UP
-            return GiveUp(reason, made)
+            return EngineGivenUp(reason, made)
         self.state = SupervisorState.RESTARTING
         self._ready_at = now + wait_s + self._load_s
-        return Restart(reason, made, wait_s)
+        return EngineRestarting(reason, made, wait_s)
 
     def _reset(self) -> None:
         """Forget the observations of the previous engine."""

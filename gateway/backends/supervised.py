@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -18,14 +18,13 @@ from observability.events import EngineFigures
 from resilience.engine_death import cause_of_death, fewer_blocks, kernel_oom_kills
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import (
+    Decision,
     EngineGivenUp,
     EngineLost,
     EngineRestarted,
     EngineRestarting,
-    GiveUp,
     Loss,
     Observation,
-    Restart,
     Supervisor,
     SupervisorEvent,
     SupervisorState,
@@ -117,7 +116,7 @@ class SupervisedHost:
         self._totals = Totals()
         # The limits of the engine that is loaded, or was last.
         self.facts: EngineFacts | None = None
-        self._decision: Restart | GiveUp | None = None
+        self._decision: Decision | None = None
         self._lost_at = 0.0
         self._detail = ""
         self._news = asyncio.Event()
@@ -227,19 +226,15 @@ class SupervisedHost:
         decision = await self._watch()
         while decision is not None:
             await self._retire()
-            exit_code = self._run.host.exit_code
-            if isinstance(decision, GiveUp):
-                self._emit(EngineGivenUp(decision.reason, decision.restarts, exit_code, self._detail))
+            self._emit(replace(decision, exit_code=self._run.host.exit_code, detail=self._detail))
+            if isinstance(decision, EngineGivenUp):
                 return
-            self._emit(
-                EngineRestarting(decision.reason, decision.attempt, decision.wait_s, exit_code, self._detail)
-            )
             await self._sleep(decision.wait_s)
             if self._supervisor.state is not SupervisorState.RESTARTING:
                 return
             decision = await self._start_again(decision) or await self._watch()
 
-    async def _watch(self) -> Restart | GiveUp | None:
+    async def _watch(self) -> Decision | None:
         """Wait until the engine is lost; returns what to do then, ``None`` when it was stopped."""
         run = self._run
         run.processes = await asyncio.to_thread(run.host.find_processes)
@@ -314,7 +309,7 @@ class SupervisedHost:
         except TimeoutError:
             self._detail += f"; what was left has not ended within {RETIRE_TIMEOUT_S:g} s"
 
-    async def _start_again(self, restart: Restart) -> Restart | GiveUp | None:
+    async def _start_again(self, restart: EngineRestarting) -> Decision | None:
         """Start the next engine; returns ``None`` when it takes work, else what to do next."""
         async with self.starting:
             started_at = self._clock()

@@ -10,10 +10,10 @@ from resilience.supervisor import (
     HOUR_S,
     LONGEST_GAP_S,
     LONGEST_WAIT_S,
-    GiveUp,
+    EngineGivenUp,
+    EngineRestarting,
     Loss,
     Observation,
-    Restart,
     RestartPolicy,
     Supervisor,
     SupervisorState,
@@ -52,10 +52,10 @@ def test_the_sixth_death_within_an_hour_is_the_last() -> None:
     supervisor = running()
     for attempt in range(1, 6):
         decision = supervisor.lost(attempt * 100.0, Loss.EXITED)
-        assert isinstance(decision, Restart) and decision.attempt == attempt
+        assert isinstance(decision, EngineRestarting) and decision.attempt == attempt
         supervisor.load_begun(attempt * 100.0 + 1)
         supervisor.started(attempt * 100.0 + 2)
-    assert supervisor.lost(600.0, Loss.EXITED) == GiveUp(Loss.EXITED, 5)
+    assert supervisor.lost(600.0, Loss.EXITED) == EngineGivenUp(Loss.EXITED, 5)
     assert supervisor.state is SupervisorState.GIVEN_UP
     assert supervisor.ready_in_s(600.0) is None
     assert supervisor.lost(9999.0, Loss.EXITED) is None, "an operator restarts it, nobody else"
@@ -63,21 +63,21 @@ def test_the_sixth_death_within_an_hour_is_the_last() -> None:
 
 def test_a_death_an_hour_later_begins_anew() -> None:
     supervisor = running(restarts=1)
-    assert supervisor.lost(10.0, Loss.EXITED) == Restart(Loss.EXITED, 1, 0.0)
+    assert supervisor.lost(10.0, Loss.EXITED) == EngineRestarting(Loss.EXITED, 1, 0.0)
     supervisor.started(12.0)
     assert supervisor.restarts_last_hour(10.0 + HOUR_S - 1) == 1
-    assert supervisor.lost(10.0 + HOUR_S, Loss.EXITED) == Restart(Loss.EXITED, 1, 0.0)
+    assert supervisor.lost(10.0 + HOUR_S, Loss.EXITED) == EngineRestarting(Loss.EXITED, 1, 0.0)
 
 
 def test_with_no_restarts_allowed_the_first_death_is_the_end() -> None:
-    assert running(restarts=0).lost(1.0, Loss.EXITED) == GiveUp(Loss.EXITED, 0)
+    assert running(restarts=0).lost(1.0, Loss.EXITED) == EngineGivenUp(Loss.EXITED, 0)
 
 
 def test_a_restart_that_fails_counts_and_waits_like_a_death() -> None:
     supervisor = running(restarts=2)
     supervisor.lost(1.0, Loss.EXITED)
-    assert supervisor.start_failed(2.0) == Restart(Loss.START_FAILED, 2, 1.0)
-    assert supervisor.start_failed(4.0) == GiveUp(Loss.START_FAILED, 2)
+    assert supervisor.start_failed(2.0) == EngineRestarting(Loss.START_FAILED, 2, 1.0)
+    assert supervisor.start_failed(4.0) == EngineGivenUp(Loss.START_FAILED, 2)
 
 
 def test_a_first_start_that_fails_is_not_repeated() -> None:
@@ -210,7 +210,7 @@ def test_no_hour_ever_sees_more_restarts_than_allowed(deaths: list[tuple[float, 
         now += after_s
         restarting = supervisor.state is SupervisorState.RESTARTING
         decision = supervisor.start_failed(now) if restarting else supervisor.lost(now, Loss.EXITED)
-        if not isinstance(decision, Restart):
+        if not isinstance(decision, EngineRestarting):
             assert supervisor.state is SupervisorState.GIVEN_UP
             break
         assert 0.0 <= decision.wait_s <= LONGEST_WAIT_S
