@@ -1,11 +1,10 @@
 """Vectors of questions: little-endian 32-bit floats, and how similar two of them are."""
 
 import re
-import sys
-from array import array
 from collections.abc import Sequence
 from math import isfinite, sqrt
 from operator import mul
+from struct import pack, unpack
 from typing import Final
 
 TRIED: Final = 3
@@ -32,17 +31,11 @@ def unit_vector(vector: bytes) -> bytes | None:
     length = sqrt(sum(map(mul, numbers, numbers)))
     if not (isfinite(length) and length > 0):
         return None
-    scaled = array("f", [one / length for one in numbers])
-    if sys.byteorder == "big":
-        scaled.byteswap()
-    return scaled.tobytes()
+    return pack(f"<{len(numbers)}f", *[one / length for one in numbers])
 
 
-def _floats(vector: bytes) -> "array[float]":
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+def _floats(vector: bytes) -> tuple[float, ...]:
+    return unpack(f"<{len(vector) // 4}f", vector)
 
 
 def numbers_in(text: str) -> tuple[str, ...]:
