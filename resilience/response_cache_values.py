@@ -89,11 +89,7 @@ class Store(Protocol):
 
 
 class EmbedderError(Exception):
-    """No vectors were made; ``error_type`` is the class of the cause."""
-
-    def __init__(self, error_type: str) -> None:
-        self.error_type = error_type
-        super().__init__(error_type)
+    """No vectors were made; the message is the class of the cause."""
 
 
 class Embedder(Protocol):
