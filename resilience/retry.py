@@ -29,10 +29,6 @@ class RetryPolicy:
     random: Random
     emit: Callable[[ResilienceEvent], None]
 
-    def began(self, backend: str, now: float) -> None:
-        """Record a first attempt on ``backend``, which earns a part of a retry."""
-        self.budget.attempted(backend, now)
-
     def wait_s(
         self,
         failure: BackendFailure,

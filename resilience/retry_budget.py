@@ -63,7 +63,7 @@ class RetryBudget:
         self._buckets: dict[str, _Bucket] = {}
 
     def attempted(self, backend: str, now: float) -> None:
-        """Record a first attempt."""
+        """Record a first attempt, which earns a part of a retry."""
         bucket = self._buckets.get(backend)
         if bucket is None:
             self._buckets[backend] = _Bucket(self._most, now)

@@ -80,7 +80,7 @@ class RetryLoop:
                 cancelled and awaited.
         """
         backend, calls = bounds.backend, bounds.calls
-        self._policy.began(backend, self._clock())
+        self._policy.budget.attempted(backend, self._clock())
         this = Attempt(1)
         while True:
             if (end := bounds.end) is not None and self._clock() >= end:
