@@ -1,7 +1,7 @@
 """Metrics of the engines in process, read when scraped: under vLLM's names, and as ``sluice_engine_*``."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily
@@ -12,18 +12,37 @@ from observability.events import EngineFigures
 from observability.scrape import counter, gauge
 
 LABELS = ("model_name", "engine")
+# Kind, name, help and field of the figures that are one number.
+NUMBERS = (
+    (gauge, "sluice_engine_running", "Sequences in the batch of an engine in process.", "running"),
+    (gauge, "sluice_engine_waiting", "Sequences in the queue of an engine in process.", "waiting"),
+    (gauge, "sluice_engine_kv_usage", "Share of the engine's KV blocks in use, 0 to 1.", "kv_usage"),
+    (
+        counter,
+        "sluice_engine_prefix_queries",
+        "Prompt tokens looked up in the prefix cache.",
+        "prefix_queries",
+    ),
+    (counter, "sluice_engine_prefix_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
+    (counter, "sluice_engine_preemptions", "Sequences preempted.", "preemptions"),
+    (gauge, "vllm:num_requests_running", "Sequences in the engine's batch.", "running"),
+    (gauge, "vllm:num_requests_waiting", "Sequences in the engine's queue.", "waiting"),
+    (gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
+    (counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
+    (counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
+    (counter, "vllm:num_preemptions", "Sequences preempted.", "preemptions"),
+    (counter, "vllm:prompt_tokens", "Prompt tokens computed or found.", "prompt_tokens"),
+    (counter, "vllm:generation_tokens", "Tokens generated.", "generation_tokens"),
+)
 
 
-def engine_families(
-    figures: Mapping[str, EngineFigures | None], unix_time: Callable[[], float] = time.time
-) -> Iterator[Metric]:
-    """Families of the engines in process, by backend, under the names of vLLM that fleet routers read.
-
-    ``unix_time`` gives the value of ``vllm:lora_requests_info``: readers use its newest series.
+def engine_families(figures: Mapping[str, EngineFigures | None]) -> Iterator[Metric]:
+    """Families of the engines in process, by backend: under the names of vLLM that fleet routers read, and
+    under the gateway's names, like those of remote workers (``sluice_worker_*``).
     """
     families: dict[str, Metric] = {}
     for backend, one in figures.items():
-        for family in () if one is None else _families(backend, one, unix_time):
+        for family in () if one is None else _families(backend, one):
             if family.name in families:
                 families[family.name].samples += family.samples
             else:
@@ -31,28 +50,12 @@ def engine_families(
     yield from families.values()
 
 
-def _families(backend: str, figures: EngineFigures, unix_time: Callable[[], float]) -> Iterator[Metric]:
-    yield from _gateway_names(backend, figures)
+def _families(backend: str, figures: EngineFigures) -> Iterator[Metric]:
     engine = (figures.model_name, "0")
-    for name, text, value in (
-        ("vllm:num_requests_running", "Sequences in the engine's batch.", figures.running),
-        ("vllm:num_requests_waiting", "Sequences in the engine's queue.", figures.waiting),
-        ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", figures.kv_usage),
-    ):
-        yield gauge(name, text, {engine: value}, *LABELS)
-    for name, text, total in (
-        (
-            "vllm:prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache.",
-            figures.prefix_queries,
-        ),
-        ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.prefix_hits),
-        ("vllm:num_preemptions", "Sequences preempted.", figures.preemptions),
-        ("vllm:prompt_tokens", "Prompt tokens computed or found.", figures.prompt_tokens),
-        ("vllm:generation_tokens", "Tokens generated.", figures.generation_tokens),
-    ):
-        if total is not None:
-            yield counter(name, text, {engine: total}, *LABELS)
+    for make, name, text, field in NUMBERS:
+        key, labels = (engine, LABELS) if name.startswith("vllm:") else ((backend,), ("backend",))
+        if (value := getattr(figures, field)) is not None:
+            yield make(name, text, {key: value}, *labels)
     yield gauge(
         "vllm:cache_config_info",
         "The KV cache's shape.",
@@ -67,29 +70,10 @@ def _families(backend: str, figures: EngineFigures, unix_time: Callable[[], floa
         yield histogram
     if figures.loras is not None:
         names = (",".join(figures.loras.running), ",".join(figures.loras.waiting))
+        # Readers use the newest series.
         yield gauge(
             "vllm:lora_requests_info",
             "Adapters of the requests; the value is the time of this reading.",
-            {(str(figures.loras.max_loras), *names): unix_time()},
+            {(str(figures.loras.max_loras), *names): time.time()},
             "max_lora", "running_lora_adapters", "waiting_lora_adapters",
         )  # fmt: skip
-
-
-def _gateway_names(backend: str, figures: EngineFigures) -> Iterator[Metric]:
-    """The same figures under the gateway's names, like those of remote workers (``sluice_worker_*``)."""
-    for name, text, value in (
-        ("sluice_engine_running", "Sequences in the batch of an engine in process.", figures.running),
-        ("sluice_engine_waiting", "Sequences in the queue of an engine in process.", figures.waiting),
-        ("sluice_engine_kv_usage", "Share of the engine's KV blocks in use, 0 to 1.", figures.kv_usage),
-    ):
-        yield gauge(name, text, {backend: value}, "backend")
-    for name, text, total in (
-        (
-            "sluice_engine_prefix_queries",
-            "Prompt tokens looked up in the prefix cache.",
-            figures.prefix_queries,
-        ),
-        ("sluice_engine_prefix_hits", "Prompt tokens found in the prefix cache.", figures.prefix_hits),
-        ("sluice_engine_preemptions", "Sequences preempted.", figures.preemptions),
-    ):
-        yield counter(name, text, {backend: total}, "backend")
