@@ -311,39 +311,27 @@ class EventMetrics:
 
     def _add(self, family: Family) -> None:
         """Register one family and the updates that its events cause."""
+        series: Callable[..., Any]
+        change: Callable[[Any, float], None]
         if family.buckets:
             histogram = Histogram(family.name, family.text, family.buckets, self._registry)
-            for rule in family.on:
-                self._on(rule, _observing(histogram, rule))
-            return
-        kind = Gauge if family.gauge else Counter
-        metric: Any = kind(family.name, family.text, family.labels, registry=self._registry)
-        bounds = (self._backends if label in BACKEND_LABELS else Bounded() for label in family.labels)
-        series = self._series[family.name] = Series(metric, *bounds)
+            series, change = lambda: histogram, Histogram.observe
+        else:
+            kind, change = (Gauge, Gauge.set) if family.gauge else (Counter, Counter.inc)
+            metric: Any = kind(family.name, family.text, family.labels, registry=self._registry)
+            bounds = (self._backends if label in BACKEND_LABELS else Bounded() for label in family.labels)
+            series = self._series[family.name] = Series(metric, *bounds)
         for values in family.start:
             series(*values)
         for rule in family.on:
-            self._on(rule, _setting(series, rule) if family.gauge else _counting(series, rule))
-
-    def _on(self, rule: On, update: Update) -> None:
-        self.updates.setdefault(rule.event, []).append(update)
+            self.updates.setdefault(rule.event, []).append(_update(series, change, rule))
 
 
-def _observing(histogram: Histogram, rule: On) -> Update:
-    amount = rule.amount
-    return lambda event: histogram.observe(amount(event))
-
-
-def _setting(series: Series[Gauge], rule: On) -> Update:
-    labels, amount = rule.labels, rule.amount
-    return lambda event: series(*labels(event)).set(amount(event))
-
-
-def _counting(series: Series[Counter], rule: On) -> Update:
+def _update(series: Callable[..., Any], change: Callable[[Any, float], None], rule: On) -> Update:
     labels, amount, when = rule.labels, rule.amount, rule.when
 
-    def count(event: Any) -> None:
+    def update(event: Any) -> None:
         if when is None or when(event):
-            series(*labels(event)).inc(amount(event))
+            change(series(*labels(event)), amount(event))
 
-    return count
+    return update
