@@ -19,6 +19,7 @@ from observability.events import RequestRecord, ToolCallCounts
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
+from observability.scrape import ScrapeCollector
 from observability.slo_metrics import NO_TARGETS, SloMetrics
 from observability.usage_metrics import UsageMetrics
 
@@ -96,17 +97,6 @@ class _WithoutCreated(Collector):
             yield metric
 
 
-class _First(Collector):
-    """Calls a function at the start of a scrape."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def collect(self) -> Iterator[Metric]:
-        self._call()
-        yield from ()
-
-
 class Metrics:
     """The gateway's metrics in a registry of their own; no method blocks. The ``known`` names always have
     label values of their own.
@@ -125,7 +115,8 @@ class Metrics:
         self._finished: list[RequestRecord] = []
         self._revision: int | None = None
         self._targets = NO_TARGETS
-        registry.register(_First(self._scraped))  # it updates metrics, so it must run before them
+        # It updates the metrics, so it must run before them.
+        registry.register(ScrapeCollector(lambda _: iter(()), self._scraped))
         self._exposed = _WithoutCreated(registry)
         known_backends = tuple(known_backends)
         routes, backends = Bounded(known_routes), Bounded(known_backends)
@@ -169,18 +160,15 @@ class Metrics:
         self.slo = SloMetrics(registry, routes)
         self._usage = UsageMetrics(registry, routes, backends)
         self._admission = admission = AdmissionMetrics(registry, backends)
-        self._events = EventMetrics(registry, backends, known_backends)
+        events = EventMetrics(registry, backends, known_backends)
+        self.show_restarts = events.show_restarts
         self.updates: Mapping[type, Sequence[Update]] = {
             RequestRecord: (self.request,),
             Admitted: (admission.admitted,),
             RefusedEvent: (admission.refused,),
             FirstToken: (admission.first_token,),
-            **self._events.updates,
+            **events.updates,
         }
-
-    def show_restarts(self, backend: str) -> None:
-        """Show the restarts of this backend's engine in process, from 0 on."""
-        self._events.show_restarts(backend)
 
     def read(self, **figures: Callable[[], float]) -> None:
         """Set the functions that a scrape calls for :data:`GAUGES`, by name; none may block or raise."""
