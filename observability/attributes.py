@@ -10,6 +10,8 @@ from observability.events import RequestRecord
 from observability.trace_facts import CallFact, EdgeRecord, StepFact, TraceFacts
 
 Value = str | bool | int | float | tuple[str, ...]
+# By name; those that are ``None`` are not known, and left out of the span.
+Attributes = dict[str, Value | None]
 
 # The conventions' provider names that differ from our backend kinds. The conventions prescribe ``openai`` for
 # any unidentified service with OpenAI's protocol.
@@ -37,10 +39,10 @@ def span_name(record: RequestRecord) -> str:
     return f"{operation(record)} {record.model}" if known else operation(record)
 
 
-def attributes(record: RequestRecord) -> dict[str, Value]:
-    """The root span's attributes; unknown ones are left out."""
+def attributes(record: RequestRecord) -> Attributes:
+    """The root span's attributes."""
     backend = record.backend
-    found: dict[str, Value | None] = {
+    found: Attributes = {
         "gen_ai.operation.name": operation(record),
         "gen_ai.provider.name": PROVIDERS.get(backend, backend) if backend else None,
         "gen_ai.request.model": record.model,
@@ -71,25 +73,24 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.budget.merged_chunks": record.merged_chunks or None,
         "sluice.budget.summarized_turns": record.summarized_turns or None,
     }
-    return _known(found | {f"sluice.{name}": getattr(record, name) for name in OWN_NAMES})
+    return found | {f"sluice.{name}": getattr(record, name) for name in OWN_NAMES}
 
 
-def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
+def fact_attributes(facts: TraceFacts) -> Attributes:
     """The root span's attributes that the record lacks."""
-    found: dict[str, Value | None] = {
+    return {
         **{f"gen_ai.request.{name}": getattr(facts, name) for name in SAMPLING_NAMES},
         "gen_ai.request.choice.count": facts.choices if facts.choices != 1 else None,
         "sluice.admission.decision": facts.admission,
         "sluice.admission.reason": facts.admission_reason,
         "sluice.attempts": sum(step.name == "attempt" for step in facts.steps) or None,
     }
-    return _known(found)
 
 
-def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
+def step_attributes(record: RequestRecord, step: StepFact) -> Attributes:
     """A step's attributes; an attempt calls a model, so it also has attributes of the conventions."""
     attempted = step.name == "attempt"
-    found: dict[str, Value | None] = {
+    found: Attributes = {
         "sluice.backend_name": step.backend,
         "sluice.step": step.name,
         "sluice.attempt.number": step.attempt,
@@ -102,32 +103,26 @@ def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
         found["gen_ai.request.model"] = record.model
         if record.backend is not None and step.backend == record.backend_name:
             found["gen_ai.provider.name"] = PROVIDERS.get(record.backend, record.backend)
-    return _known(found)
+    return found
 
 
-def call_attributes(call: CallFact) -> dict[str, Value]:
+def call_attributes(call: CallFact) -> Attributes:
     """A call's attributes: the server, and whether it was a hedge."""
     parts = urlsplit(call.target)
-    found: dict[str, Value | None] = {
+    return {
         "server.address": parts.hostname or call.target,
         "server.port": parts.port,
         "sluice.hedge": call.hedge or None,
         "error.type": call.failure,
     }
-    return _known(found)
 
 
-def edge_attributes(record: EdgeRecord) -> dict[str, Value]:
+def edge_attributes(record: EdgeRecord) -> Attributes:
     """Attributes of an answer without a generation: those of HTTP."""
-    found: dict[str, Value | None] = {
+    return {
         "http.request.method": record.method,
         "http.route": record.path,
         "http.response.status_code": record.status,
         "error.type": record.error_code,
         "sluice.request_id": record.request_id,
     }
-    return _known(found)
-
-
-def _known(values: Mapping[str, Value | None]) -> dict[str, Value]:
-    return {name: value for name, value in values.items() if value is not None}

@@ -17,7 +17,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import orjson
 from opentelemetry.sdk.resources import Resource
@@ -26,6 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from observability.attributes import (
+    Attributes,
     Value,
     attributes,
     call_attributes,
@@ -49,7 +49,7 @@ FIRST_STAGE_NUMBER = 1 << 20
 MAX_CONTENT_CHARS = 16_384
 
 Scrub = Callable[[str], str]
-NOTHING: Mapping[str, Value] = MappingProxyType({})
+NOTHING: Attributes = {}
 
 
 class OneResource(Resource):
@@ -99,7 +99,7 @@ class _Trace:
         kind: SpanKind,
         began_ns: int,
         ended_ns: int,
-        values: Mapping[str, Value] = NOTHING,
+        values: Attributes = NOTHING,
         failure: str | None = None,
         events: tuple[Event, ...] = (),
     ) -> ReadableSpan:
@@ -108,7 +108,7 @@ class _Trace:
             context=context,
             parent=parent,
             resource=self._origin.resource,
-            attributes=_checked(values),
+            attributes=_known(values),
             events=events,
             kind=kind,
             status=_UNSET if failure is None else Status(StatusCode.ERROR, _encodable(failure)),
@@ -118,14 +118,13 @@ class _Trace:
         )
 
 
-def _checked(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """``values`` in a form that the encoder accepts; usually the same object, since nothing must change."""
-    for value in values.values():
-        if isinstance(value, str) and not value.isascii():
-            break
-    else:
-        return values
-    return {name: _encodable(value) if isinstance(value, str) else value for name, value in values.items()}
+def _known(values: Attributes) -> dict[str, Value]:
+    """The known values, in a form that the encoder accepts."""
+    return {
+        name: _encodable(value) if isinstance(value, str) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _encodable(text: str) -> str:
@@ -160,7 +159,7 @@ def _root(
     context: SpanContext,
     name: str,
     record: RequestRecord | EdgeRecord,
-    values: dict[str, Value],
+    values: Attributes,
 ) -> ReadableSpan:
     root = trace.root
     return trace.span(
