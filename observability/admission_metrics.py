@@ -1,6 +1,6 @@
 """Metrics of admission: decisions and waits, counted by event, and the gates' figures, read when scraped."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,17 +52,17 @@ class GateFigures:
     pace: float | None = None
 
 
-GATE_GAUGES: tuple[tuple[str, str, Callable[[GateFigures], float | None]], ...] = (
-    ("sluice_admission_waiting_tokens", "Uncached prompt tokens of queued requests.",
-     lambda it: it.waiting_tokens),
-    ("sluice_admission_in_flight", "Sequences dispatched and not ended.", lambda it: it.in_flight),
-    ("sluice_admission_limit", "Sequences that may be in flight.", lambda it: it.limit),
-    ("sluice_admission_factor", "Share of sequences and blocks used; 1: all.", lambda it: it.factor),
-    ("sluice_admission_kv_usage", "Share of KV blocks in use, as reported.", lambda it: it.kv_usage),
-    ("sluice_admission_kv_forecast", "Largest forecast share of KV blocks.", lambda it: it.kv_forecast),
+# Name, help and field.
+GATE_GAUGES = (
+    ("sluice_admission_waiting_tokens", "Uncached prompt tokens of queued requests.", "waiting_tokens"),
+    ("sluice_admission_in_flight", "Sequences dispatched and not ended.", "in_flight"),
+    ("sluice_admission_limit", "Sequences that may be in flight.", "limit"),
+    ("sluice_admission_factor", "Share of sequences and blocks used; 1: all.", "factor"),
+    ("sluice_admission_kv_usage", "Share of KV blocks in use, as reported.", "kv_usage"),
+    ("sluice_admission_kv_forecast", "Largest forecast share of KV blocks.", "kv_forecast"),
     ("sluice_admission_prefill_backlog_tokens", "Uncached prompt tokens dispatched and not yet computed.",
-     lambda it: it.prefill_backlog),
-    ("sluice_admission_pace", "Time between two tokens divided by its target.", lambda it: it.pace),
+     "prefill_backlog"),
+    ("sluice_admission_pace", "Time between two tokens divided by its target.", "pace"),
 )  # fmt: skip
 
 
@@ -87,8 +87,8 @@ def gate_families(figures: Iterable[GateFigures]) -> Iterator[Metric]:
         {(gate.name, route): rungs for gate in gates for route, rungs in gate.rungs.items()},
         "backend", "route",
     )  # fmt: skip
-    for name, text, value in GATE_GAUGES:
-        yield gauge(name, text, {gate.name: value(gate) for gate in gates}, "backend")
+    for name, text, field in GATE_GAUGES:
+        yield gauge(name, text, {gate.name: getattr(gate, field) for gate in gates}, "backend")
 
 
 class AdmissionMetrics:

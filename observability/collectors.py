@@ -1,6 +1,6 @@
 """Metric families of other parts of the gateway; a scrape reads their figures."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
@@ -291,38 +291,28 @@ class WorkerStatus:
     kv_usage: float | None = None
 
 
-WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerStatus], float | None]], ...] = (
-    (
-        "sluice_worker_in_service",
-        "1 while the worker gets requests.",
-        lambda worker: float(worker.state == "in_service"),
-    ),
-    (
-        "sluice_worker_weight",
-        "The worker's share of requests relative to one in full service.",
-        lambda worker: worker.weight,
-    ),
-    (
-        "sluice_worker_in_flight",
-        "Requests of this process in flight at the worker.",
-        lambda worker: worker.in_flight,
-    ),
-    ("sluice_worker_connections", "Connections to the worker.", lambda worker: worker.connections),
-    ("sluice_worker_running", "Sequences in the worker's batch, estimated.", lambda worker: worker.running),
-    ("sluice_worker_waiting", "Sequences in the worker's queue, estimated.", lambda worker: worker.waiting),
-    (
-        "sluice_worker_kv_usage",
-        "Share of the worker's KV blocks in use, estimated.",
-        lambda worker: worker.kv_usage,
-    ),
+# Name, help and field.
+WORKER_GAUGES = (
+    ("sluice_worker_weight", "The worker's share of requests relative to one in full service.", "weight"),
+    ("sluice_worker_in_flight", "Requests of this process in flight at the worker.", "in_flight"),
+    ("sluice_worker_connections", "Connections to the worker.", "connections"),
+    ("sluice_worker_running", "Sequences in the worker's batch, estimated.", "running"),
+    ("sluice_worker_waiting", "Sequences in the worker's queue, estimated.", "waiting"),
+    ("sluice_worker_kv_usage", "Share of the worker's KV blocks in use, estimated.", "kv_usage"),
 )
 
 
 def worker_families(figures: Mapping[str, Sequence[WorkerStatus]]) -> Iterator[Metric]:
     """The remote workers of every pool, by backend: one series a worker."""
     workers = {(name, one.url): one for name, pool in figures.items() for one in pool}
-    for name, text, value in WORKER_GAUGES:
-        values = {key: value(worker) for key, worker in workers.items()}
+    yield gauge(
+        "sluice_worker_in_service",
+        "1 while the worker gets requests.",
+        {key: worker.state == "in_service" for key, worker in workers.items()},
+        "backend", "worker",
+    )  # fmt: skip
+    for name, text, field in WORKER_GAUGES:
+        values = {key: getattr(worker, field) for key, worker in workers.items()}
         yield gauge(name, text, values, "backend", "worker")
     yield counter(
         "sluice_worker_ejections",
