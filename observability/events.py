@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 import msgspec
 
+# The status of a request whose caller disconnected before the end.
+DISCONNECTED = 499
 NO_STAGES: Mapping[str, float] = MappingProxyType({})
 
 

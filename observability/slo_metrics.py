@@ -13,14 +13,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from observability.events import RequestRecord
+from observability.events import DISCONNECTED, RequestRecord
 from observability.histogram import LabelCounter
 from observability.labels import Bounded
 from observability.scrape import gauge
 
 OBJECTIVES = ("ttft", "total")
-# `RequestRecord.status` when the caller disconnected before the end.
-DISCONNECTED = 499
 DEGRADED = "degraded"
 
 

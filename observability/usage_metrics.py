@@ -4,14 +4,12 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 
-from observability.events import RequestRecord
+from observability.events import DISCONNECTED, RequestRecord
 from observability.histogram import LabelCounter
 from observability.labels import Bounded, counted
 
 KINDS = ("input", "output", "cached")
 OUTCOMES = ("answered", "fallback", "refused", "failed", "left")
-# `RequestRecord.status` when the caller disconnected before the end.
-DISCONNECTED = 499
 _NANO = 1e-9
 
 
