@@ -37,7 +37,7 @@ class Logs:
     @property
     def dropped(self) -> int:
         """Lines lost because they came faster than they could be written."""
-        return self.writer.dropped
+        return self.writer.handler.dropped
 
     def close(self) -> bool:
         """Write queued lines (for a bounded time) and restore logging; returns whether all were written."""
@@ -73,7 +73,7 @@ def configure_logging(
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         format_errors,
-        partial(_with, always),
+        lambda logger, method, event: {**event, **always},
         _redacted,
     ]
     structlog.configure(
@@ -141,13 +141,6 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
             self._second = second
             self._second_prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
         return f"{self._second_prefix}{int((at - second) * 1e6):06d}Z"
-
-
-def _with(
-    always: Mapping[str, str], logger: Any, method: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
-    event.update(always)
-    return event
 
 
 def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -74,11 +74,6 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
-    @property
-    def dropped(self) -> int:
-        """Lines lost since the start because the queue was full."""
-        return self.handler.dropped
-
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Write queued records, for at most about ``timeout_s``; returns whether all were written."""
         self._closing.set()
