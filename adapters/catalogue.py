@@ -121,29 +121,21 @@ def apply(catalogue: Catalogue, data: bytes, *, number: int, author: str, at: fl
     if number != catalogue.number + 1:
         raise CatalogueError(f"event {number} does not follow {catalogue.number}")
     try:
-        event = json.loads(data)
-        change = _CHANGES[event["event"]]
-        after = change(catalogue, event, _Stamp(number, author, at))
+        event = {**json.loads(data), "number": number, "author": author, "at": at}
+        after = _CHANGES[event["event"]](catalogue, event)
     except (ValueError, KeyError, TypeError) as error:
         raise CatalogueError(f"event {number} cannot be understood ({type(error).__name__})") from None
     return replace(after, number=number)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    number: int
-    author: str
-    at: float
-
-
-def _registered(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _registered(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     fields = event["adapter"]
     name = str(fields["id"])
     if name in catalogue.versions or name in catalogue.aliases:
         raise CatalogueError(f"the name {name!r} is taken; register another one")
     version = Version(
         adapter_id=name,
-        engine_id=stamp.number,
+        engine_id=event["number"],
         base_model=str(fields["base_model"]),
         base_revision=fields.get("base_revision"),
         rank=int(fields["rank"]),
@@ -153,13 +145,13 @@ def _registered(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -
         sha256=str(fields["sha256"]),
         location=str(fields["location"]),
         labels=MappingProxyType({str(key): str(value) for key, value in fields.get("labels", {}).items()}),
-        author=stamp.author,
-        at=stamp.at,
+        author=event["author"],
+        at=event["at"],
     )
     return _with(catalogue, version)
 
 
-def _promoted(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _promoted(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     version, percent = catalogue.version(event["id"]), float(event["percent"])
     if event["alias"] is None:
         if percent != 100:
@@ -174,19 +166,15 @@ def _promoted(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> 
     if percent < 100:
         if version.adapter_id == alias.target:
             raise CatalogueError(f"{version.adapter_id!r} has all of {name!r}; a canary is another version")
-        after = catalogue
-        if alias.canary not in (None, version.adapter_id):
-            after = _end_canary(after, str(alias.canary), but=name)
+        after = _end_canary(catalogue, alias, replaced_by=version)
         moved = replace(alias, canary=version.adapter_id, percent=percent)
         state = version.state if version.state is AdapterState.ACTIVE else AdapterState.CANARY
         return _with(_aliased(after, moved), _moved(version, state))
-    after = _aliased(catalogue, _to(alias, version.adapter_id))
-    if alias.canary not in (None, version.adapter_id):
-        after = _end_canary(after, str(alias.canary), but=name)
+    after = _end_canary(_aliased(catalogue, _to(alias, version.adapter_id)), alias, replaced_by=version)
     return _with(after, _moved(version, AdapterState.ACTIVE))
 
 
-def _rolled_back(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _rolled_back(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     alias = catalogue.aliases.get(str(event["alias"]))
     if alias is None:
         raise CatalogueError(f"there is no alias {event['alias']!r}")
@@ -194,20 +182,17 @@ def _rolled_back(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) 
     if target.state is AdapterState.RETIRED:
         raise CatalogueError(f"{target.adapter_id!r} is retired; choose another version")
     after = _with(_aliased(catalogue, _to(alias, target.adapter_id)), _moved(target, AdapterState.ACTIVE))
-    if alias.canary not in (None, target.adapter_id):
-        after = _end_canary(after, str(alias.canary), but=alias.name)
-    return after
+    return _end_canary(after, alias, replaced_by=target)
 
 
-def _ended_canary(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _ended_canary(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     alias = catalogue.aliases.get(str(event["alias"]))
     if alias is None or alias.canary is None:
         raise CatalogueError(f"{event['alias']!r} has no canary")
-    after = _aliased(catalogue, replace(alias, canary=None, percent=0.0))
-    return _end_canary(after, alias.canary, but=alias.name)
+    return _end_canary(_aliased(catalogue, replace(alias, canary=None, percent=0.0)), alias)
 
 
-def _retired(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _retired(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     version = catalogue.version(event["id"])
     names = catalogue.named_by(version.adapter_id)
     if names:
@@ -217,20 +202,20 @@ def _retired(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> C
     return _with(catalogue, replace(_moved(version, AdapterState.RETIRED), pinned=False))
 
 
-def _evaluated(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _evaluated(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     report = dict(event["report"])
     if not isinstance(report.get("passed"), bool):
         raise CatalogueError("a report says whether it passed (passed: true or false)")
-    report |= {"author": stamp.author, "at": stamp.at}
+    report |= {"author": event["author"], "at": event["at"]}
     return _with(catalogue, replace(catalogue.version(event["id"]), report=MappingProxyType(report)))
 
 
-def _labelled(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _labelled(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     labels = MappingProxyType({str(key): str(value) for key, value in event["labels"].items()})
     return _with(catalogue, replace(catalogue.version(event["id"]), labels=labels))
 
 
-def _pinned(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _pinned(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     version = catalogue.version(event["id"])
     if event["pinned"] and version.state is AdapterState.RETIRED:
         raise CatalogueError(f"{version.adapter_id!r} is retired; it is not loaded any more")
@@ -266,10 +251,12 @@ def _to(alias: Alias, target: str) -> Alias:
     return Alias(alias.name, target, history=(*alias.history, *past)[-MAX_HISTORY:])
 
 
-def _end_canary(catalogue: Catalogue, adapter_id: str, *, but: str) -> Catalogue:
-    """Stage a former canary of ``but`` again, unless another alias uses it."""
-    version = catalogue.version(adapter_id)
-    elsewhere = set(catalogue.named_by(adapter_id)) - {but}
+def _end_canary(catalogue: Catalogue, alias: Alias, replaced_by: Version | None = None) -> Catalogue:
+    """Stage the alias' former canary again, unless it is ``replaced_by``, or another alias uses it."""
+    if alias.canary is None or (replaced_by is not None and alias.canary == replaced_by.adapter_id):
+        return catalogue
+    version = catalogue.version(alias.canary)
+    elsewhere = set(catalogue.named_by(alias.canary)) - {alias.name}
     if version.state is not AdapterState.CANARY or elsewhere:
         return catalogue
     return _with(catalogue, _moved(version, AdapterState.STAGED))

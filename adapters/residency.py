@@ -48,12 +48,9 @@ class AdapterDemand:
         """Restore counts stored ``age_s`` seconds ago; a higher current count stays."""
         decay = math.exp2(-max(0.0, age_s) / self.half_life_s)
         for name, value in stored.items():
-            if (
-                value * decay >= _LEAST
-                and value * decay > self.of(name, now)
-                and len(self._counts) < MAX_NAMES
-            ):
-                self._counts[name] = (value * decay, now)
+            left = value * decay
+            if left >= _LEAST and left > self.of(name, now) and len(self._counts) < MAX_NAMES:
+                self._counts[name] = (left, now)
 
     def _forget(self, now: float) -> None:
         keep = self.most_demanded(self._counts, now)[: MAX_NAMES // 2]
