@@ -132,10 +132,6 @@ class Rates:
         """Whether enough first tokens show that their time does not depend on the prompts."""
         return self.first_tokens >= ENOUGH_SAMPLES and self.s_per_token <= 0.0
 
-    def first_token_s(self, tokens_ahead: int) -> float:
-        """Expected seconds from hand-over to the first token; 0 while unknown."""
-        return self.step_s + self.s_per_token * tokens_ahead
-
 
 def retry_after_s(wait_s: float, one_turnover_s: float, jitter: float) -> float:
     """Seconds after which a retry makes sense: after the wait, at least after one turnover.

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from admission.events import SlotOutcome
 from admission.gate import BackendGate, Refusal, TicketState
+from admission.rates import Rates
 from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
@@ -21,6 +22,11 @@ DEMAND = Demand(
 
 # The product's defaults follow the engine's figures; these limits are fixed.
 PLAIN = AdmissionLimits(max_queue=100, max_wait_s=2.0, tpot_slo_s=None, max_prefill_s=math.inf)
+
+
+def first_token_s(rates: Rates, tokens_ahead: int) -> float:
+    """Expected seconds from hand-over to the first token."""
+    return rates.step_s + rates.s_per_token * tokens_ahead
 
 
 def plain(**changes: object) -> AdmissionLimits:

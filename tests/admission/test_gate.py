@@ -13,7 +13,7 @@ from admission.gate import Hold, Refusal, TicketState
 from admission.ladder import Rung
 from admission.ticket import AdmissionTicket, Beyond
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
-from tests.admission.gate_rig import DEMAND, IDLE, PLAIN, GateRig, ask, plain
+from tests.admission.gate_rig import DEMAND, IDLE, PLAIN, GateRig, ask, first_token_s, plain
 
 
 def test_an_idle_backend_takes_a_request_at_once() -> None:
@@ -148,7 +148,7 @@ def test_a_first_token_that_would_come_after_the_deadline_is_not_begun() -> None
         rig.now += 0.1 + tokens * 0.001
         rig.gate.first_token(ticket, rig.now, 0)
         rig.end(ticket)
-    assert rig.gate.rates.first_token_s(500) == pytest.approx(0.6, rel=0.05)
+    assert first_token_s(rig.gate.rates, 500) == pytest.approx(0.6, rel=0.05)
     assert rig.reason(ask(input_tokens=500, deadline=rig.now + 0.5)) is Reason.WAIT_EXCEEDED
     assert rig.reason(ask(input_tokens=500, deadline=rig.now + 0.7)) is None
 
@@ -223,7 +223,7 @@ def test_an_unsteady_backend_must_be_expected_to_be_in_time_by_its_usual_error()
     error_s = rig.gate.rates.error_s.value
     assert error_s == pytest.approx(0.27, abs=0.1)
     rig.gate.first_token(rig.enter(ask(input_tokens=1)), rig.now, 0)  # the engine is not idle
-    expected_s = rig.gate.rates.first_token_s(500)
+    expected_s = first_token_s(rig.gate.rates, 500)
     assert rig.reason(ask(input_tokens=500, deadline=rig.now + expected_s + 0.1)) is Reason.WAIT_EXCEEDED
     assert rig.reason(ask(input_tokens=500, deadline=rig.now + expected_s + error_s + 0.05)) is None
 
@@ -256,7 +256,7 @@ def test_a_slow_start_does_not_keep_requests_from_an_idle_engine() -> None:
         rig.now += took_s
         rig.gate.first_token(ticket, rig.now, 0)
         rig.end(ticket)
-    assert rig.gate.rates.first_token_s(100) > 1.0
+    assert first_token_s(rig.gate.rates, 100) > 1.0
     assert rig.reason(ask(deadline=rig.now + 0.5)) is None
     rig.gate.first_token(rig.enter(), rig.now, 0)
     assert rig.reason(ask(deadline=rig.now + 0.5)) is Reason.WAIT_EXCEEDED, "beside another it may be slow"
@@ -294,7 +294,7 @@ def test_the_margin_before_a_deadline_is_never_more_than_the_estimate() -> None:
         rig.gate.first_token(ticket, rig.now, 0)
         rig.end(ticket)
     rig.gate.first_token(rig.enter(ask(input_tokens=1)), rig.now, 0)
-    expected_s = rig.gate.rates.first_token_s(500)
+    expected_s = first_token_s(rig.gate.rates, 500)
     assert rig.gate.rates.error_s.value > 0.5
     assert rig.reason(ask(input_tokens=500, deadline=rig.now + 1.9 * expected_s)) is Reason.WAIT_EXCEEDED
     assert rig.reason(ask(input_tokens=500, deadline=rig.now + 2.1 * expected_s)) is None
