@@ -230,11 +230,9 @@ class InFlightWork:
             )
         if due is None:
             return False
-        return self.misses(due, self._first_token_s(room.ahead + ticket.uncached), now)
-
-    def misses(self, due: float | None, first_s: float, now: float) -> bool:
-        """Whether a first token that is expected in ``first_s`` comes too late."""
-        return self.estimator.misses(due, first_s, now, busy=bool(self.tickets))
+        busy = bool(self.tickets)
+        first_s = self.estimator.first_token_s(room.ahead + ticket.uncached, busy=busy)
+        return self.estimator.misses(due, first_s, now, busy=busy)
 
     def alone_s(self, uncached: int, now: float) -> float:
         """Seconds to the first token on an idle engine; 0 when the estimate is too old for a refusal."""
@@ -259,10 +257,8 @@ class InFlightWork:
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
         beyond = 0 if room.bound is None else tokens_ahead - room.bound
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
-        first_s = self.estimator.first_token_s(tokens_ahead + uncached, busy=bool(self.tickets))
+        busy = bool(self.tickets)
+        first_s = self.estimator.first_token_s(tokens_ahead + uncached, busy=busy)
         if slot_s > 0.0:
-            first_s = max(first_s, slot_s + self._first_token_s(uncached))
+            first_s = max(first_s, slot_s + self.estimator.first_token_s(uncached, busy=busy))
         return max(slot_s, prefill_s), first_s
-
-    def _first_token_s(self, tokens_ahead: int) -> float:
-        return self.estimator.first_token_s(tokens_ahead, busy=bool(self.tickets))
