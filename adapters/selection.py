@@ -47,7 +47,6 @@ class Lease(Struct, frozen=True):
 
     @property
     def adapter_id(self) -> str | None:
-        """The adapter's id; ``None`` for the base model."""
         return None if self.adapter is None else self.adapter.adapter_id
 
 

@@ -37,7 +37,6 @@ class Circuit:
         self._half_open_requests = 0
 
     def record(self, failed: bool, now: float) -> None:
-        """Count an answer that has ended."""
         start = now - now % BUCKET_S
         if self._buckets and self._buckets[-1][0] == start:
             _, ended, bad = self._buckets[-1]
@@ -52,7 +51,6 @@ class Circuit:
             self._open_until = now + OPEN_S
 
     def state(self, now: float) -> CircuitState:
-        """The state now."""
         if now < self._open_until:
             return CircuitState.OPEN
         if not self._failed:

@@ -56,7 +56,6 @@ class Estimator:
         return n * each
 
     def max_wait_s(self, limits: AdmissionLimits, uncached: int) -> float:
-        """The longest wait of a request with such a prompt."""
         if limits.max_wait_s is not None:
             return limits.max_wait_s
         return self._first_token_limit_s(uncached) or COLD_WAIT_S
@@ -78,7 +77,6 @@ class Estimator:
         return max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached, busy=False))
 
     def tpot_target_s(self, limits: AdmissionLimits) -> float | None:
-        """The target of the time per output token; ``None``: no target."""
         target_s, alone_s = limits.tpot_slo_s, self.pace.alone_s
         return target_s if target_s is None or alone_s <= target_s else PACE_TIMES * alone_s
 
@@ -110,7 +108,6 @@ class Estimator:
         return not busy and now - self._first_token_at > RELEARN_S
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """Learn from the first token of an answer."""
         self._first_token_at = now
         computed = ticket.ahead_at_hand_over
         if cached_tokens is not None:  # as the engine reported it

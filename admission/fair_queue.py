@@ -60,7 +60,6 @@ class _Tenant:
     living: int = 0
 
     def sweep(self) -> None:
-        """Drop dead entries once they outnumber the live ones."""
         if len(self.heap) > SWEEP_FROM + 2 * self.living:
             self.heap = [entry for entry in self.heap if entry[2] == entry[3].heap_entry]
             heapq.heapify(self.heap)
@@ -137,7 +136,6 @@ class _Class:
                 self._away.popitem(last=False)
 
     def ahead_of(self, name: str) -> int:
-        """Approximate number of requests served before a new one of the tenant ``name``."""
         if not self.living:
             return 0
         tenant = self.tenants.get(name)
@@ -177,7 +175,6 @@ class FairQueue:
         return iter(self._living.values())
 
     def join(self, item: Waiting) -> None:
-        """Add a request to its class."""
         item.rank = min(max(item.rank, self._order[-1]), self._top)
         self._living[item.number] = item
         self.tokens += item.tokens
@@ -191,7 +188,6 @@ class FairQueue:
         self._forget(item)
 
     def peek(self) -> Waiting | None:
-        """The next to be served."""
         for rank in self._order:
             found = self._classes[rank]
             if found.living:

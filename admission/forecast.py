@@ -30,7 +30,6 @@ class ReservedTokens:
         self.set(prompt, expected, produced)
 
     def set(self, prompt: int, expected: int, produced: int) -> None:
-        """Change the counts."""
         self.prompt, self.expected, self.produced = prompt, expected, produced
         self.now = prompt + produced
         self.steps_left = max(1, (expected - produced) // self.width)
@@ -120,7 +119,6 @@ class KvForecast:
         return len(self._held)
 
     def add(self, ticket: int, held: ReservedTokens) -> None:
-        """Add a request that was handed on."""
         self._held[ticket] = held
         self._list(held)
         self._count(held, 1)

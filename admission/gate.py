@@ -197,7 +197,6 @@ class BackendGate:
         return self.queue.next_change()
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """Record the first token of the request's answer."""
         if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
             return
         self.work.first_token(ticket, now, cached_tokens)
@@ -295,7 +294,6 @@ class BackendGate:
 
     @property
     def queued(self) -> int:
-        """Number of queued requests."""
         return len(self.tickets)
 
     @property

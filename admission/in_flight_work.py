@@ -75,7 +75,6 @@ class InFlightWork:
     # Changes
 
     def report(self, load: BackendLoad, now: float) -> None:
-        """Take the engine's load after a step."""
         self.signals.report(load, now)
         self.foreign = self.signals.foreign(self.sequences)
         self.prefill.set_engines(self.signals.workers, now, self.estimator.rates.s_per_token)
@@ -102,7 +101,6 @@ class InFlightWork:
         self.memory.add(ticket)
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """Record the first token of the request's answer."""
         ticket.first_token_at = now
         self._computed(ticket, now)
         self.estimator.first_token(ticket, now, cached_tokens)
@@ -150,7 +148,6 @@ class InFlightWork:
         return self.signals.capacity(most, now, busy=bool(self.tickets))
 
     def arrived(self, demand: Demand, now: float) -> None:
-        """Record the arrival of a request."""
         self._offered_at = now
         if demand.priority >= 0:
             self._normal_seen_at = now
@@ -169,7 +166,6 @@ class InFlightWork:
         return reserved
 
     def room(self, demand: Demand, rank: int, now: float) -> Room:
-        """The room for a request of this class."""
         s_per_token, bound = self.estimator.rates.s_per_token, None
         if demand.generates or now - self._generation_seen_at <= RESERVE_FOR_S:
             limits = demand.limits or self._limits

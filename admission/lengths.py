@@ -24,7 +24,6 @@ TRUSTED_WEIGHT = 20.0
 
 
 def bucket_of(tokens: int) -> int:
-    """The bucket of a length."""
     if tokens <= 1:
         return 0
     return min(BUCKETS - 1, math.ceil(math.log2(tokens) * STEPS_PER_OCTAVE))
@@ -84,7 +83,6 @@ class OutputLengths:
         self._all = LengthHistogram()
 
     def learn(self, kind: Hashable, tokens: int) -> None:
-        """Add an answer's length."""
         histogram = self._kinds.get(kind)
         if histogram is None:
             histogram = self._kinds[kind] = LengthHistogram()

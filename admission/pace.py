@@ -68,7 +68,6 @@ class Pace:
         self._sequences = self._share = self._spread = 0.0
 
     def set_running(self, sequences: int, now: float) -> None:
-        """Set the number of sequences in flight."""
         self._running_seconds += self._running * (now - self._counted_at)
         self._running, self._counted_at = sequences, now
 

@@ -34,12 +34,10 @@ class PrefillBacklog:
         return bool(self._in_progress)
 
     def set_engines(self, workers: int, now: float, s_per_token: float) -> None:
-        """Set the number of engines."""
         self._workers = workers
         self._begin(now, s_per_token)
 
     def add(self, number: int, tokens: int, now: float, s_per_token: float) -> None:
-        """Add a prompt that was handed on."""
         self._next[number] = tokens
         self.total += tokens
         self._begin(now, s_per_token)

@@ -31,7 +31,6 @@ class Slot(Struct, eq=False):
 
     @property
     def backend(self) -> str:
-        """The backend the slot is for."""
         return self.ticket.demand.backend
 
     @property
@@ -99,7 +98,6 @@ class AdmissionQueue:
         self._timer_at = 0.0
 
     async def enter(self, demand: Demand) -> Slot:
-        """Wait for a slot."""
         now = self.clock()
         self._listen(now)
         offered = self.gate.offer(demand, now, at_once=True)
@@ -156,7 +154,6 @@ class AdmissionQueue:
             self.gate.report(load, now)
 
     def _settle(self, now: float) -> None:
-        """Act on the gate's decisions."""
         self._resolve(self.gate.displaced())
         if self.gate.tickets:
             self._resolve(self.gate.expired(now))

@@ -149,7 +149,6 @@ class CachedShares:
         self._kinds: OrderedDict[Hashable, Mean] = OrderedDict()
 
     def learn(self, kind: Hashable, cached: int, prompt: int) -> None:
-        """Add the cached part of a prompt."""
         if prompt <= 0:
             return
         mean = self._kinds.get(kind)

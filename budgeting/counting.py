@@ -259,7 +259,6 @@ class ChatTokenizer:
         return tuple(self._vocabulary.raw_ids(text, add_special_tokens=add_special_tokens))
 
     def text_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token adds to an answer's text; none for a control token."""
         return b"" if token_id in self._vocabulary.special else self._vocabulary.token_bytes(token_id)
 
     def _learn_shape(self) -> bool:

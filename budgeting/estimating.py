@@ -67,7 +67,6 @@ class EstimatingCounter:
         self._lock = threading.Lock()
 
     def estimate(self, model: str, messages: Iterable[Message]) -> Estimate:
-        """Estimate the input tokens that ``model`` will report for this conversation."""
         size = rough_tokens(messages)
         with self._lock:
             learned = self._models.get(model, _NOTHING)
@@ -85,7 +84,6 @@ class EstimatingCounter:
             return self._models.get(model, _NOTHING).margin
 
     def learn(self, model: str, messages: Iterable[Message], reported_tokens: int) -> None:
-        """Learn from the tokens that ``model`` reported for this conversation."""
         if reported_tokens <= 0:
             return
         size = rough_tokens(messages)

@@ -21,7 +21,6 @@ class PieceIds(Sequence[int]):
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """All ids as one tuple."""
         if self._joined is None:
             self._joined = tuple(chain.from_iterable(self._pieces))
         return self._joined
@@ -67,10 +66,8 @@ else:
 
 
 def joined(ids: TokenIds) -> tuple[int, ...]:
-    """The ids as a tuple."""
     return ids if isinstance(ids, tuple) else ids.joined
 
 
 def first(ids: TokenIds, count: int) -> tuple[int, ...]:
-    """The first ``count`` ids."""
     return ids[:count] if isinstance(ids, tuple) else ids.first(count)

@@ -35,7 +35,6 @@ class TrimCandidate:
 
     @property
     def summary(self) -> bool:
-        """Whether the candidate is the summary."""
         return self.chunk is None and self.first_turn is None
 
 

@@ -138,7 +138,6 @@ class GroupedAttention:
         self._repeats = 1 if device.type == "cpu" else heads // kv_heads
 
     def group_sequences(self, widths: list[int], contexts: list[int]) -> list[list[int]]:
-        """The groups of a step, given the query and key counts of its sequences."""
         if self.kernel is None:
             return group_by_shape(widths, contexts, self._most_keys, self._group_cost)
         singles = [one for one, width in enumerate(widths) if width == 1]

@@ -47,7 +47,6 @@ class BlockPool:
         return 1.0 - self.num_free / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     def count_free(self, blocks: Iterable[int]) -> int:

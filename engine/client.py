@@ -174,7 +174,6 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None before the start."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -184,7 +183,6 @@ class EngineClient:
 
     @property
     def is_loading_adapters(self) -> bool:
-        """True while an adapter is being loaded or unloaded."""
         return bool(self._adapter_calls)
 
     @property

@@ -85,7 +85,6 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a request is in the engine."""
         return bool(self._entries)
 
     @property
@@ -170,7 +169,6 @@ class Engine:
         return outputs
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless all blocks and rows are accounted for."""
         self._scheduler.check_integrity()
 
     def _queue_built(self) -> list[SequenceOutput]:

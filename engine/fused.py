@@ -155,11 +155,9 @@ class FusedOperators(Operators):
         self._columns = max(_LEAST_TILE, triton.next_power_of_2(head_dim))
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """See ``Operators``."""
         return self._norm(x, x, weight, adds=False)
 
     def add_and_norm(self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """See ``Operators``."""
         return self._norm(x, added, weight, adds=True)
 
     def _norm(
@@ -184,7 +182,6 @@ class FusedOperators(Operators):
         slots: torch.Tensor,
         cache: torch.Tensor,
     ) -> None:
-        """See ``Operators``."""
         _rotate_and_store[(len(qkv), self._heads + 2 * self._kv_heads)](
             *(qkv, cos, sin, slots, cache, self._block_size, qkv.stride(0)),
             HEADS=self._heads,
@@ -195,20 +192,17 @@ class FusedOperators(Operators):
         )
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See ``Operators``."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
         _gate[(rows, triton.cdiv(size, _GATE_COLUMNS))](gate_up, out, size, BLOCK=_GATE_COLUMNS)
         return out
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``attention.DecodeKernel``."""
         return tables, contexts
 
     def attend(
         self, query: torch.Tensor, cache: torch.Tensor, prepared: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """See ``attention.DecodeKernel``."""
         (tables, contexts), rows = prepared, len(query)
         splits = min(_MOST_SPLITS, triton.next_power_of_2(triton.cdiv(_PROGRAMS, rows * self._kv_heads)))
         wide: dict[str, Any] = {"dtype": torch.float32, "device": query.device}

@@ -28,7 +28,6 @@ Grammar = LLMatcher  # before its first token
 
 
 def parser_limits(max_lexer_states: int = MAX_LEXER_STATES) -> LLParserLimits:
-    """The limits that llguidance enforces."""
     return LLParserLimits(
         max_lexer_states=max_lexer_states,
         step_lexer_fuel=STEP_LEXER_FUEL,

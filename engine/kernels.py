@@ -47,7 +47,6 @@ class CompiledOperators(Operators):
         self._eps = np.float32(eps)
 
     def take_threads(self, *, all_of_them: bool) -> None:
-        """See ``Operators``."""
         self._loops = self._of_all if all_of_them else self._of_one
 
     def compile_parallel(self) -> None:
@@ -65,7 +64,6 @@ class CompiledOperators(Operators):
         self.take_threads(all_of_them=False)
 
     def add_and_norm(self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """See ``Operators``."""
         out = torch.empty_like(x)
         self._loops.add_and_norm(x.numpy(), added.numpy(), weight.numpy(), self._eps, out.numpy())
         return out
@@ -78,21 +76,17 @@ class CompiledOperators(Operators):
         slots: torch.Tensor,
         cache: torch.Tensor,
     ) -> None:
-        """See ``Operators``."""
         self._loops.rotate_and_store(qkv.numpy(), cos.numpy(), sin.numpy(), slots.numpy(), cache.numpy())
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See ``Operators``."""
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         self._loops.gate(gate_up.numpy(), out.numpy())
         return out
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> tuple[Array, Array]:
-        """See ``attention.DecodeKernel``."""
         return tables.numpy(), contexts.numpy()
 
     def attend(self, query: torch.Tensor, cache: torch.Tensor, prepared: tuple[Array, Array]) -> torch.Tensor:
-        """See ``attention.DecodeKernel``."""
         out = query.new_empty(query.shape[0], self.query_size)
         self._loops.attend(query.numpy(), cache.numpy(), *prepared, out.numpy())
         return out

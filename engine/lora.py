@@ -115,7 +115,6 @@ class AdapterBank:
 
     @property
     def is_empty(self) -> bool:
-        """True when the bank holds no weights."""
         return not self._places
 
     @property

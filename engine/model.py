@@ -25,7 +25,6 @@ class LinearScaling:
     factor: float
 
     def scale(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """The scaled frequencies."""
         return frequencies / self.factor
 
 

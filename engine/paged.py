@@ -38,13 +38,11 @@ class FlashDecode:
         self._attention = attention
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``attention.DecodeKernel``."""
         return tables.to(torch.int32), contexts.to(torch.int32)
 
     def attend(
         self, query: torch.Tensor, cache: torch.Tensor, prepared: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """See ``attention.DecodeKernel``."""
         rows, size = len(query), self._heads * self._head_dim
         blocks = cache.view(*cache.shape[:3], self._kv_heads, self._head_dim)
         result: torch.Tensor = self._attention(

@@ -63,5 +63,4 @@ class PrefixCache:
         return before
 
     def drop(self, block: int) -> None:
-        """Remove a known block."""
         del self._block_of[self._digest_of.pop(block)]

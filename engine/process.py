@@ -42,7 +42,6 @@ class JsonLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON."""
         line = {
             "event": record.getMessage(),
             "level": record.levelname.lower(),

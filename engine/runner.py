@@ -106,7 +106,6 @@ class ModelRunner:
                 )
 
     def run(self, chunks: Seq[Chunk]) -> StepResult:
-        """See ``Runner.run``."""
         try:
             with torch.inference_mode():
                 return self._run(chunks)

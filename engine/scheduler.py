@@ -71,7 +71,6 @@ class Scheduler:
         self.prompt_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Add a new sequence to the queue."""
         sequence.rank = (sequence.arrived_at - sequence.request.priority * AGING_S, next(self._arrivals))
         insort(self.waiting, sequence, key=_by_rank)
 

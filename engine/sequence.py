@@ -72,7 +72,6 @@ class Sequence:
 
     @property
     def num_prompt(self) -> int:
-        """Number of prompt tokens."""
         return len(self.request.prompt_token_ids)
 
     @property

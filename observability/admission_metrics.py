@@ -24,7 +24,6 @@ CIRCUITS = ("closed", "half_open", "open")
 
 
 def class_of(priority: int) -> str:
-    """The label of a priority."""
     return "high" if priority > 0 else "low" if priority < 0 else "normal"
 
 
@@ -67,7 +66,6 @@ GATE_GAUGES = (
 
 
 def gate_families(figures: Iterable[GateFigures]) -> Iterator[Metric]:
-    """Families of the gates' figures."""
     gates = list(figures)
     yield gauge(
         "sluice_admission_queue_depth",
@@ -152,7 +150,6 @@ class AdmissionMetrics:
                 self._beyond(event.backend, event.beyond).inc()
 
     def refused(self, event: RefusedEvent) -> None:
-        """Count a refused request."""
         self._decisions("refused", event.reason.value).inc()
         if event.queued:
             self._left(event.backend, event.reason.value).inc()

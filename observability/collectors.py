@@ -27,7 +27,6 @@ class AdapterFigures:
 
 
 def adapter_families(figures: AdapterFigures) -> Iterator[Metric]:
-    """Registered and loaded adapters."""
     yield gauge("sluice_adapters", "Registered versions of adapters.", figures.states, "state")
     yield gauge("sluice_adapters_resident", "Adapters loaded in the engine in process.", figures.resident)
     yield gauge("sluice_adapter_places", "Most adapters that the engine in process can hold.", figures.places)
@@ -68,7 +67,6 @@ def canary_families(figures: CanaryFigures | None) -> Iterator[Metric]:
 
 
 def chaos_families(figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
-    """Injected faults, by backend and kind."""
     yield counter(
         "sluice_chaos_faults", "Injected faults.", dict(sorted(figures.items())),
         "backend", "kind",
@@ -76,7 +74,6 @@ def chaos_families(figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
 
 
 def engine_state_families(figures: Mapping[str, SupervisorState]) -> Iterator[Metric]:
-    """The supervised states of the engines in process, by backend."""
     yield gauge(
         "sluice_engine_state",
         "1 for the current state of an engine in process.",
@@ -114,7 +111,6 @@ def hedge_families(figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metr
 
 
 def leg_families(figures: Mapping[str, LegFigures]) -> Iterator[Metric]:
-    """Fallback targets with limits."""
     yield gauge(
         "sluice_fallback_leg_in_use",
         "Requests on a limited fallback target.",
@@ -130,7 +126,6 @@ def leg_families(figures: Mapping[str, LegFigures]) -> Iterator[Metric]:
 
 
 def log_families(figures: int) -> Iterator[Metric]:
-    """Log lines lost so far."""
     yield counter(
         "sluice_log_lines_dropped",
         "Log lines lost because they came faster than they could be written.",
@@ -170,7 +165,6 @@ class BatchFigures:
 
 
 def batch_families(figures: BatchFigures) -> Iterator[Metric]:
-    """Batches and their lines."""
     yield gauge("sluice_batches_unfinished", "Unfinished batches in the database.", figures.unfinished)
     yield gauge("sluice_batch_lines_running", "Lines of batches that run in this process.", figures.running)
     yield counter(
@@ -179,7 +173,6 @@ def batch_families(figures: BatchFigures) -> Iterator[Metric]:
 
 
 def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
-    """Retries left, by backend."""
     yield gauge("sluice_retry_budget", "Retries left for a backend now.", figures, "backend")
 
 
@@ -212,7 +205,6 @@ class ShadowShown:
 
 
 def shadow_families(figures: ShadowShown) -> Iterator[Metric]:
-    """Mirrored requests."""
     yield counter(
         "sluice_shadow_requests", "Requests in the shadow's sample, by result.", figures.results, "result"
     )
@@ -261,7 +253,6 @@ def state_families(figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator
 
 
 def trace_families(figures: TraceFigures) -> Iterator[Metric]:
-    """Traces by result."""
     yield counter(
         "sluice_traces",
         "Traces by result.",

@@ -310,7 +310,6 @@ class EventMetrics:
             self._series["sluice_engine_restarts_total"](backend, reason.value)
 
     def _add(self, family: Family) -> None:
-        """Register one family and the updates that its events cause."""
         series: Callable[..., Any]
         change: Callable[[Any, float], None]
         if family.buckets:

@@ -28,7 +28,6 @@ class Buckets:
         self.sum = 0.0
 
     def observe(self, *values: float) -> None:
-        """Count observations."""
         self.sum += sum(values)  # first, because it raises for a value that is no number
         bounds, counts = self._bounds, self._counts
         for value in values:
@@ -66,14 +65,12 @@ class Histogram(Collector):
         self._alone.observe(*values)
 
     def of(self, value: str) -> Buckets:
-        """The distribution of one value of the label."""
         found = self._by_value.get(value)
         if found is None:
             found = self._by_value.setdefault(self._values(value), Buckets(self._bounds))
         return found
 
     def collect(self) -> Iterator[Metric]:
-        """The family of one scrape."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         if self._alone is not None:
             family.add_metric((), self._alone.buckets(), self._alone.sum)
@@ -112,7 +109,6 @@ class LabelCounter(Collector):
         return found
 
     def collect(self) -> Iterator[Metric]:
-        """The family of one scrape."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for value, counts in self._rows.items():
             for kind, count in zip(self._kinds, counts, strict=True):

@@ -120,7 +120,6 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         self._second_prefix = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of text."""
         if not isinstance(record, RequestLine):
             return super().format(record)
         event = request_line(record.request)

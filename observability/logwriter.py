@@ -43,7 +43,6 @@ class BatchedLines(logging.StreamHandler[TextIO]):
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add the record's line to the batch."""
         try:
             text = self.format(record) if self.formatter is None else self.formatter.format(record)
             self._lines.append(text + self.terminator)
@@ -51,7 +50,6 @@ class BatchedLines(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Write the batch."""
         if self._lines:
             text = "".join(self._lines)
             self._lines.clear()

@@ -61,7 +61,6 @@ class PromptMetrics(Collector):
         registry.register(self)
 
     def count(self, records: Iterable[RequestRecord]) -> None:
-        """Count finished requests."""
         by_version: dict[str | None, list[tuple[int, int, int]]] = {}
         for record in records:
             for kind in record.volatile or ():
@@ -78,7 +77,6 @@ class PromptMetrics(Collector):
                 recent.add(*one)
 
     def collect(self) -> Iterator[Metric]:
-        """The gauge of one scrape."""
         ratios = {}
         for version, recent in list(self._recent.items()):
             ratios[version, "prefix"] = recent.cached / recent.prefix

@@ -23,12 +23,10 @@ class ScrapeCollector(Collector, Generic[T]):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
         return self._families(self._read())
 
 
 def gauge(name: str, text: str, values: Values, *labels: str) -> GaugeMetricFamily:
-    """A gauge family with its samples."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 

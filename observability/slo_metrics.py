@@ -76,7 +76,6 @@ class SloMetrics(Collector):
         self._read = read
 
     def targets(self) -> Mapping[str, SloTargets]:
-        """The current targets, by route."""
         return self._read()
 
     def count(self, records: Iterable[RequestRecord], targets: Mapping[str, SloTargets]) -> None:

@@ -93,7 +93,6 @@ class TraceSender:
 
     @property
     def figures(self) -> TraceFigures:
-        """Traces by result so far."""
         waiting = len(self._waiting) + self._sending
         return TraceFigures(self._sent, self._dropped, self._failed, 0, waiting)
 

@@ -117,7 +117,6 @@ class ExporterErrors(logging.Filter):
         ]
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the log shows ``record``."""
         if record.thread != self._thread:
             return True
         if record.levelno >= logging.WARNING:
@@ -131,6 +130,5 @@ class ExporterErrors(logging.Filter):
             logger.addFilter(self)
 
     def close(self) -> None:
-        """Stop filtering."""
         for logger in self._loggers:
             logger.removeFilter(self)

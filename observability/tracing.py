@@ -103,7 +103,6 @@ class RootSpan(Struct, frozen=True):
 
     @property
     def traceparent(self) -> str:
-        """The header for outgoing calls."""
         return format_traceparent(self.trace_id, f"{self.span_id:016x}", self.flags)
 
     def child_id(self, number: int) -> int:
@@ -164,7 +163,6 @@ class Tracing:
 
     @property
     def figures(self) -> TraceFigures:
-        """Traces by result."""
         figures = NO_TRACES if self._sender is None else self._sender.figures
         return TraceFigures(figures.sent, figures.dropped, figures.failed, self._left_out, figures.waiting)
 

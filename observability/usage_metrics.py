@@ -56,7 +56,6 @@ class UsageMetrics:
         )
 
     def count(self, records: Iterable[RequestRecord]) -> None:
-        """Count finished requests."""
         for record in records:
             self._requests.of(record.tenant)[outcome(record)] += 1
             if record.cost_nanousd is not None:

@@ -22,7 +22,6 @@ class Blame:
         self._nan_at: dict[str, dict[str | None, float]] = {}
 
     def answered(self, backend: str, adapter_id: str | None) -> None:
-        """Record an answer of these weights."""
         self._note(self._answered_at.setdefault(backend, {}), adapter_id)
 
     def not_numbers(self, backend: str, adapter_id: str | None) -> bool:

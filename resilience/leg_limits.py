@@ -145,7 +145,6 @@ class LegLimits:
         return Permit(self._unbounded, 0)
 
     def figures(self) -> Mapping[str, LegFigures]:
-        """The state of the bounded legs."""
         return {name: leg.figures() for name, leg in self._legs.items()}
 
 

@@ -51,7 +51,6 @@ class LoadFactor:
         return self._after(self._steps(now) + 1)
 
     def _steps(self, now: float) -> int:
-        """Number of steps up since the last incident."""
         steps = max(0, int((now - self._last_incident_at) // RESTORE_EVERY_S))
         return steps + 1 if self._after(steps + 1) <= now else steps  # a division rounds
 

@@ -89,7 +89,6 @@ class ResponseCache:
         return len(self._outbox)
 
     def figures(self) -> CacheFigures | None:
-        """The store's figures; ``None`` when another service reports them."""
         return self._store.figures()
 
     async def check(self) -> str | None:

@@ -37,7 +37,6 @@ class MemoryStore:
         return [(key, self._entries[key].vector) for key in reversed(self._shelves.get(shelf, ()))]
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
-        """Store entries, and evict those over a bound."""
         for entry in entries:
             self._put(entry)
 

@@ -32,7 +32,6 @@ class CallBudget(Struct):
     called: set[str] = set()
 
     def allows(self, backend: str) -> bool:
-        """Whether ``backend`` may be called now."""
         return backend not in self.called or self.extra > 0
 
     def take(self, backend: str) -> bool:
@@ -78,7 +77,6 @@ class RetryBudget:
         return True
 
     def remaining(self, backend: str, now: float) -> float:
-        """Retries that may be made now."""
         bucket = self._buckets.setdefault(backend, _Bucket(self._most, now))
         earned = max(0.0, now - bucket.updated_at) * self._per_second
         bucket.retries = min(self._most, bucket.retries + earned)

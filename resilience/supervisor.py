@@ -129,7 +129,6 @@ class RestartPolicy:
         return min(FIRST_WAIT_S * 2.0 ** (made - 1), LONGEST_WAIT_S) if made else 0.0
 
     def in_last_hour(self, now: float) -> int:
-        """Restarts of the last hour."""
         while self._restarts and self._restarts[0] <= now - HOUR_S:
             self._restarts.popleft()
         return len(self._restarts)
@@ -172,7 +171,6 @@ class Supervisor:
         return abs(self._ready_at - now) if self.state is SupervisorState.RESTARTING else None
 
     def load_begun(self, now: float) -> None:
-        """Record that the engine begins to load."""
         self._load_from = now
         self._ready_at = now + self._load_s
         self._reset()

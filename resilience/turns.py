@@ -42,15 +42,12 @@ class Turns:
 
     @property
     def has_urgent(self) -> bool:
-        """Whether there is urgent work."""
         return self._urgent > 0
 
     def urgent_begun(self) -> None:
-        """Count urgent work that has begun."""
         self._urgent += 1
 
     def urgent_ended(self) -> None:
-        """Count urgent work that has ended."""
         self._urgent -= 1
         held = self._held
         if not self._urgent and held is not None:
