@@ -75,11 +75,6 @@ def usable_tracestate(header: bytes | None) -> str | None:
     return text
 
 
-def format_traceparent(trace_id: str, span_id: str, flags: int) -> str:
-    """The header ``traceparent`` for outgoing calls, version 00."""
-    return f"00-{trace_id}-{span_id}-{flags & 0xFF:02x}"
-
-
 # Longest wait at shutdown for the last spans, in seconds; shorter if the last export failed.
 SHUTDOWN_TIMEOUT_S = 1.0
 # 2**64 divided by the golden ratio; odd, so that the span numbers of one trace give distinct ids.
@@ -101,21 +96,14 @@ class RootSpan(Struct, frozen=True):
     sampled: bool = False
     trace_state: str | None = None
 
-    @property
-    def traceparent(self) -> str:
-        return format_traceparent(self.trace_id, f"{self.span_id:016x}", self.flags)
-
     def child_id(self, number: int) -> int:
         """The span id of the trace's child with this ``number``, from 1."""
         return ((self.span_id + number * _STRIDE) & _MASK) or 1
 
     def headers(self, number: int) -> bytes:
         """The trace context as HTTP header lines, with the span of that number as the parent."""
-        lines = b"traceparent: 00-%b-%016x-%02x\r\n" % (
-            self.trace_id.encode(),
-            self.child_id(number),
-            self.flags,
-        )
+        child = self.child_id(number)
+        lines = b"traceparent: 00-%b-%016x-%02x\r\n" % (self.trace_id.encode(), child, self.flags)
         if self.trace_state is not None:
             lines += b"tracestate: %b\r\n" % self.trace_state.encode()
         return lines

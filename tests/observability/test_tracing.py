@@ -140,7 +140,7 @@ def test_a_valid_parent_is_honoured_and_handed_on(recorded: Recorded) -> None:
     for tracing in (Tracing(), recorded.tracing):
         root = tracing.begin(f"00-{TRACE}-{SPAN}-01")
         assert root.trace_id == TRACE
-        handed_on = parse_traceparent(root.traceparent)
+        handed_on = parse_traceparent(root.headers(0).decode().removeprefix("traceparent:"))
         assert handed_on is not None
         assert (handed_on.trace_id, handed_on.flags) == (TRACE, 1)
         assert handed_on.span_id == f"{root.span_id:016x}" != SPAN
