@@ -12,7 +12,6 @@ class SequenceEnd(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORTED = "aborted"
     ERROR = "error"
 
 

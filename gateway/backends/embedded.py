@@ -52,7 +52,6 @@ CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED, Continue.EVENTS})
 _FINISH: Mapping[EngineFinish, FinishReason] = {
     EngineFinish.STOP: FinishReason.STOP,
     EngineFinish.LENGTH: FinishReason.LENGTH,
-    EngineFinish.ABORTED: FinishReason.CANCELLED,
 }
 
 
