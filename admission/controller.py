@@ -81,11 +81,6 @@ class AdmissionController:
             return demand.max_output_tokens
         return self.gate(demand.backend).work.estimator.expect(demand, demand.max_output_tokens)
 
-    def in_flight(self, backend: str) -> int:
-        """Slots in use now on the engine of ``backend``."""
-        queue = self._queues.get(self.gate_name(backend))
-        return queue.gate.in_flight if queue else 0
-
     def gate(self, backend: str) -> BackendGate:
         """The gate of one backend, for display."""
         return self._queue(backend).gate

@@ -120,7 +120,7 @@ class Estimator:
         self.rates.ttft_error_s.learn(abs(really_s - ticket.estimated_first_token_s))
         if cached_tokens is not None:
             ticket.cached_tokens = cached_tokens
-            self.cached_shares.learn(ticket.kind, cached_tokens, ticket.demand.input_tokens)
+            self.cached_shares.learn(ticket.demand.kind, cached_tokens, ticket.demand.input_tokens)
         demand = ticket.demand
         if demand.generates:
             target_s = self.tpot_target_s(demand.limits or self._limits)
@@ -138,9 +138,9 @@ class Estimator:
         self.rates.hold_s.learn(now - ticket.handed_on_at)
         each = output_tokens // ticket.demand.sequences
         if ticket.cached_at_end is not None:
-            self.cached_shares.learn(ticket.kind, ticket.cached_at_end, ticket.demand.input_tokens)
+            self.cached_shares.learn(ticket.demand.kind, ticket.cached_at_end, ticket.demand.input_tokens)
         if ticket.demand.generates:
-            self.lengths.learn(ticket.kind, each)
+            self.lengths.learn(ticket.demand.kind, each)
         in_slo = self._in_slo(ticket, each, now)
         if in_slo is not None:
             self.limit.record(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)

@@ -49,7 +49,6 @@ class RefusedEvent(Struct, frozen=True):
 class FirstToken(Struct, frozen=True):
     """The first token of an answer, ``took_s`` after the request's arrival; ``estimated_s`` was expected."""
 
-    backend: str
     estimated_s: float
     took_s: float
 

@@ -30,10 +30,6 @@ class Slot(Struct, eq=False):
     _ended_at: float = 0.0
 
     @property
-    def backend(self) -> str:
-        return self.ticket.demand.backend
-
-    @property
     def max_tokens(self) -> int:
         """Tokens that the answer may have: as asked, or less because of a long queue."""
         return self.ticket.max_tokens
@@ -128,9 +124,7 @@ class AdmissionQueue:
             return
         now = self.clock()
         self.gate.first_token(ticket, now, cached_tokens)
-        self._emit(
-            FirstToken(ticket.demand.backend, ticket.estimated_first_token_s, now - ticket.waiting.arrived_at)
-        )
+        self._emit(FirstToken(ticket.estimated_first_token_s, now - ticket.waiting.arrived_at))
         if self.gate.tickets:
             self.look()
 

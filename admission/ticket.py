@@ -1,6 +1,5 @@
 """A request at the gate, from its offer to its release."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,10 +54,8 @@ class AdmissionTicket(Struct, eq=False):
     demand: Demand
     waiting: Waiting
     reserved: ReservedTokens  # the memory that it will need
-    kind: Hashable
     uncached: int
     max_tokens: int
-    expected: int
     max_wait_s: float
     estimated_wait_s: float
     estimated_first_token_s: float

@@ -37,7 +37,7 @@ class Rig:
 
     @property
     def in_flight(self) -> int:
-        return self.controller.in_flight("local")
+        return self.controller.gate("local").in_flight
 
     @property
     def queued(self) -> int:
@@ -62,7 +62,7 @@ async def settle() -> None:
 async def test_a_slot_is_given_at_once_while_there_is_room() -> None:
     rig = Rig()
     async with rig.controller.admit(DEMAND) as slot:
-        assert (slot.backend, slot.max_tokens, slot.shrunk) == ("local", 50, False)
+        assert (slot.ticket.demand.backend, slot.max_tokens, slot.shrunk) == ("local", 50, False)
         assert rig.in_flight == 1
     assert rig.in_flight == 0
     assert [type(event) for event in rig.events] == [Admitted]
@@ -221,7 +221,7 @@ async def test_an_admission_is_entered_once() -> None:
 async def test_backends_are_counted_apart() -> None:
     rig = Rig(load=structs.replace(IDLE, max_running=1))
     async with rig.controller.admit(DEMAND), rig.controller.admit(ask(backend="other")):
-        assert (rig.in_flight, rig.controller.in_flight("other")) == (1, 1)
+        assert (rig.in_flight, rig.controller.gate("other").in_flight) == (1, 1)
 
 
 async def test_a_backend_that_tells_no_load_is_bounded_by_its_slots_alone() -> None:
@@ -290,7 +290,7 @@ async def test_backends_on_one_engine_share_its_places() -> None:
         for backend in ("local", "alias", "local"):
             group.create_task(rig.hold(done, ask(backend=backend)))
         await settle()
-        assert (rig.in_flight, rig.controller.in_flight("alias"), rig.queued) == (2, 2, 1)
+        assert (rig.in_flight, rig.controller.gate("alias").in_flight, rig.queued) == (2, 2, 1)
         assert list(rig.controller.gates) == ["engine"]
         done.set()
     assert (rig.in_flight, rig.queued) == (0, 0)

@@ -42,7 +42,7 @@ def test_how_long_an_answer_is_is_learned_of_each_text() -> None:
     rig = GateRig(load=structs.replace(IDLE, max_running=16))
     for _ in range(30):
         rig.serve(0.1, ask(max_output_tokens=400, sequences=4), tokens=80)
-    assert rig.enter(ask(max_output_tokens=100)).expected == pytest.approx(20, rel=0.2)
+    assert rig.enter(ask(max_output_tokens=100)).reserved.expected == pytest.approx(20, rel=0.2)
 
 
 def test_a_pool_of_workers_takes_as_many_prefills_as_it_has_workers() -> None:

@@ -146,7 +146,7 @@ class JourneyRig:
         if self.in_flight.in_flight:
             left.append("a request in flight")
         for name, backend in self.backends.items():
-            if self.admission.in_flight(name):
+            if self.admission.gate(name).in_flight:
                 left.append(f"a slot of {name}")
             if isinstance(backend, ScriptedBackend) and backend.active:
                 left.append(f"a generation on {name}")

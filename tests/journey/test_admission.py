@@ -316,8 +316,8 @@ async def test_a_request_on_a_fallback_backend_takes_a_slot_of_that_backend(
     rig = build_rig(backends=[local, pool], route={"fallback": ["pool", "degraded"]})
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(rig.run(ask()))
-        await until(lambda: rig.admission.in_flight("pool") == 1)
-        assert rig.admission.in_flight("local") == 0
+        await until(lambda: rig.admission.gate("pool").in_flight == 1)
+        assert rig.admission.gate("local").in_flight == 0
     answer = task.result().answer
     assert answer is not None and answer.fallback is not None and answer.fallback.kind == "pool"
     assert rig.in_use() == []

@@ -72,7 +72,7 @@ async def test_a_chat_is_urgent_until_it_is_passed_to_the_backend(build_rig: Bui
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         chat = group.create_task(rig.run(ask()))
         for _ in range(1_000):
-            if not rig.admission.in_flight("local"):
+            if not rig.admission.gate("local").in_flight:
                 await asyncio.sleep(0)
         assert (turns.begun_count, turns.over_count, chat.done()) == (1, 1, False)
     assert (turns.begun_count, turns.over_count) == (1, 1)

@@ -53,7 +53,7 @@ def hub(clock: list[float]) -> tuple[EventDispatcher, Metrics, Lines]:
 
 def test_decisions_waits_and_errors_of_estimates_are_counted() -> None:
     taken, metrics, _ = hub([0.0])
-    for event in (ADMITTED, PUSHED_OUT, FirstToken("local", 0.2, 0.5)):
+    for event in (ADMITTED, PUSHED_OUT, FirstToken(0.2, 0.5)):
         taken.emit(event)
     text = metrics.render().decode()
     for line in (
