@@ -88,6 +88,7 @@ class ChatTokenizer:
         files = read_tokenizer_files(folder)
         self._vocabulary = vocabulary = Vocabulary(files, elsewhere=encode_elsewhere)
         self._controls = vocabulary.controls
+        # One more than the largest token id, and the method of counting, for operators.
         self.vocabulary, self.encoder = vocabulary.size, vocabulary.encoder
         self.decode, self.tokens = vocabulary.decode, vocabulary.tokens
         self.token_bytes, self.unknown_id = vocabulary.token_bytes, vocabulary.unknown_id
@@ -106,6 +107,7 @@ class ChatTokenizer:
         # Whether conversations are tokenized message by message.
         self.per_message = self._vocabulary.clean_cuts and self._learn_shape()
         self._frames = self._learn_frames() if self.per_message and self._template.frames_only else {}
+        # A factor on the amount of text that is encoded on the event loop.
         self.speed = _TIKTOKEN_SPEED if self._vocabulary.encoder == "tiktoken" else 1
         self._message_chars = (FRAMED_MESSAGE_CHARS if self._frames else MESSAGE_CHARS) * self.speed
         counts_bytes = cache_bytes // _COUNTS_SHARE
@@ -126,6 +128,10 @@ class ChatTokenizer:
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
+        """Ids of the rendered conversation. Raises TemplateRefused.
+
+        ``kwargs`` are the template's variables, and how the conversation ends (``template.split_ending``).
+        """
         return joined(self.encode_parts(messages, (), tools=tools, kwargs=kwargs).token_ids)
 
     def encode_parts(
@@ -259,6 +265,7 @@ class ChatTokenizer:
         return tuple(self._vocabulary.raw_ids(text, add_special_tokens=add_special_tokens))
 
     def text_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to an answer's text; none for a control token."""
         return b"" if token_id in self._vocabulary.special else self._vocabulary.token_bytes(token_id)
 
     def _learn_shape(self) -> bool:

@@ -8,11 +8,11 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from budgeting.counter import PromptCounter
 from budgeting.counting import EncodedChat
 from budgeting.duplicates import merge_chunks
 from budgeting.errors import ContextTooLong, TemplateRefused
 from budgeting.images import ImageCost
+from budgeting.learned_counter import PromptCounter
 from budgeting.sections import (
     EVIDENCE_TITLE,
     SUMMARY_TITLE,

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import structs
 
-from budgeting.counting import NEVER_INLINE_CHARS, EncodedChat
+from budgeting.counting import NEVER_INLINE_CHARS, ChatTokenizer, EncodedChat
 from budgeting.errors import NoTokenizer
 from budgeting.estimating import EstimatingCounter, rough_text_tokens, rough_tokens
 from budgeting.template import GENERATES, split_ending
@@ -52,11 +52,12 @@ class WorkersTokens(Protocol):
 
 
 class LearnedCounter:
-    """A :class:`budgeting.counter.PromptCounter` without a tokenizer.
+    """Counts as a :class:`budgeting.counting.ChatTokenizer` does, without the model's tokenizer.
 
     The ``workers`` count a conversation; when they cannot answer, or there are none, it is estimated. The ids
-    of an estimated conversation stand for no text, but equal beginnings have equal ids. Raw texts are not
-    estimated, since their ids are sent to the backend. Thread-safe.
+    of an estimated conversation stand for no text, but equal beginnings have equal ids: backends of the model
+    must be sent messages, never these ids. Raw texts are not estimated, since their ids are sent to the
+    backend. Thread-safe; may block.
 
     Args:
         estimates: learns from each count of the workers, and from :meth:`learn`.
@@ -69,7 +70,7 @@ class LearnedCounter:
         self._model = model
         self._estimates = estimates
         self._workers = workers
-        # With workers nothing is counted on the event loop, since asking a worker blocks.
+        # 0: with workers nothing is counted on the event loop, since asking a worker blocks.
         self.speed = 1 if workers is None else 0
         self.vocabulary = 1 << 31
         self._cache: TokenCache[tuple[int, ...]] = TokenCache(CACHE_BYTES)
@@ -231,6 +232,10 @@ class LearnedCounter:
             state.update(_digest((message,), (), NO_KWARGS))
             ids += _stand_ins(state.digest(), end - begin)
         return EncodedChat(tuple(ids), tuple([sums[cut] if cut or tools else 0 for cut in cuts]))
+
+
+# Counts the prompts of one model.
+PromptCounter = ChatTokenizer | LearnedCounter
 
 
 def _stand_ins(seed: bytes, count: int) -> list[int]:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from budgeting.counter import PromptCounter
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, UnknownTokenId
 from budgeting.fit import Fitting
 from budgeting.images import DEFAULT_COST, ImageCost
+from budgeting.learned_counter import PromptCounter
 from budgeting.summary import ExtractiveSummarizer, Summarizer
 from budgeting.values import (
     BudgetRequest,

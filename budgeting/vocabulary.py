@@ -138,10 +138,12 @@ class Vocabulary:
         return ids, ends
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids. Raises ValueError for an id outside the vocabulary."""
         self._check(token_ids)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
         self._check(token_ids)
         # One string for each id that occurs. Building a set of all ids would block other threads.
         names: dict[int, str] = {}
@@ -156,6 +158,7 @@ class Vocabulary:
         return self._bytes.of(self._tokenizer.id_to_token(token_id) or "") if content is None else content
 
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
+        """The first id that the vocabulary does not have, if any."""
         known = range(self.size)
         for start in range(0, len(token_ids), _NUMBERS_AT_ONCE):
             part = token_ids[start : start + _NUMBERS_AT_ONCE]

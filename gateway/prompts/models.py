@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from budgeting.counter import PromptCounter
+from budgeting.learned_counter import PromptCounter
 from budgeting.values import SectionBudgets
 from gateway.prompts.text import ModelText
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from budgeting.counter import PromptCounter
 from budgeting.images import DEFAULT_COST, ImageCost
+from budgeting.learned_counter import PromptCounter
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
 from budgeting.summary import ExtractiveSummarizer, Summarizer

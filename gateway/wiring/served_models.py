@@ -8,10 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from budgeting.counter import PromptCounter
 from budgeting.errors import TokenizerError
 from budgeting.estimating import EstimatingCounter
-from budgeting.learned_counter import LearnedCounter
+from budgeting.learned_counter import LearnedCounter, PromptCounter
 from gateway.backends.port import Work
 from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.pool_model import ModelReading

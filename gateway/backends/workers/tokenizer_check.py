@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 import orjson
 
-from budgeting.counter import PromptCounter
 from budgeting.errors import TemplateRefused
+from budgeting.learned_counter import PromptCounter
 from budgeting.values import Message, Role
 from gateway.backends.workers.client import WorkerClient
 
