@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -24,6 +24,9 @@ from observability.trace_facts import (
     head_keeps,
     tail_keeps,
 )
+
+if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
+    from observability.trace_export import TraceSender
 
 # version-traceid-parentid-flags, lower-case hex. Versions above 00 may have more fields after another dash.
 _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
@@ -109,20 +112,6 @@ class RootSpan(Struct, frozen=True):
         return lines
 
 
-class Sender(Protocol):
-    """Sends finished traces; only ``shutdown`` may block."""
-
-    @property
-    def figures(self) -> TraceFigures:
-        """Traces by result."""
-
-    def offer(self, root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts) -> None:
-        """Queue a trace."""
-
-    def shutdown(self, timeout_s: float) -> bool:
-        """Send queued traces, for at most ``timeout_s``; blocks. Returns whether all were sent."""
-
-
 class Tracing:
     """Makes trace ids, and spans if there is a ``sender``.
 
@@ -134,7 +123,7 @@ class Tracing:
 
     def __init__(
         self,
-        sender: Sender | None = None,
+        sender: "TraceSender | None" = None,
         *,
         sample_ratio: float = 1.0,
         follow_callers: bool = False,

@@ -3,13 +3,17 @@
 import re
 import socket
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
 from gateway.config.errors import ConfigError
 from gateway.config.tracing import TracingConfig
 from observability.redact import REDACTED, scrub
-from observability.tracing import Sender, Tracing
+from observability.tracing import Tracing
+
+if TYPE_CHECKING:
+    from observability.trace_export import TraceSender
 
 
 def make_tracing(config: TracingConfig, version: str) -> Tracing:
@@ -23,7 +27,7 @@ def make_tracing(config: TracingConfig, version: str) -> Tracing:
     return Tracing(sender, sample_ratio=config.sample_ratio, follow_callers=config.follow_callers)
 
 
-def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
+def _sender(config: TracingConfig, endpoint: str, version: str) -> "TraceSender":
     # Imported only for a collector: importing the SDK and its exporter takes 80 ms.
     from opentelemetry.sdk.resources import Resource
 
