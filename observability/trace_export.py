@@ -105,13 +105,7 @@ class TraceSender:
             else:
                 self._chars_in += chars
         self._waiting.append((root, record, facts))
-        if len(self._waiting) > MAX_WAITING:
-            self._drop()
-
-    def _drop(self) -> None:
-        """Drop the oldest trace, unless the thread has just taken it."""
-        oldest = self._take()
-        if oldest is not None:
+        if len(self._waiting) > MAX_WAITING and self._take() is not None:  # the thread may have taken it
             self._dropped += 1
 
     def _take(self) -> _Finished | None:
