@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from adapters.catalogue import AdapterState, Alias
+from adapters.catalogue import AdapterState
 from adapters.errors import UnknownAdapter
 from adapters.selection import AdapterOffer, Lease, select
 from adapters.values import Adapter, Selection
@@ -17,11 +17,10 @@ class AdapterRegistry:
     """The adapters that requests may use; lives on the event loop.
 
     A lease counts an adapter as in use, so that retirement and eviction know that a request still needs it.
-    The caller must have checked ``adapters`` (all active) and ``aliases``.
+    The caller must have checked what is offered.
     """
 
-    def __init__(self, adapters: Iterable[Adapter] = (), aliases: Mapping[str, str] | None = None) -> None:
-        given = {adapter.adapter_id: adapter for adapter in adapters}
+    def __init__(self) -> None:
         self._in_use: dict[str, int] = {}
         self._expected: frozenset[str] = frozenset()
         self._at_workers: Sequence[Adapter] = ()
@@ -29,13 +28,7 @@ class AdapterRegistry:
         # that any caller may use, now or after the import of the registry's file.
         self.ids: set[str] = set()
         self.servable: set[str] = set()
-        self.offer(
-            AdapterOffer(
-                MappingProxyType(given),
-                MappingProxyType(dict.fromkeys(given, AdapterState.ACTIVE)),
-                MappingProxyType({name: Alias(name, target) for name, target in (aliases or {}).items()}),
-            )
-        )
+        self.offer(AdapterOffer())
 
     def offer(self, offer: AdapterOffer) -> None:
         """Replace all registered adapters at once; existing leases keep their adapters."""

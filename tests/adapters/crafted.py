@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from adapters.base_model import BaseModel, base_model
+from adapters.catalogue import AdapterState, Alias
+from adapters.registry import AdapterRegistry
+from adapters.selection import AdapterOffer
+from adapters.values import Adapter
 
 CONFIG: Mapping[str, Any] = {
     "model_type": "llama",
@@ -20,6 +24,15 @@ CONFIG: Mapping[str, Any] = {
 }
 SHAPES = {"q_proj": (8, 8), "v_proj": (8, 4)}
 RANK = 2
+
+
+def registry_of(adapters: Iterable[Adapter], aliases: Mapping[str, str] | None = None) -> AdapterRegistry:
+    """A registry with these adapters, all active."""
+    given = {adapter.adapter_id: adapter for adapter in adapters}
+    named = {name: Alias(name, target) for name, target in (aliases or {}).items()}
+    registry = AdapterRegistry()
+    registry.offer(AdapterOffer(given, dict.fromkeys(given, AdapterState.ACTIVE), named))
+    return registry
 
 
 def base(**changes: Any) -> BaseModel:

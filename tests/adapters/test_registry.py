@@ -17,6 +17,7 @@ from adapters.selection import AdapterOffer, Lease
 from adapters.values import Adapter, Selection, SelectionRule
 from gateway.config.adapters_file import read_registry_file
 from gateway.config.yaml_file import MAX_FILE_BYTES
+from tests.adapters.crafted import registry_of
 
 MANGA = Adapter("manga_domain_v3", 3, "demo", "adapters/manga")
 STYLE = Adapter("jp_style_v1", 1, "demo", "adapters/style")
@@ -31,14 +32,14 @@ aliases: {manga_domain: manga_domain_v3}
 
 
 def registry() -> AdapterRegistry:
-    return AdapterRegistry((MANGA, STYLE), {"manga_domain": "manga_domain_v3"})
+    return registry_of((MANGA, STYLE), {"manga_domain": "manga_domain_v3"})
 
 
 def read(folder: Path, text: str | bytes) -> AdapterRegistry:
     file = folder / "adapters.yaml"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     content = read_registry_file(file)
-    return AdapterRegistry(content.adapters, content.aliases)
+    return registry_of(content.adapters, content.aliases)
 
 
 def test_a_file_becomes_adapters_in_its_order(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
 from resilience.time_limits import TimeLimit, TimeLimits
 from resilience.turns import Turns
+from tests.adapters.crafted import registry_of
 
 ROOT = Path(__file__).parents[2]
 # No model in these tests is longer than this.
@@ -252,7 +253,7 @@ def build_rig(
         **(route or {}),
     }
     fleet = Fleet(made)
-    registry = AdapterRegistry(adapters)
+    registry = registry_of(adapters)
     versions = PromptVersions.from_folder(ROOT / "prompts")
     revision = make_revision(
         1,
