@@ -1,8 +1,14 @@
-"""Recovery after a backend ran out of memory: less load, and later more again. Sans I/O.
+"""Recovery after memory ran out: less load, later more again, and an engine of fewer blocks. Reads one file.
 
 This is the third of three layers. Prevention is the token budget and admission's forecast; containment is the
 retry of the failed request with a shorter context; recovery is for later requests.
 """
+
+from pathlib import Path
+
+from resilience.classify import kind_of_text
+from resilience.failures import FailureKind
+from resilience.supervisor import Loss
 
 # Multiplicative decrease, additive increase. A step down takes away 30 % at once: the memory is far too small
 # for the same load, and each further failure costs an answer. A step up adds 5 %, so a load that the backend
@@ -15,6 +21,8 @@ RESTORE_EVERY_S = 10.0
 LEAST = 0.25
 # Requests that fail in one step of the engine fail for one reason: the factor shrinks once within this time.
 ONE_INCIDENT_S = 2.0
+# This file counts the processes that the kernel has killed because memory ran out, also in containers.
+VMSTAT = Path("/proc/vmstat")
 
 
 class LoadFactor:
@@ -56,3 +64,32 @@ class LoadFactor:
 
     def _after(self, steps: int) -> float:
         return self._last_incident_at + steps * RESTORE_EVERY_S
+
+
+def cause_of_death(error: str, *, oom_kills: int) -> Loss:
+    """The cause, by the last error of the engine's processes (``Class: message``) and the kernel's OOM kills.
+
+    ``oom_kills`` is their number in the last seconds: a killed process logs nothing, and its exit code (-9)
+    is that of any ``kill -9``.
+    """
+    kind = kind_of_text(error)
+    if kind is FailureKind.CUDA_OOM or oom_kills > 0:
+        return Loss.OUT_OF_MEMORY
+    return Loss.DEVICE if kind is FailureKind.CUDA_DRIVER_ERROR else Loss.EXITED
+
+
+def kernel_oom_kills() -> int:
+    """Processes killed by the kernel since the machine's start because memory ran out; 0 if unknown."""
+    try:
+        lines = VMSTAT.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def fewer_blocks(blocks: int, *, at_first: int, least: int) -> int:
+    """Blocks of the next engine's KV pool after an engine with ``blocks`` ran out of memory.
+
+    ``at_first`` are the blocks of the first engine, ``least`` those that the longest request needs.
+    """
+    return min(blocks, max(least, int(blocks * SHRINK), int(at_first * LEAST)))

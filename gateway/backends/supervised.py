@@ -15,8 +15,8 @@ from gateway.backends.port import Absence, Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
 from gateway.contracts.features import Feature
 from observability.events import EngineFigures
-from resilience.engine_death import cause_of_death, fewer_blocks, kernel_oom_kills
 from resilience.failures import BackendFailure, FailureKind
+from resilience.oom import cause_of_death, fewer_blocks, kernel_oom_kills
 from resilience.supervisor import (
     Decision,
     EngineGivenUp,
