@@ -36,10 +36,6 @@ class BackendLoad(Struct, frozen=True):
     workers: int = 1
 
 
-def _nothing_produced() -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
     """Thresholds, with the reasons for their defaults.
@@ -136,7 +132,7 @@ class Demand(Struct, frozen=True):
     cached_tokens: int | None = None
     size_bytes: int = 0
     limits: AdmissionLimits | None = None
-    produced: Callable[[], int] = _nothing_produced
+    produced: Callable[[], int] = lambda: 0
     sequences: int = 1
     open_ended: bool = False
     generates: bool = True

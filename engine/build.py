@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -126,7 +125,6 @@ def _choose_operators(
 ) -> tuple[Operators, GroupedAttention]:
     """The operators and the attention for this device and dtype; none compiled with ``enforce_eager``."""
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
-    place: dict[str, Any] = {"block_size": config.block_size, "dtype": dtype, "device": device}
     operators: Operators = Operators(*heads, model.rms_norm_eps)
     kernel: DecodeKernel | None = None
     if device.type == "cuda":
@@ -151,7 +149,9 @@ def _choose_operators(
                 *heads, model.rms_norm_eps, block_size=config.block_size, threads=torch.get_num_threads()
             )
             operators.compile_parallel()
-    return operators, GroupedAttention(*heads, kernel=kernel, **place)
+    return operators, GroupedAttention(
+        *heads, block_size=config.block_size, dtype=dtype, device=device, kernel=kernel
+    )
 
 
 def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, item_bytes: int) -> int:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -78,6 +77,8 @@ class Engine:
         self._clock = clock
         self._seeds = seeds
         self._adapters = adapters
+        # Reads the weights in a PEFT folder, also while the engine steps. Raises an EngineAdapterError.
+        self.read_adapter = adapters.read
         self._entries: dict[str, _Entry] = {}
         self._eos = frozenset(info.eos_token_ids)
         self._generated = 0
@@ -103,12 +104,6 @@ class Engine:
             generation_tokens=self._generated,
             adapters_resident=self._adapters.resident,
         )
-
-    def read_adapter(self, folder: Path) -> LoraWeights:
-        """Read the weights in a PEFT folder, for ``install_adapter``. The engine's state is not changed, so
-        another thread may call this while the engine steps. Raises an EngineAdapterError.
-        """
-        return self._adapters.read(folder)
 
     def install_adapter(self, adapter_id: str, weights: LoraWeights) -> None:
         """Add an adapter, or replace the one with that id for later requests. Raises NoAdapterRoom."""
