@@ -123,12 +123,11 @@ class KvForecast:
         self._list(held)
         self._count(held, 1)
 
-    def remove(self, ticket: int) -> ReservedTokens:
+    def remove(self, ticket: int) -> None:
         """Remove a request that has ended. Raises KeyError for an unknown one: a second release."""
         held = self._held.pop(ticket)
         self._unlist(held)
         self._count(held, -1)
-        return held
 
     def get(self, ticket: int) -> ReservedTokens:
         """The counts of one request; only :meth:`produced` and :meth:`cached` change them."""

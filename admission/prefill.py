@@ -30,9 +30,6 @@ class PrefillBacklog:
         self._overdue_tokens = 0
         self._starts_sum = 0.0
 
-    def __bool__(self) -> bool:
-        return bool(self._in_progress)
-
     def set_engines(self, workers: int, now: float, s_per_token: float) -> None:
         self._workers = workers
         self._begin(now, s_per_token)

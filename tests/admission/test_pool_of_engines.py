@@ -44,7 +44,7 @@ def test_while_an_engine_has_no_prompt_nothing_is_ahead() -> None:
         backlog.done(number, 1.0, RATE)
     assert backlog.ahead(1.0, RATE) == 0 and backlog.total == 300
     backlog.done(3, 1.0, RATE)
-    assert not backlog and backlog.total == 0
+    assert (backlog.total, backlog.ahead(1.0, RATE)) == (0, 0)
     with pytest.raises(KeyError):
         backlog.done(3, 1.0, RATE)
 
