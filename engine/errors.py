@@ -2,7 +2,7 @@
 line without a traceback.
 """
 
-from collections.abc import Iterator
+_BY_CODE: dict[str, type["EngineError"]] = {}
 
 
 class EngineError(Exception):
@@ -11,7 +11,9 @@ class EngineError(Exception):
     code = "engine_error"
 
     def __init_subclass__(cls, code: str | None = None) -> None:
-        cls.code = code or cls.code
+        if code is not None:
+            cls.code = code
+            _BY_CODE[code] = cls
 
 
 class EngineStartError(EngineError, code="engine_start_failed"):
@@ -102,13 +104,6 @@ class EngineBusy(RequestRefused, code="engine_busy"):
     """The limit of requests in flight is reached; a retry may succeed."""
 
 
-def _tree(root: type[EngineError]) -> Iterator[type[EngineError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from _tree(child)
-
-
 def error_from_code(code: str, message: str) -> EngineError:
     """The error that had this ``code`` in the other process."""
-    classes = {error.code: error for error in _tree(EngineError)}
-    return classes.get(code, EngineError)(message)
+    return _BY_CODE.get(code, EngineError)(message)
