@@ -162,15 +162,12 @@ class EngineClient:
         self._by_wire_id: dict[str, EngineTicket] = {}
         self._request_ids: set[str] = set()
         self._adapters: dict[str, str] = {}
+        # The loaded adapters: id and the folder that each was loaded from.
+        self.adapters: Mapping[str, str] = MappingProxyType(self._adapters)
         self._adapter_calls: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
         self._calls = count()
         self._submitted = 0
         self.pending_tokens = 0
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """The loaded adapters: id and the folder that each was loaded from."""
-        return MappingProxyType(self._adapters)
 
     @property
     def pid(self) -> int | None:
