@@ -5,7 +5,6 @@
 """
 
 import random
-from collections.abc import Collection
 
 from admission.circuit import Circuit, CircuitState
 from admission.events import SlotOutcome
@@ -284,11 +283,6 @@ class BackendGate:
     def in_flight(self) -> int:
         """Requests handed on and not released."""
         return len(self.work.tickets)
-
-    @property
-    def waiting(self) -> Collection[AdmissionTicket]:
-        """Queued requests, in order of arrival."""
-        return self.tickets.values()
 
     @property
     def queued(self) -> int:

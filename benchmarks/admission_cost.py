@@ -82,7 +82,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
         going += handed_on
         assert isinstance(offered, AdmissionTicket), offered
         if gate.queued > queued:  # with memory, some turnovers hand on no request
-            surplus = next(t for t in gate.waiting if t.state is TicketState.WAITING)
+            surplus = next(t for t in gate.tickets.values() if t.state is TicketState.WAITING)
             gate.release(surplus, SlotOutcome.IGNORED, now, output_tokens=0)
         for part, start, end in (
             ("release", begun, released), ("offer", released, taken), ("look", taken, done),

@@ -31,4 +31,5 @@ class IdleCapacity:
         return max(0, *free) if free else 1
 
     def waiting(self) -> int:
-        return sum(ticket.demand.priority >= 0 for gate in self.gates().values() for ticket in gate.waiting)
+        queued = (ticket for gate in self.gates().values() for ticket in gate.tickets.values())
+        return sum(ticket.demand.priority >= 0 for ticket in queued)

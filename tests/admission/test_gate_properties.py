@@ -140,7 +140,7 @@ class Traffic(RuleBasedStateMachine):
     @invariant()
     def the_books_balance(self) -> None:
         gate = self.gate
-        assert gate.queued == len(gate.waiting) == len(self.waiting)
+        assert gate.queued == len(gate.tickets) == len(self.waiting)
         assert gate.in_flight == len(gate.forecast) == len(self.running)
         assert gate.work.sequences == sum(ticket.demand.sequences for ticket in self.running.values())
         assert gate.queue.tokens == sum(ticket.uncached for ticket in self.waiting.values())
