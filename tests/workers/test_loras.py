@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from adapters.errors import AdapterError
 from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.loras import listed_models, loaded_name, path_at_worker
+from gateway.backends.workers.client import Whole
+from gateway.backends.workers.inspection import list_of
+from gateway.backends.workers.loras import loaded_name, path_at_worker
 from gateway.config.backends import OpenAIBackend
 from gateway.wiring.workers import make_workers
 from resilience.failures import BackendFailure, FailureKind
@@ -310,7 +312,7 @@ def test_a_worker_gets_the_path_of_an_adapter_as_it_is_mounted_there() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": 3}', b'{"data": [{"id": 4}]}', b"\xff"])
 def test_an_invalid_list_of_models_is_ignored(body: bytes) -> None:
-    assert listed_models(body) is None
+    assert list_of(Whole(200, body)) is None
 
 
 async def test_only_workers_of_vllms_dialect_can_be_told_to_load() -> None:

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from gateway.backends.workers.client import WorkerClient
+from gateway.backends.workers.client import Whole, WorkerClient
 from gateway.backends.workers.errors import TransportError
+from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, tokens_of
 from gateway.contracts.front_headers import SPEAKING
 
 INSPECT_S = 30.0
@@ -39,13 +40,33 @@ class ServedModel(msgspec.Struct, frozen=True):
     owned_by: str | None = None
 
 
-class _Models(msgspec.Struct):
+class ModelList(msgspec.Struct, frozen=True):
+    """A worker's list of models, the answer of ``/models``."""
+
     data: list[ServedModel] = []
     sluice_role: str | None = None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its models and adapters."""
+        return frozenset([one.id for one in self.data if one.id])
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    @property
+    def of_sluice(self) -> bool:
+        """Whether the worker is another Sluice: its models have ``owned_by: sluice``."""
+        return any(one.owned_by == "sluice" for one in self.data)
+
+
+# Raises msgspec.DecodeError or UnicodeDecodeError, both of which are ValueErrors.
+read_models = msgspec.json.Decoder(ModelList).decode
+
+
+def list_of(answer: Whole) -> ModelList | None:
+    """The list in an answer of ``/models``; ``None`` when it is not such an answer."""
+    try:
+        return read_models(answer.body) if answer.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +90,6 @@ class Inspection:
     def shown(self) -> dict[str, object]:
         """The fields as JSON values."""
         return asdict(self)
-
-
-def read_models(body: bytes) -> list[ServedModel]:
-    """The models of an answer of ``/models``. Raises msgspec.DecodeError."""
-    return _read(body).data
-
-
-def _read(body: bytes) -> _Models:
-    return msgspec.json.decode(body, type=_Models)
 
 
 def offers_of(
@@ -161,12 +173,10 @@ async def inspect(
     found: ServedModel | None = None
     faults = []
     if answer.status == 200:
-        try:
-            models = _read(answer.body)
-        except msgspec.DecodeError:
+        models = list_of(answer)
+        if models is None:
             return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
-        listed = models.data
-        offered = offers_of(listed, model)
+        offered = offers_of(models.data, model)
         if model is None and isinstance(offered, str):
             return _unusable(url, offered)
         found = None if isinstance(offered, str) or not offered else offered[0]
@@ -176,7 +186,7 @@ async def inspect(
                 "set api_key_env to a key of `sluice keys create NAME --role front` there"
             )
         if found is None:
-            served = ", ".join(sorted(one.id for one in listed)[:10]) or "nothing"
+            served = ", ".join(sorted(one.id for one in models.data)[:10]) or "nothing"
             return _unusable(url, f"does not serve {model!r}; correct model; it serves: {served}")
     if model is None:
         if found is None:
@@ -204,36 +214,31 @@ def _unusable(url: str, fault: str) -> Inspection:
 async def _one_token(client: WorkerClient, model: str) -> int:
     """Ask for one token; returns the status of the answer."""
     text = {"model": model, "prompt": "test", "max_tokens": 1}
-    status, _ = await _post(client, f"{client.prefix}/completions", text)
+    status = (await _post(client, f"{client.prefix}/completions", text)).status
     if status in (400, 404, 405):  # hosted services have chats alone; some refuse a limit of one token
         messages = [{"role": "user", "content": "test"}]
         chat = {"model": model, "messages": messages, "max_completion_tokens": 16}
-        status, _ = await _post(client, f"{client.prefix}/chat/completions", chat)
+        status = (await _post(client, f"{client.prefix}/chat/completions", chat)).status
     return status
 
 
 async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int] | None) -> str:
     body = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
-    status, text = await _post(client, "/tokenize", body)
-    if status != 200:
-        return "not known"
-    try:
-        found = msgspec.json.decode(text, type=_Tokens).tokens
-    except msgspec.DecodeError:
+    found = tokens_of(await _post(client, TOKENIZE_PATH, body))
+    if found is None:
         return "not known"
     if sample_ids is None:
         return "its own"
-    return "equal" if found == list(sample_ids) else "differs"
+    return "equal" if found == tuple(sample_ids) else "differs"
 
 
-async def _post(client: WorkerClient, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Status and body of the answer; status 0 without an answer."""
+async def _post(client: WorkerClient, path: str, body: Mapping[str, Any]) -> Whole:
+    """The answer; without one, its status is 0."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            answer = await client.get(path, timeout_s=TIMEOUT_S, body=orjson.dumps(body))
+            return await client.get(path, timeout_s=TIMEOUT_S, body=orjson.dumps(body))
     except (TransportError, TimeoutError):
-        return 0, b""
-    return answer.status, answer.body
+        return Whole(0, b"")
 
 
 class WorkerInspections:

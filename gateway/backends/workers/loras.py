@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import PurePath
 from types import MappingProxyType
 
-import msgspec
 import orjson
 import structlog
 
@@ -21,7 +20,7 @@ from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import TransportError
-from gateway.backends.workers.inspection import ServedModel
+from gateway.backends.workers.inspection import ServedModel, list_of
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 
 LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
@@ -32,34 +31,6 @@ LIST_TIMEOUT_S = 10.0
 # Characters of a worker's error message in the log.
 MAX_WORDS = 300
 _LOADED_NAME = re.compile(r"@[0-9a-f]{12}$")  # end of a loaded_name
-
-
-class _Model(msgspec.Struct):
-    id: str = ""
-    owned_by: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model] = []
-
-
-_decode_models = msgspec.json.Decoder(_Models).decode
-
-
-def listed_models(body: bytes) -> frozenset[str] | None:
-    """The names in an answer of ``/models``; ``None`` when it is not such an answer."""
-    try:
-        return frozenset(model.id for model in _decode_models(body).data if model.id)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def is_sluice(body: bytes) -> bool:
-    """Whether an answer of ``/models`` is another Sluice's: its models have ``owned_by: sluice``."""
-    try:
-        return any(model.owned_by == "sluice" for model in _decode_models(body).data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
 
 
 def path_at_worker(adapter: Adapter, folder: str | None) -> str:
@@ -268,7 +239,8 @@ class _Holder:
 
     async def _list(self) -> frozenset[str]:
         answer = await self._client.get(self._client.prefix + MODELS_PATH, timeout_s=LIST_TIMEOUT_S)
-        return (listed_models(answer.body) if answer.status == 200 else None) or frozenset()
+        listed = list_of(answer)
+        return frozenset() if listed is None else listed.names
 
     def _refused(self, adapter: Adapter, path: str, status: int, body: bytes) -> errors.EngineAdapterError:
         words = body.decode(errors="replace")[:MAX_WORDS]

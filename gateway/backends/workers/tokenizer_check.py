@@ -11,7 +11,7 @@ import orjson
 from budgeting.errors import TemplateRefused
 from budgeting.learned_counter import PromptCounter
 from budgeting.values import Message, Role
-from gateway.backends.workers.client import WorkerClient
+from gateway.backends.workers.client import Whole, WorkerClient
 
 TOKENIZE_PATH = "/tokenize"
 # A text that tokenizers encode differently: spaces, digits, code, characters of several tokens.
@@ -31,10 +31,18 @@ REASONING_MARKS = ("</think>", "</seed:think>", "[/THINK]", "<|channel|>", "<cha
 
 
 class _Tokens(msgspec.Struct):
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...]
 
 
 _decode_tokens = msgspec.json.Decoder(_Tokens).decode
+
+
+def tokens_of(answer: Whole | None) -> tuple[int, ...] | None:
+    """The ids in an answer of ``/tokenize``; ``None`` when it is not such an answer."""
+    try:
+        return _decode_tokens(answer.body).tokens if answer is not None and answer.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,7 @@ class TokenizerCheck:
         """Whether the worker gives the gateway's ids for every sample. Raises TransportError."""
         for messages, ids in self.samples:
             body = body_of(model, messages)
-            answer = await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)
-            if answer.status != 200 or _tokens_of(answer.body) != ids:
+            if tokens_of(await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)) != ids:
                 return False
         return bool(self.samples)
 
@@ -75,11 +82,3 @@ def body_of(model: str, messages: Sequence[Message]) -> bytes:
     """The body of ``/tokenize`` for a conversation."""
     shown = [{"role": one.role, "content": one.content} for one in messages]
     return orjson.dumps({"model": model, "messages": shown, "add_generation_prompt": True})
-
-
-def _tokens_of(body: bytes) -> tuple[int, ...]:
-    """The ids in an answer of ``/tokenize``; none when it is not such an answer."""
-    try:
-        return _decode_tokens(body).tokens
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ()

@@ -5,10 +5,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
 import structlog
 
-from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
+from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
@@ -17,11 +16,11 @@ from gateway.backends.workers.inspection import (
     ServedModel,
     generates,
     inspect,
-    read_models,
+    list_of,
     why_no_list,
 )
 from gateway.backends.workers.load import WorkerLoad, read_figures
-from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
+from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker_choice import WorkerView
 from observability.collectors import WorkerStatus
@@ -66,14 +65,6 @@ OnListed = Callable[[str, Sequence[ServedModel] | None], Awaitable[str | None]]
 # Tokenizer checks by model, for models whose prompts may be sent as token ids.
 Checks = Mapping[str, TokenizerCheck]
 OnDetected = Callable[[str, bool, Collection[str]], None]
-
-
-def _listed(answer: Whole) -> Sequence[ServedModel] | None:
-    """The models of an answer of ``/models``, ``None`` when it is not such an answer."""
-    try:
-        return read_models(answer.body) if answer.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 class Worker:
@@ -187,14 +178,15 @@ class Worker:
             )
         except TransportError:
             return False
-        if self._is_sluice is None and answer.status == 200 and is_sluice(answer.body):
+        listed = list_of(answer)
+        if self._is_sluice is None and listed is not None and listed.of_sluice:
             self._is_sluice = True
             # A Sluice also lists adapters that it has not loaded.
             self._lists_models = False
             self._probe_path = self._watch.sluice_probe_path
         if answer.status >= 500:
             return False
-        reason = await self._on_listed(self.url, _listed(answer))
+        reason = await self._on_listed(self.url, None if listed is None else listed.data)
         before, self._unusable = self._unusable, reason
         if reason is None:
             return True
@@ -392,12 +384,12 @@ class Worker:
             )
         except TransportError:
             return
-        listed = listed_models(answer.body) if answer.status == 200 else None
+        listed = list_of(answer)
         if listed is None:
             return
-        self._listed = listed
+        self._listed = listed.names
         if self.loras is not None:
-            self.loras.update(listed, changes)
+            self.loras.update(listed.names, changes)
 
     async def _scrape_forever(self, path: str) -> None:
         while True:

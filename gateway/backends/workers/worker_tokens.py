@@ -14,7 +14,7 @@ from budgeting.values import Message, Tool
 from gateway.backends.tool_bodies import message_body, tool_bodies
 from gateway.backends.workers.client import Whole
 from gateway.backends.workers.errors import TransportError
-from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH
+from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, tokens_of
 
 DETOKENIZE_PATH = "/detokenize"
 # Seconds: longest time for an answer; how long no worker is asked after an answer that did not come, and
@@ -27,15 +27,10 @@ Ask = Callable[[str, bytes, float], Awaitable[Whole | None]]
 """Asks a worker in service, by path, body and longest time in seconds; ``None``: none is in service."""
 
 
-class _Tokens(msgspec.Struct):
-    tokens: tuple[int, ...]
-
-
 class _Text(msgspec.Struct):
     prompt: str
 
 
-_read_tokens = msgspec.json.Decoder(_Tokens).decode
 _read_text = msgspec.json.Decoder(_Text).decode
 
 
@@ -80,12 +75,12 @@ class PoolTokens:
         body |= ending
         if variables:
             body["chat_template_kwargs"] = dict(variables)
-        return _tokens_of(self._waited(TOKENIZE_PATH, body))
+        return tokens_of(self._waited(TOKENIZE_PATH, body))
 
     def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...] | None:
         """Ids of a raw text; ``None`` when no worker answers now."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": add_special_tokens}
-        return _tokens_of(self._waited(TOKENIZE_PATH, body))
+        return tokens_of(self._waited(TOKENIZE_PATH, body))
 
     def decode(self, token_ids: Sequence[int]) -> str | None:
         """The text of ids; ``None`` when no worker answers now. Raises ValueError: an unknown id."""
@@ -120,10 +115,3 @@ class PoolTokens:
         if answer.status in (404, 405):
             self._paused_until = self._clock() + MISSING_PAUSE_S
         return answer
-
-
-def _tokens_of(answer: Whole | None) -> tuple[int, ...] | None:
-    try:
-        return _read_tokens(answer.body).tokens if answer is not None and answer.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
