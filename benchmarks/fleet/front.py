@@ -12,10 +12,13 @@ from admission.gate import BackendGate, Refusal
 from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits, BackendLoad, Demand
 from evaluation.simulator.values import SimulatedRequest
-from gateway.backends.workers.health import HealthRules, WorkerHealth
+from gateway.backends.workers.health import WorkerHealth
 from gateway.backends.workers.load import WorkerFigures, WorkerLoad
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
+from gateway.config.backends import OpenAIBackend
+
+SECTION = OpenAIBackend(kind="openai", base_urls=["http://workers:8000/v1"])
 
 
 class Known:
@@ -25,7 +28,7 @@ class Known:
         self.number = number
         self.url = f"http://worker-{number}:8000/v1"
         self.load = WorkerLoad(interval_s=interval_s, max_running=max_running)
-        self.health = WorkerHealth(HealthRules())
+        self.health = WorkerHealth(SECTION)
         self.health.probe_succeeded(0.0)
 
     def view(self, now: float) -> WorkerView:

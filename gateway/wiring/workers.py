@@ -6,32 +6,22 @@ from types import MappingProxyType
 
 from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
 from gateway.backends.workers.header_template import HeaderTemplate
-from gateway.backends.workers.health import HealthRules
-from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
 from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel, ReadModel
 from gateway.backends.workers.serving_pool import ServingPool
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
-from gateway.backends.workers.worker import WatchRules, Worker
+from gateway.backends.workers.worker import Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.features import VLLM_FEATURES, Feature
-from gateway.wiring.worker_connections import WorkerConnections, make_connections
+from gateway.wiring.worker_connections import make_connections
 from resilience.turns import Turns
 
 # A Sluice worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
-# Paths that check readiness, not only liveness. The probe of a server without them lists its models.
-PROBE_PATHS: Mapping[Dialect, str] = {
-    Dialect.VLLM: "/health",
-    Dialect.SLUICE: "/ready",
-    Dialect.OPENAI: "/health",
-}
 
 
 async def already_there(adapter: Adapter) -> None:
@@ -75,17 +65,24 @@ def make_workers(
     )
     headers = (NO_FALLBACK,) if detect or dialect is Dialect.SLUICE else ()
     connections = make_connections(name, section, headers, environ)
-    lists_models = dialect is Dialect.VLLM and Feature.LORA in features
-    watch = _watch_rules(section, dialect, lists_models)
-    loras = _lora_maker(section, bring, clock) if section.load_adapters else None
     workers = [
-        _make_worker(url, section, connections, watch, on_return=choice.forget, loras=loras, clock=clock)
+        Worker(
+            url,
+            section,
+            make_client=connections.client,
+            dialect=dialect,
+            lists_models=dialect is Dialect.VLLM and Feature.LORA in features,
+            bring=bring,
+            on_return=choice.forget,
+            clock=clock,
+        )
         for url in urls
     ]
 
     def make(model: str) -> WorkersBackend:
         return WorkersBackend(
             name,
+            section,
             model=PoolModel(model, read, reading, known=model != name or model == section.model),
             workers=workers,
             writer=_writer(section, model, dialect, connections.templates),
@@ -94,13 +91,9 @@ def make_workers(
             features=features,
             incapable=incapable,
             token_bytes=token_bytes,
-            block_tokens=section.affinity_block_tokens,
-            max_attempts=section.max_attempts,
             clock=clock,
             turns=turns,
             check=None if dialect is Dialect.OPENAI else check,
-            prompt_auto=section.prompt == "auto",
-            hedging=_hedging(section),
         )
 
     pool = ServingPool(
@@ -115,32 +108,8 @@ def make_workers(
     # The list of a hosted service need not contain the configured model.
     if section.model is None or dialect is not Dialect.OPENAI:
         for worker in workers:
-            worker.detect(pool.detected, pool.listed, pool.checks, kind=detect or dialect is Dialect.SLUICE)
+            worker.detect(pool, kind=detect or dialect is Dialect.SLUICE)
     return pool
-
-
-def _make_worker(
-    url: str,
-    section: OpenAIBackend,
-    connections: WorkerConnections,
-    watch: WatchRules,
-    *,
-    on_return: Callable[[str], None],
-    loras: Callable[[WorkerClient], WorkerLoras] | None,
-    clock: Callable[[], float],
-) -> Worker:
-    return Worker(
-        url,
-        make_client=connections.client,
-        timeouts=_timeouts(section),
-        max_connections=section.max_connections,
-        rules=_health_rules(section),
-        watch=watch,
-        max_running=section.max_running,
-        clock=clock,
-        on_return=on_return,
-        make_loras=loras,
-    )
 
 
 def _writer(
@@ -157,59 +126,4 @@ def _writer(
         folder=section.adapters_folder,
         share_prefixes=section.share_prefix_across_tenants,
         templates=templates,
-    )
-
-
-def _hedging(section: OpenAIBackend) -> HedgePolicy | None:
-    hedge = section.hedge
-    rules = HedgeRules(hedge.quantile, hedge.min_ms / 1000, hedge.max_share)
-    return HedgePolicy(rules) if hedge.enabled else None
-
-
-def _lora_maker(
-    section: OpenAIBackend, bring: Callable[[Adapter], Awaitable[None]], clock: Callable[[], float]
-) -> Callable[[WorkerClient], WorkerLoras]:
-    def make(client: WorkerClient) -> WorkerLoras:
-        return WorkerLoras(
-            client,
-            places=section.max_loaded_adapters,
-            folder=section.adapters_folder,
-            bring=bring,
-            clock=clock,
-            fixed=section.adapters,
-        )
-
-    return make
-
-
-def _timeouts(section: OpenAIBackend) -> Timeouts:
-    return Timeouts(
-        connect_s=section.connect_timeout_seconds,
-        first_token_s=section.first_token_timeout_seconds,
-        idle_s=section.idle_timeout_seconds,
-        total_s=section.total_timeout_seconds,
-        keepalive_s=section.keepalive_seconds,
-    )
-
-
-def _health_rules(section: OpenAIBackend) -> HealthRules:
-    return HealthRules(
-        eject_after=section.eject_after_failures,
-        error_share=section.eject_error_share,
-        eject_s=section.eject_seconds,
-        eject_max_s=section.eject_max_seconds,
-        slow_start_s=section.slow_start_seconds,
-    )
-
-
-def _watch_rules(section: OpenAIBackend, dialect: Dialect, lists_models: bool) -> WatchRules:
-    """Build the probes' settings; only vLLM lists loaded models, Sluice also lists what it could load."""
-    return WatchRules(
-        probe_path=section.probe_path or PROBE_PATHS[dialect],
-        probe_interval_s=section.probe_interval_seconds,
-        probe_timeout_s=section.probe_timeout_seconds,
-        metrics_path=section.metrics_path,
-        metrics_interval_s=section.metrics_interval_seconds,
-        sluice_probe_path=section.probe_path or PROBE_PATHS[Dialect.SLUICE],
-        lists_models=lists_models,
     )

@@ -7,13 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.values import BackendLoad
-from gateway.backends.workers.health import FIRST_WEIGHT, HealthRules, WorkerHealth, WorkerState
+from gateway.backends.workers.health import FIRST_WEIGHT, WorkerHealth, WorkerState
 from gateway.backends.workers.load import DOUBTED_KV_USAGE, WorkerFigures, WorkerLoad, pool_load, read_figures
+from gateway.config.backends import OpenAIBackend
 
-RULES = HealthRules(eject_after=3, error_share=0.5, eject_s=2, eject_max_s=16, slow_start_s=10)
+RULES = OpenAIBackend(
+    kind="openai",
+    base_urls=["http://worker:8000/v1"],
+    eject_after_failures=3,
+    eject_error_share=0.5,
+    eject_seconds=2,
+    eject_max_seconds=16,
+    slow_start_seconds=10,
+)
 
 
-def in_service(rules: HealthRules = RULES) -> WorkerHealth:
+def in_service(rules: OpenAIBackend = RULES) -> WorkerHealth:
     health = WorkerHealth(rules)
     assert health.probe_succeeded(0)
     return health
@@ -132,9 +141,9 @@ def test_health_holds_its_bounds_whatever_happens(history: list[tuple[str, float
                 health.probe_failed(now)
         assert 0 <= health.weight(now) <= 1
         assert (health.weight(now) > 0) == health.in_service
-        assert 0 <= health.returns_in(now) <= RULES.eject_max_s + 1e-9, "clocks are floats"
+        assert 0 <= health.returns_in(now) <= RULES.eject_max_seconds + 1e-9, "clocks are floats"
     if not health.in_service:
-        health.probe_succeeded(now + RULES.eject_max_s)
+        health.probe_succeeded(now + RULES.eject_max_seconds)
     assert health.in_service, "a worker whose probes answer is back after the longest ejection"
 
 

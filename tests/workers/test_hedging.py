@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.backends.port import Completion, DeltaSink
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.hedging import MOST_SAVED, WINDOW_S, HedgePolicy, HedgeRules, Run, race
+from gateway.backends.workers.hedging import MOST_SAVED, WINDOW_S, HedgePolicy, Run, race
 from gateway.backends.workers.worker import WATCH_CONNECTIONS
+from gateway.config.backends import HedgeSection
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from gateway.wiring.backends import hedge_collector
@@ -246,7 +247,7 @@ def test_exactly_one_stream_reaches_the_sink_and_its_tokens_alone_are_billed(
             answer.append(delta.text)
 
         runs = [steps.run(number, pieces[number], fails[number]) for number in (0, 1)]
-        policy = HedgePolicy(HedgeRules())
+        policy = HedgePolicy(HedgeSection())
         outcome: Completion | BackendFailure | None = None
 
         async def caller() -> None:
@@ -286,7 +287,7 @@ def test_exactly_one_stream_reaches_the_sink_and_its_tokens_alone_are_billed(
     asks=st.lists(st.booleans(), max_size=300),
 )
 def test_never_more_extra_requests_than_the_share_allows(share: float, asks: list[bool]) -> None:
-    policy = HedgePolicy(HedgeRules(max_share=share))
+    policy = HedgePolicy(HedgeSection(max_share=share))
     for number, late in enumerate(asks, start=1):
         policy.record_request()
         if late:
@@ -296,7 +297,7 @@ def test_never_more_extra_requests_than_the_share_allows(share: float, asks: lis
 
 
 def test_late_is_what_is_later_than_the_quantile_of_the_last_minutes() -> None:
-    policy = HedgePolicy(HedgeRules(quantile=0.9, min_s=0.01))
+    policy = HedgePolicy(HedgeSection(quantile=0.9, min_ms=10))
     for _ in range(9):
         policy.record_first_token(0.1, 0.0)
     assert policy.late_after_s(0.0) is None, "nine say nothing of one in ten"
@@ -312,7 +313,7 @@ def test_late_is_what_is_later_than_the_quantile_of_the_last_minutes() -> None:
 
 
 def test_nothing_is_late_before_the_least_time() -> None:
-    policy = HedgePolicy(HedgeRules(quantile=0.5, min_s=0.05))
+    policy = HedgePolicy(HedgeSection(quantile=0.5, min_ms=50))
     for _ in range(10):
         policy.record_first_token(0.002, 0.0)
     assert policy.late_after_s(0.0) == 0.05

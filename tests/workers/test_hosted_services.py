@@ -19,7 +19,7 @@ from gateway.backends.workers.api_key import ApiKey, UnusableKey
 from gateway.backends.workers.client import Timeouts
 from gateway.backends.workers.errors import ConnectFailed
 from gateway.backends.workers.header_template import HeaderTemplate
-from gateway.backends.workers.health import HealthRules, WorkerHealth
+from gateway.backends.workers.health import WorkerHealth
 from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
@@ -257,7 +257,7 @@ async def test_the_only_service_in_a_pause_fails_at_once_and_is_asked_again_afte
 
 
 def test_a_resting_worker_has_no_weight_until_its_time_has_passed() -> None:
-    health = WorkerHealth(HealthRules())
+    health = WorkerHealth(section())
     health.probe_succeeded(0.0)
     health.rest(10.0, 5.0)
     health.rest(10.0, 1.0)

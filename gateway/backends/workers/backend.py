@@ -60,6 +60,7 @@ from gateway.backends.workers.vectors import PATH as VECTORS
 from gateway.backends.workers.vectors import answer_of, body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_PREFERENCE, WorkerPreference
+from gateway.config.backends import OpenAIBackend
 from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
@@ -97,12 +98,8 @@ class WorkersBackend:
     workers are those of a :class:`gateway.backends.workers.serving_pool.ServingPool` that list the model.
 
     Args:
-        block_tokens: tokens per block of a prompt's fingerprint.
-        max_attempts: most workers that one request is tried on.
         incapable: the features that a model lacks, whatever the workers support.
-        check: compares the workers' tokenizer with the gateway's, for ``prompt_auto``.
-        prompt_auto: send prompts as token ids while every worker has the gateway's tokenizer.
-        hedging: when a late request is sent to a second worker too; ``None``: never.
+        check: compares the workers' tokenizer with the gateway's, where ``prompt`` is auto.
     """
 
     kind = "openai"
@@ -110,6 +107,7 @@ class WorkersBackend:
     def __init__(
         self,
         name: str,
+        section: OpenAIBackend,
         *,
         model: PoolModel,
         workers: Sequence[Worker],
@@ -118,16 +116,13 @@ class WorkersBackend:
         in_service: WorkersInService,
         features: frozenset[Feature],
         token_bytes: Callable[[int], bytes],
-        block_tokens: int,
-        max_attempts: int,
         clock: Callable[[], float],
         turns: Turns,
-        check: TokenizerCheck | None = None,
-        prompt_auto: bool = False,
-        hedging: HedgePolicy | None = None,
-        incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
+        check: TokenizerCheck | None,
+        incapable: Callable[[str], frozenset[Feature]],
     ) -> None:
         self.name = name
+        self._section = section
         self._model = model
         self.continues = writer.continues
         self._features = features
@@ -142,12 +137,12 @@ class WorkersBackend:
         self._token_bytes = token_bytes
         self.check = check
         self._learn: Callable[[Work, int], None] | None = None
-        self._block_tokens = block_tokens
-        self._max_attempts = max_attempts
         self._clock = clock
         self._turns = turns
-        self.hedging = hedging
-        self._prompt_auto = prompt_auto
+        # When a late request is sent to a second worker too; None: never.
+        self.hedging = HedgePolicy(section.hedge) if section.hedge.enabled else None
+        # Send prompts as token ids while every worker has the gateway's tokenizer.
+        self._prompt_auto = section.prompt == "auto"
         self._same_tokenizer: dict[str, bool] = {}
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
@@ -347,7 +342,7 @@ class WorkersBackend:
             headers = front_headers(caller.tenant, caller.org, SHARED_SALT)
         tried: set[str] = set()
         failure: BackendFailure | None = None
-        while len(tried) < self._max_attempts:
+        while len(tried) < self._section.max_attempts:
             worker = self._pool.pick(NO_PREFERENCE, tried, self._clock())
             if worker is None:
                 break
@@ -377,7 +372,7 @@ class WorkersBackend:
         writer = self._writer
         body = writer.request_body(work, self._clock())
         tried = self._without(work.adapter)
-        most = len(tried) + self._max_attempts
+        most = len(tried) + self._section.max_attempts
         request = _Request(writer.path(work), body, writer.headers(work), work, self._preference(work), most)
         failure: BackendFailure | None = None
         while len(tried) < most:
@@ -548,8 +543,9 @@ class WorkersBackend:
         adapter = self._writer.adapter_name(work)
         # A worker's index of sent blocks covers all models of the pool, so the salt names the model.
         salt = salt_number(self._writer.cache_salt(work), adapter or self.model)
-        chain = chain_of(joined(work.token_ids), self._block_tokens, salt)
-        return WorkerPreference(chain, work.prefix_tokens // self._block_tokens, adapter)
+        block_tokens = self._section.affinity_block_tokens
+        chain = chain_of(joined(work.token_ids), block_tokens, salt)
+        return WorkerPreference(chain, work.prefix_tokens // block_tokens, adapter)
 
     def _is_last(self, worker: Worker) -> bool:
         return not any(other.health.in_service for other in self._workers.values() if other is not worker)

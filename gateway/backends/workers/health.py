@@ -8,8 +8,9 @@
 """
 
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
+
+from gateway.config.backends import OpenAIBackend
 
 # Outcomes within WINDOW_S seconds count towards the error share, if they are WINDOW_OUTCOMES or more.
 WINDOW_S = 30.0
@@ -31,29 +32,13 @@ class WorkerState(StrEnum):
     EJECTED = "ejected"
 
 
-@dataclass(frozen=True, slots=True)
-class HealthRules:
-    """When a worker is ejected, and how it returns.
+class WorkerHealth:
+    """One worker's health, by the rules of its pool. ``now`` is any monotonic clock, the same in all calls.
 
-    Args:
-        eject_after: failures in a row that eject a worker.
-        error_share: share of failures among the last outcomes that ejects a worker.
-        eject_s: length of the first ejection, seconds; doubles each time.
-        eject_max_s: longest ejection, seconds.
-        slow_start_s: time after its return until a worker has its whole share, seconds.
+    The length of an ejection doubles each time.
     """
 
-    eject_after: int = 3
-    error_share: float = 0.5
-    eject_s: float = 2.0
-    eject_max_s: float = 60.0
-    slow_start_s: float = 10.0
-
-
-class WorkerHealth:
-    """One worker's health. ``now`` is any monotonic clock, the same in all calls."""
-
-    def __init__(self, rules: HealthRules) -> None:
+    def __init__(self, rules: OpenAIBackend) -> None:
         self._rules = rules
         self.state = WorkerState.NEW
         self.ejections = 0
@@ -76,9 +61,9 @@ class WorkerHealth:
         """The worker's share of the load relative to a worker in full service: 0 to 1."""
         if self.state is not WorkerState.IN_SERVICE or now < self.resting_until:
             return 0.0
-        if self._returned_at is None or self._rules.slow_start_s <= 0:
+        if self._returned_at is None or self._rules.slow_start_seconds <= 0:
             return 1.0
-        share = (now - self._returned_at) / self._rules.slow_start_s
+        share = (now - self._returned_at) / self._rules.slow_start_seconds
         if share >= 1.0:
             self._returned_at = None
             return 1.0
@@ -109,7 +94,7 @@ class WorkerHealth:
         self._outcomes.append((now, False))
         if not self.in_service or (last and not self._probe_failures):
             return False
-        if self._failures >= self._rules.eject_after or self._share_is_high(now):
+        if self._failures >= self._rules.eject_after_failures or self._share_is_high(now):
             self._eject(now)
             return True
         return False
@@ -153,11 +138,11 @@ class WorkerHealth:
         if len(self._outcomes) < WINDOW_OUTCOMES:
             return False
         failures = sum(not good for _, good in self._outcomes)
-        return failures >= self._rules.error_share * len(self._outcomes)
+        return failures >= self._rules.eject_error_share * len(self._outcomes)
 
     def _eject(self, now: float) -> None:
-        doubled = self._rules.eject_s * 2.0 ** min(self.strikes, 30)
-        self._until = now + min(doubled, self._rules.eject_max_s)
+        doubled = self._rules.eject_seconds * 2.0 ** min(self.strikes, 30)
+        self._until = now + min(doubled, self._rules.eject_max_seconds)
         self.strikes += 1
         self.ejections += self.in_service  # a failed probe only prolongs an ejection
         self.state = WorkerState.EJECTED

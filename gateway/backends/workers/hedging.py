@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gateway.backends.port import Completion, DeltaSink
+from gateway.config.backends import HedgeSection
 from gateway.contracts.events import Delta
 
 # Window of times to first token, seconds; each counts in its window and the next one: long enough for a p99,
@@ -26,29 +27,17 @@ _BUCKETS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(RATIO)) + 1
 MOST_SAVED = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class HedgeRules:
-    """When a request is late, and how many may be sent twice.
-
-    Args:
-        quantile: a request is late after this quantile of the pool's times to first token.
-        min_s: no request is late before this, seconds.
-        max_share: most extra requests, as a share of all requests.
-    """
-
-    quantile: float = 0.99
-    min_s: float = 0.05
-    max_share: float = 0.05
-
-
 class HedgePolicy:
     """Measures the times to first tokens; grants extra requests. ``now`` is any monotonic clock, seconds.
+
+    A request is late after the ``quantile`` of the pool's times to first token, and not before ``min_ms``. At
+    most ``max_share`` of all requests are sent twice.
 
     Counters: ``sent``, requests sent to a second worker; ``won``, those that the second worker answered;
     ``refused``, late requests that were not sent twice because the share was used up.
     """
 
-    def __init__(self, rules: HedgeRules) -> None:
+    def __init__(self, rules: HedgeSection) -> None:
         self._rules = rules
         # A quantile needs enough samples for one to be above it.
         self._needed = math.ceil(1.0 / (1.0 - rules.quantile))
@@ -78,7 +67,7 @@ class HedgePolicy:
         for bucket in range(_BUCKETS):
             seen += self._recent[bucket] + self._old[bucket]
             if seen >= wanted:
-                return max(self._rules.min_s, SHORTEST_S * RATIO**bucket)
+                return max(self._rules.min_ms / 1000, SHORTEST_S * RATIO**bucket)
         return LONGEST_S
 
     def grant(self) -> bool:

@@ -22,6 +22,7 @@ from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import TransportError
 from gateway.backends.workers.inspection import ServedModel, list_of
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
+from gateway.config.backends import OpenAIBackend
 
 LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
 # Longest answer of these endpoints that is read, bytes.
@@ -65,27 +66,23 @@ def own_loras(models: Sequence[ServedModel], offered: Sequence[ServedModel]) -> 
 class WorkerLoras:
     """The adapters that this gateway has loaded on one worker. Lives on the event loop.
 
+    The section's ``adapters`` are configured at the worker, and never loaded by this gateway.
+
     Args:
-        places: most adapters loaded by this gateway at once.
-        folder: path of the gateway's adapter folder on the worker; ``None``: the same path.
         bring: makes an adapter's files available; raises AdapterError.
-        fixed: adapters that are configured at the worker and never loaded by this gateway.
     """
 
     def __init__(
         self,
         client: WorkerClient,
-        *,
-        places: int,
-        folder: str | None,
+        section: OpenAIBackend,
         bring: Callable[[Adapter], Awaitable[None]],
         clock: Callable[[], float],
-        fixed: Collection[str] = (),
     ) -> None:
-        self.places = places
-        self._fixed = frozenset(fixed)
-        self._holder = _Holder(client, folder)
-        self._slots = LoraSlots(self._holder, places, bring=bring, clock=clock)
+        self.places = section.max_loaded_adapters
+        self._fixed = section.adapters.keys()
+        self._holder = _Holder(client, section.adapters_folder)
+        self._slots = LoraSlots(self._holder, self.places, bring=bring, clock=clock)
 
     @property
     def names(self) -> frozenset[str]:

@@ -1,19 +1,23 @@
 """One worker: its connections, its health, its load, and the loops that probe and scrape it."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.backends.workers.client import Timeouts, WorkerClient
+from adapters.values import Adapter
+from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
+from gateway.backends.workers.dialect import Dialect
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
-from gateway.backends.workers.health import HealthRules, WorkerHealth, WorkerState
+from gateway.backends.workers.health import WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.inspection import (
     Inspection,
-    ServedModel,
     generates,
     inspect,
     list_of,
@@ -21,10 +25,14 @@ from gateway.backends.workers.inspection import (
 )
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras
-from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker_choice import WorkerView
+from gateway.config.backends import OpenAIBackend
 from observability.collectors import WorkerStatus
 
+if TYPE_CHECKING:
+    from gateway.backends.workers.serving_pool import ServingPool
+
+HEALTH_PATH, READY_PATH = "/health", "/ready"
 # Connections for probe, scrape and inspection, which may coincide; separate from those for requests.
 WATCH_CONNECTIONS = 3
 # Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a dead worker
@@ -36,115 +44,68 @@ NOT_PROBED = "has not answered yet"
 NOT_READY = "is not ready yet"
 
 
-@dataclass(frozen=True, slots=True)
-class WatchRules:
-    """How a worker is probed and scraped.
-
-    Args:
-        probe_path: from the server's root; where it is 404, ``/models`` is used instead.
-        probe_interval_s: time between two probes, seconds.
-        probe_timeout_s: longest time for one, and for a scrape, seconds.
-        metrics_path: from the server's root; ``None``: no scrapes.
-        metrics_interval_s: time between two scrapes, seconds.
-        lists_models: whether its list of models contains the adapters that it holds.
-        sluice_probe_path: replaces ``probe_path`` once the worker is detected to be a Sluice.
-    """
-
-    probe_path: str = "/health"
-    probe_interval_s: float = 2.0
-    probe_timeout_s: float = 2.0
-    metrics_path: str | None = "/metrics"
-    metrics_interval_s: float = 1.0
-    lists_models: bool = False
-    sluice_probe_path: str = "/ready"
-
-
-OnListed = Callable[[str, Sequence[ServedModel] | None], Awaitable[str | None]]
-
-
-# Tokenizer checks by model, for models whose prompts may be sent as token ids.
-Checks = Mapping[str, TokenizerCheck]
-OnDetected = Callable[[str, bool, Collection[str]], None]
-
-
 class Worker:
     """One worker.
 
     Args:
-        timeouts: limits of a request's exchange.
-        max_connections: most connections for requests.
-        max_running: most sequences in its batch; 0 when unknown.
+        lists_models: whether its list of models contains the adapters that it holds: vLLM's does, a Sluice's
+            also contains what it could load.
         on_return: called with its URL when it returns to service: its cache may be empty.
-        make_loras: makes the loader of its adapters; ``None``: the gateway loads none.
+        bring: makes an adapter's files available before it loads them; raises AdapterError.
     """
 
     def __init__(
         self,
         url: str,
+        section: OpenAIBackend,
         *,
         make_client: Callable[[str, Timeouts, int], WorkerClient],
-        timeouts: Timeouts,
-        max_connections: int,
-        rules: HealthRules,
-        watch: WatchRules,
-        max_running: int,
-        clock: Callable[[], float],
+        dialect: Dialect,
+        lists_models: bool,
+        bring: Callable[[Adapter], Awaitable[None]],
         on_return: Callable[[str], None],
-        make_loras: Callable[[WorkerClient], WorkerLoras] | None = None,
+        clock: Callable[[], float],
     ) -> None:
         self.url = url
-        self.client = make_client(url, timeouts, max_connections)
-        self.loras = make_loras(self.client) if make_loras is not None else None
+        timeouts = Timeouts(
+            connect_s=section.connect_timeout_seconds,
+            first_token_s=section.first_token_timeout_seconds,
+            idle_s=section.idle_timeout_seconds,
+            total_s=section.total_timeout_seconds,
+            keepalive_s=section.keepalive_seconds,
+        )
+        self.client = make_client(url, timeouts, section.max_connections)
+        # The adapters that this gateway loads on it.
+        self.loras = WorkerLoras(self.client, section, bring, clock) if section.load_adapters else None
         self._listed: frozenset[str] = frozenset()
         # The adapters that it last listed as its own.
         self.own_loras: Collection[str] = ()
-        self.health = WorkerHealth(rules)
+        self.health = WorkerHealth(section)
         # Why it is not in service, as the end of a sentence.
         self.unavailable_reason = NOT_PROBED
-        self.load = WorkerLoad(interval_s=watch.metrics_interval_s, max_running=max_running)
-        self._watcher = make_client(
-            url,
-            replace(timeouts, connect_s=min(timeouts.connect_s, watch.probe_timeout_s)),
-            WATCH_CONNECTIONS,
-        )
-        self._watch = watch
+        self.load = WorkerLoad(interval_s=section.metrics_interval_seconds, max_running=section.max_running)
+        connect_s = min(timeouts.connect_s, section.probe_timeout_seconds)
+        self._watcher = make_client(url, replace(timeouts, connect_s=connect_s), WATCH_CONNECTIONS)
+        self._section = section
         self._clock = clock
         self._in_service: tuple[WorkersInService, ...] = ()
         self._on_return = on_return
-        self._on_detected: OnDetected | None = None
-        self._on_listed: OnListed | None = None
+        self._pool: ServingPool | None = None
         self._unusable: str | None = None  # why its list of models makes it unusable
-        self._checks: Callable[[str], Checks] = lambda url: {}
         self._is_sluice: bool | None = False
         self.generates = True  # until it is known that it does not
         self._detected = True
-        self._lists_models = watch.lists_models
+        self._lists_models = lists_models
         self._wake = asyncio.Event()
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
-        self._probe_path = watch.probe_path
+        # Readiness, not only liveness. The probe of a server without the path lists its models.
+        self._probe_path = section.probe_path or (READY_PATH if dialect is Dialect.SLUICE else HEALTH_PATH)
         self._no_metrics = False
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
-    def detect(
-        self,
-        on_detected: OnDetected,
-        on_listed: OnListed,
-        checks: Callable[[str], Checks],
-        *,
-        kind: bool,
-    ) -> None:
-        """Detect what the worker is before each return to service.
-
-        Args:
-            on_detected: gets its URL, whether it is a Sluice, and the models whose check it passed.
-            on_listed: gets its URL and the models that it lists, ``None`` if it has no list; returns why it
-                cannot be used, or ``None``.
-            checks: returns the checks of its tokenizers, by its URL.
-            kind: whether it may be a Sluice.
-        """
-        self._on_detected = on_detected
-        self._on_listed = on_listed
-        self._checks = checks
+    def detect(self, pool: ServingPool, *, kind: bool) -> None:
+        """Detect for ``pool`` what the worker is before each return; ``kind``: whether it may be a Sluice."""
+        self._pool = pool
         self._is_sluice = None if kind else False
 
     @property
@@ -170,12 +131,10 @@ class Worker:
 
     async def follow(self) -> bool:
         """Ask for its models; returns whether it can be used. With only other models it leaves service."""
-        if self._on_listed is None:
+        if self._pool is None:
             return True
         try:
-            answer = await self._watcher.get(
-                self.client.prefix + MODELS_PATH, timeout_s=self._watch.probe_timeout_s
-            )
+            answer = await self._models()
         except TransportError:
             return False
         listed = list_of(answer)
@@ -183,10 +142,10 @@ class Worker:
             self._is_sluice = True
             # A Sluice also lists adapters that it has not loaded.
             self._lists_models = False
-            self._probe_path = self._watch.sluice_probe_path
+            self._probe_path = self._section.probe_path or READY_PATH
         if answer.status >= 500:
             return False
-        reason = await self._on_listed(self.url, None if listed is None else listed.data)
+        reason = await self._pool.listed(self.url, None if listed is None else listed.data)
         before, self._unusable = self._unusable, reason
         if reason is None:
             return True
@@ -269,10 +228,8 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._probe_forever(), name=f"probe {self.url}")
-                if self._watch.metrics_path is not None:
-                    loops.create_task(
-                        self._scrape_forever(self._watch.metrics_path), name=f"scrape {self.url}"
-                    )
+                if (path := self._section.metrics_path) is not None:
+                    loops.create_task(self._scrape_forever(path), name=f"scrape {self.url}")
         finally:
             self.client.close()
             self._watcher.close()
@@ -297,7 +254,7 @@ class Worker:
 
     async def _sleep(self, now: float) -> None:
         """Sleep until the next probe: its time, the end of an ejection, or a wake-up."""
-        wait_s, back_s = self._watch.probe_interval_s, self.health.returns_in(now)
+        wait_s, back_s = self._section.probe_interval_seconds, self.health.returns_in(now)
         if self._none_in_service:
             wait_s = min(wait_s, *(one.outage_probe_s for one in self._in_service))
         elif back_s > 0.0:
@@ -307,12 +264,11 @@ class Worker:
                 await self._wake.wait()
 
     async def _probe(self) -> bool:
-        timeout_s = self._watch.probe_timeout_s
         try:
-            answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
+            answer = await self._get(self._probe_path)
             if answer.status == 404 and self._probe_path != (models := self.client.prefix + MODELS_PATH):
                 self._probe_path = models
-                answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
+                answer = await self._get(models)
         except TransportError as error:
             self.unavailable_reason = "does not answer"
             if isinstance(error, ConnectFailed) and error.refused:
@@ -333,8 +289,8 @@ class Worker:
         """Detect its kind, models and tokenizers; false if it does not list them in time, is not ready, or
         serves other models. A tokenizer that it has not reported counts as different.
         """
-        on_detected, timeout_s = self._on_detected, self._watch.probe_timeout_s
-        if on_detected is None:
+        pool, timeout_s = self._pool, self._section.probe_timeout_seconds
+        if pool is None:
             return True
         first, same = self._is_sluice is None, set[str]()
         if not await self.follow():
@@ -345,7 +301,7 @@ class Worker:
             self.generates = is_sluice_now or await generates(self._watcher, timeout_s)
         except TransportError:
             self._detected = False
-        for model, check in self._checks(self.url).items():
+        for model, check in pool.checks(self.url).items():
             if check.reasons and not is_sluice_now:
                 continue
             try:
@@ -355,7 +311,7 @@ class Worker:
                 self._detected = False
                 break
         self._log.info("worker detected", sluice=is_sluice_now, same_tokenizer=sorted(same))
-        on_detected(self.url, is_sluice_now, same)
+        pool.detected(self.url, is_sluice_now, same)
         return await self._probe() if first and is_sluice_now else True
 
     def _refused(self) -> None:
@@ -379,26 +335,29 @@ class Worker:
     async def _list(self) -> None:
         changes = self.loras.changes if self.loras is not None else 0
         try:
-            answer = await self._watcher.get(
-                self.client.prefix + MODELS_PATH, timeout_s=self._watch.probe_timeout_s
-            )
+            listed = list_of(await self._models())
         except TransportError:
             return
-        listed = list_of(answer)
         if listed is None:
             return
         self._listed = listed.names
         if self.loras is not None:
             self.loras.update(listed.names, changes)
 
+    def _models(self) -> Awaitable[Whole]:
+        return self._get(self.client.prefix + MODELS_PATH)
+
+    def _get(self, path: str) -> Awaitable[Whole]:
+        return self._watcher.get(path, timeout_s=self._section.probe_timeout_seconds)
+
     async def _scrape_forever(self, path: str) -> None:
         while True:
             await self._scrape(path)
-            await asyncio.sleep(NO_METRICS_S if self._no_metrics else self._watch.metrics_interval_s)
+            await asyncio.sleep(NO_METRICS_S if self._no_metrics else self._section.metrics_interval_seconds)
 
     async def _scrape(self, path: str) -> None:
         try:
-            answer = await self._watcher.get(path, timeout_s=self._watch.probe_timeout_s)
+            answer = await self._get(path)
         except TransportError:
             return
         self._no_metrics = answer.status == 404
