@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.backends.faulty import FaultInjection
+from gateway.backends.faulty import FaultPlan
 from gateway.config.chaos import MAX_RULES, FaultRule
 from gateway.config.section import Section
 from gateway.state.audit import Audit
@@ -39,14 +39,13 @@ class FaultsBody(TypedDict):
 class ChaosAdmin:
     """Shows and replaces the faults of this process."""
 
-    chaos: FaultInjection
+    plan: FaultPlan
     audit: Audit
 
     def show(self) -> FaultsBody:
-        plan = self.chaos.plan
-        counts = sorted(plan.injected.items())
+        counts = sorted(self.plan.injected.items())
         return {
-            "faults": [rule.model_dump(mode="json", exclude_none=True) for rule in plan.rules],
+            "faults": [rule.model_dump(mode="json", exclude_none=True) for rule in self.plan.rules],
             "injected": [{"backend": name, "kind": kind, "count": count} for (name, kind), count in counts],
         }
 
@@ -54,7 +53,7 @@ class ChaosAdmin:
         """Replace the rules. Raises InvalidRequest for a backend that does not exist."""
 
         async def replacing() -> FaultsBody:
-            self.chaos.replace(given.faults)
+            self.plan.replace(given.faults)
             return self.show()
 
         return await self.audit.attempt(who, "chaos.replace", _target(given), replacing)

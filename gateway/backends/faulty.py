@@ -3,8 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import structlog
@@ -26,12 +25,13 @@ from resilience.failures import BackendFailure, FailureKind
 
 
 class FaultPlan:
-    """Selects the fault for each call, by the first of ``rules`` that applies; sans-I/O."""
+    """Selects the fault for each call, by the first of its rules that applies; ``backends`` may be named."""
 
-    def __init__(self, rules: Sequence[FaultRule], random: random.Random) -> None:
+    def __init__(self, backends: Collection[str], random: random.Random) -> None:
+        self._backends = backends
         self._random = random
         self._injected: Counter[tuple[str, str]] = Counter()
-        self.replace(rules)
+        self.rules: Sequence[FaultRule] = ()
 
     @property
     def injected(self) -> Mapping[tuple[str, str], int]:
@@ -39,10 +39,20 @@ class FaultPlan:
         return MappingProxyType(self._injected)
 
     def replace(self, rules: Sequence[FaultRule]) -> None:
-        """Put other rules in force; their counts start at zero."""
+        """Put other rules in force; their counts start at zero.
+
+        Raises InvalidRequest for a backend that does not exist.
+        """
+        for number, rule in enumerate(rules):
+            if rule.backend not in self._backends:
+                raise InvalidRequest(
+                    f"there is no backend {rule.backend!r}; allowed: {', '.join(sorted(self._backends))}",
+                    param=f"faults.{number}.backend",
+                )
         self.rules = tuple(rules)
         self._seen = [0] * len(self.rules)
         self._done = [0] * len(self.rules)
+        structlog.get_logger("gateway").warning("other faults are in force", rules=len(rules))
 
     def next(self, backend: str) -> FaultRule | None:
         """The fault for the next call of ``backend``."""
@@ -68,25 +78,6 @@ class FaultPlan:
         if rule.probability is not None:
             return self._random.random() < rule.probability
         return self._seen[number] % (rule.every or 1) == 0
-
-
-@dataclass(frozen=True, slots=True)
-class FaultInjection:
-    """The faults in force and the backends that they may name."""
-
-    plan: FaultPlan
-    backends: frozenset[str]
-
-    def replace(self, rules: Sequence[FaultRule]) -> None:
-        """Put other rules in force. Raises InvalidRequest for a backend that does not exist."""
-        for number, rule in enumerate(rules):
-            if rule.backend not in self.backends:
-                raise InvalidRequest(
-                    f"there is no backend {rule.backend!r}; allowed: {', '.join(sorted(self.backends))}",
-                    param=f"faults.{number}.backend",
-                )
-        self.plan.replace(rules)
-        structlog.get_logger("gateway").warning("other faults are in force", rules=len(rules))
 
 
 def faulty(backend: Backend, plan: FaultPlan) -> Backend:

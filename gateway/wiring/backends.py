@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from budgeting.counting import ChatTokenizer
 from gateway.backends.embedded_vectors import EncodePart
-from gateway.backends.faulty import FaultInjection, FaultPlan, faulty
+from gateway.backends.faulty import FaultPlan, faulty
 from gateway.backends.host import Resident
 from gateway.backends.port import Backend, BackendState, EmbedPart, Fleet
 from gateway.backends.workers.backend import WorkersBackend
@@ -119,7 +119,7 @@ class BackendParts:
     engines: Engines
     fleet: Fleet
     models_of: Mapping[str, Sequence[str]]
-    chaos: FaultInjection | None
+    chaos: FaultPlan | None
     admission: AdmissionLink
     summaries: EngineSummarizer | None
 
@@ -127,8 +127,7 @@ class BackendParts:
         """Yield the metrics collectors of workers, hedging and injected faults."""
         yield ScrapeCollector(worker_families, self.engines.workers)
         yield hedge_collector(self.engines.on_workers)
-        if self.chaos is not None:
-            plan = self.chaos.plan
+        if (plan := self.chaos) is not None:
             yield ScrapeCollector(chaos_families, lambda: plan.injected)
 
 
@@ -213,20 +212,19 @@ def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:
 
 def make_chaos(
     section: ChaosSection, backends: Collection[str]
-) -> tuple[Callable[[Backend], Backend], FaultInjection | None]:
+) -> tuple[Callable[[Backend], Backend], FaultPlan | None]:
     """Return the wrapper that injects faults, and its control, if enabled. Raises ConfigError for a rule."""
     if not section.enabled:
         return lambda backend: backend, None
     structlog.get_logger("gateway").warning(
         "FAULTS ARE MADE ON PURPOSE: chaos.enabled is true; never serve real callers like this"
     )
-    plan = FaultPlan((), random.Random(section.seed))
-    chaos = FaultInjection(plan, frozenset(backends))
+    plan = FaultPlan(frozenset(backends), random.Random(section.seed))
     try:
-        chaos.replace(section.faults)
+        plan.replace(section.faults)
     except InvalidRequest as error:
         raise ConfigError(f"chaos.{error.param}: {error.message}") from None
-    return lambda backend: faulty(backend, plan), chaos
+    return lambda backend: faulty(backend, plan), plan
 
 
 def hedge_collector(

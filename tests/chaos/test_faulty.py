@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from budgeting.values import Message, Role
 from gateway.admin.chaos import ChaosAdmin
-from gateway.backends.faulty import FaultInjection, FaultPlan, FaultyBackend, faulty
+from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
 from gateway.backends.port import Absence, Backend, Restarting, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.chaos import ChaosSection, FaultRule
@@ -37,8 +37,10 @@ def rule(kind: str = "cuda_oom", **more: Any) -> FaultRule:
     return FaultRule.model_validate({"backend": "local", "kind": kind, **more})
 
 
-def plan_of(*rules: FaultRule) -> FaultPlan:
-    return FaultPlan(rules, random.Random(0))
+def plan_of(*rules: FaultRule, seed: int = 0) -> FaultPlan:
+    plan = FaultPlan({"local", "other"}, random.Random(seed))
+    plan.replace(rules)
+    return plan
 
 
 async def texts_of(backend: Backend) -> tuple[list[str], BackendFailure | None]:
@@ -132,7 +134,7 @@ def test_a_plan_is_the_same_for_the_same_seed_and_never_over_its_times(
     rules = [rule(**{name: values[name]}) for name in counts]
 
     def run() -> list[bool]:
-        plan = FaultPlan(rules, random.Random(seed))
+        plan = plan_of(*rules, seed=seed)
         return [plan.next("local") is not None for _ in range(calls)]
 
     assert run() == run()
@@ -173,11 +175,11 @@ def test_a_rule_is_chosen_by_count_or_by_chance() -> None:
 
 
 def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when_enabled() -> None:
-    chaos = FaultInjection(plan_of(), frozenset({"local"}))
+    plan = plan_of()
     body = {"faults": [{"backend": "local", "kind": "nan_output", "after_tokens": 4, "every": 2}]}
     streams = MemoryStreams()
     audit = Audit(MemoryStateStore(streams, unix_time=lambda: 1.0), unix_time=lambda: 1.0)
-    services = fake_services(chaos=ChaosAdmin(chaos, audit))
+    services = fake_services(chaos=ChaosAdmin(plan, audit))
     with serving(services) as url, httpx.Client(base_url=url, timeout=60) as client:
         response = client.post("/admin/chaos", json=body, headers=ADMIN)
         assert (response.status_code, response.json()["faults"][0]["kind"]) == (200, "nan_output")
@@ -194,7 +196,7 @@ def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when
             client.get("/admin/chaos", headers={"Authorization": f"Bearer {CALLER_KEY}"}).status_code == 403
         )
         assert client.post("/admin/chaos", json=body).status_code == 401
-    assert chaos.plan.rules[0].kind is FailureKind.NAN_OUTPUT
+    assert plan.rules[0].kind is FailureKind.NAN_OUTPUT
     done, refused = (orjson.loads(record.data) for record in streams.records["audit"])
     assert (done["action"], done["target"], done["result"]) == ("chaos.replace", "local: nan_output", "done")
     assert refused["target"] == "gone: hang" and refused["result"].startswith("refused: invalid_request")
