@@ -66,7 +66,8 @@ def own_loras(models: Sequence[ServedModel], offered: Sequence[ServedModel]) -> 
 class WorkerLoras:
     """The adapters that this gateway has loaded on one worker. Lives on the event loop.
 
-    The section's ``adapters`` are configured at the worker, and never loaded by this gateway.
+    The worker as an :class:`~gateway.backends.lora_slots.AdapterHolder`, and its slots. The section's
+    ``adapters`` are configured at the worker, and never loaded by this gateway.
 
     Args:
         bring: makes an adapter's files available; raises AdapterError.
@@ -80,19 +81,26 @@ class WorkerLoras:
         clock: Callable[[], float],
     ) -> None:
         self.places = section.max_loaded_adapters
+        # Grows when a load or unload begins and when it ends.
+        self.changes = 0
+        self._client = client
         self._fixed = section.adapters.keys()
-        self._holder = _Holder(client, section.adapters_folder)
-        self._slots = LoraSlots(self._holder, self.places, bring=bring, clock=clock)
+        self._folder = section.adapters_folder
+        self._slots = LoraSlots(self, self.places, bring=bring, clock=clock)
+        self._loaded: dict[str, tuple[str, str, int]] = {}  # folder, name, number of the load
+        self._listed: frozenset[str] = frozenset()
+        self._changing = 0
+        self._log = structlog.get_logger("gateway.workers").bind(worker=client.base_url)
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Folder of each loaded adapter, by id."""
+        return MappingProxyType({one: folder for one, (folder, _, _) in self._loaded.items()})
 
     @property
     def names(self) -> frozenset[str]:
         """The worker's names of the adapters loaded by this gateway."""
-        return self._holder.names
-
-    @property
-    def changes(self) -> int:
-        """A number that grows when a load or unload begins and when it ends."""
-        return self._holder.changes
+        return frozenset(name for _, name, _ in self._loaded.values())
 
     @asynccontextmanager
     async def hold(self, adapter: Adapter) -> AsyncIterator[int]:
@@ -101,7 +109,7 @@ class WorkerLoras:
         Raises BackendFailure of :meth:`LoraSlots.hold` or for a refused key, else TransportError.
         """
         async with self._slots.hold(adapter):
-            yield self._holder.number_of(adapter.adapter_id)
+            yield self._number_of(adapter.adapter_id)
 
     async def preload(self, adapter: Adapter) -> None:
         """Load an adapter ahead of its first request. Raises BackendFailure."""
@@ -121,7 +129,7 @@ class WorkerLoras:
         ours = [adapter for adapter in known if adapter.adapter_id not in self._fixed]
         try:
             await self._slots.pin(pinned)
-            for name in self._holder.adapters.keys() & set(retired):
+            for name in self._loaded.keys() & set(retired):
                 await self._slots.unload(name)
             while await self._slots.load_next(ours):
                 await self._slots.pin(pinned)
@@ -130,72 +138,45 @@ class WorkerLoras:
 
     def lost(self, adapter_id: str, number: int) -> None:
         """Drop the adapter of load ``number``, which the worker lacks: the next request loads it again."""
-        if self._holder.number_of(adapter_id) == number:
-            self._drop(adapter_id)
+        if self._number_of(adapter_id) == number:
+            self._lose(adapter_id)
 
     def forget(self) -> None:
         """Drop every adapter: a worker that returns after an outage may have lost them."""
-        self._holder.listed = frozenset()
-        for adapter_id in tuple(self._holder.adapters):
-            self._drop(adapter_id)
+        self._listed = frozenset()
+        for adapter_id in tuple(self._loaded):
+            self._lose(adapter_id)
 
     def update(self, listed: frozenset[str], changes: int) -> None:
         """Take the worker's list, requested when :attr:`changes` was ``changes``.
 
         A list that is older than the last load or unload is ignored.
         """
-        if changes != self._holder.changes or self._holder.changing:
+        if changes != self.changes or self._changing:
             return
-        self._holder.listed = listed
-        for adapter_id in self._holder.missing(listed):
-            self._drop(adapter_id)
+        self._listed = listed
+        for adapter_id in [one for one, (_, name, _) in self._loaded.items() if name not in listed]:
+            self._lose(adapter_id)
 
-    def _drop(self, adapter_id: str) -> None:
-        self._holder.drop(adapter_id)
+    def _lose(self, adapter_id: str) -> None:
+        self._drop(adapter_id)
         self._slots.residency.unloaded(adapter_id)
 
-
-class _Holder:
-    """The worker as an :class:`~gateway.backends.lora_slots.AdapterHolder`."""
-
-    def __init__(self, client: WorkerClient, folder: str | None) -> None:
-        self._client = client
-        self._folder = folder
-        self._loaded: dict[str, tuple[str, str, int]] = {}  # folder, name, number of the load
-        self.listed: frozenset[str] = frozenset()
-        self.changes = 0
-        self.changing = 0
-        self._log = structlog.get_logger("gateway.workers").bind(worker=client.base_url)
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """Folder of each loaded adapter, by id."""
-        return MappingProxyType({one: folder for one, (folder, _, _) in self._loaded.items()})
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The worker's names of the loaded adapters."""
-        return frozenset(name for _, name, _ in self._loaded.values())
-
-    def number_of(self, adapter_id: str) -> int:
+    def _number_of(self, adapter_id: str) -> int:
         """The number of the adapter's load; 0 when it is not loaded."""
         loaded = self._loaded.get(adapter_id)
         return loaded[2] if loaded is not None else 0
 
-    def missing(self, listed: frozenset[str]) -> list[str]:
-        """Loaded adapters that are not in ``listed``."""
-        return [one for one, (_, name, _) in self._loaded.items() if name not in listed]
-
-    def drop(self, adapter_id: str) -> None:
+    def _drop(self, adapter_id: str) -> None:
         """Forget an adapter that is no longer on the worker."""
         loaded = self._loaded.pop(adapter_id, None)
         if loaded is not None:
-            self.listed -= {loaded[1]}
+            self._listed -= {loaded[1]}
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Load the adapter, or adopt it if it is already loaded there."""
         name, path = loaded_name(adapter, self._folder), path_at_worker(adapter, self._folder)
-        if name not in self.listed:
+        if name not in self._listed:
             status, body = await self._post(LOAD_PATH, {"lora_name": name, "lora_path": path})
             # 400 is also the answer for an adapter that another gateway or a cancelled call has loaded.
             if status != 200 and not (status == 400 and name in await self._list()):
@@ -204,13 +185,13 @@ class _Holder:
         old = self._loaded.get(adapter.adapter_id)
         self._loaded[adapter.adapter_id] = (adapter.path, name, self.changes + 1)
         if old is not None and old[1] != name:
-            self.listed -= {old[1]}
+            self._listed -= {old[1]}
             await self._unload(adapter.adapter_id, old[1])
 
     async def unload_adapter(self, adapter_id: str) -> None:
         """Unload the adapter's name; the worker's requests in flight finish on its weights."""
         _, name, _ = self._loaded[adapter_id]
-        self.drop(adapter_id)
+        self._drop(adapter_id)
         await self._unload(adapter_id, name)
 
     async def _unload(self, adapter_id: str, name: str) -> None:
@@ -220,7 +201,7 @@ class _Holder:
 
     async def _post(self, path: str, body: Mapping[str, str]) -> tuple[int, bytes]:
         self.changes += 1
-        self.changing += 1
+        self._changing += 1
         try:
             connection = await self._client.post(path, orjson.dumps(body))
             try:
@@ -232,7 +213,7 @@ class _Holder:
             return answer
         finally:
             self.changes += 1
-            self.changing -= 1
+            self._changing -= 1
 
     async def _list(self) -> frozenset[str]:
         answer = await self._client.get(self._client.prefix + MODELS_PATH, timeout_s=LIST_TIMEOUT_S)
