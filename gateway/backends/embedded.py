@@ -21,7 +21,7 @@ from engine.values import (
 from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.embedded_failures import failure_of
-from gateway.backends.embedded_vectors import EmbeddedVectors, generates_nothing
+from gateway.backends.embedded_vectors import EncodePart, generates_nothing, vectors_of
 from gateway.backends.hermes import CallReader
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
@@ -64,7 +64,7 @@ class EmbeddedBackend:
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         max_running: most sequences in one batch.
         adapters: the LoRA slots of the engine; shared by all backends of one engine.
-        vectors: makes vectors on the engine; shared in the same way.
+        encode: tokenizes the inputs of embeddings.
         generates: false if the engine makes vectors alone.
         calls_tools: whether the model's chat template shows tools, and calls as :class:`CallReader` reads.
     """
@@ -79,7 +79,7 @@ class EmbeddedBackend:
     max_running: int
     token_bytes: Callable[[int], bytes]
     adapters: LoraSlots
-    vectors: EmbeddedVectors
+    encode: EncodePart
     share_prefixes: bool = False
     calls_tools: bool = False
     generates: bool = True
@@ -152,7 +152,7 @@ class EmbeddedBackend:
 
     async def embed(self, part: EmbedPart) -> Vectors:
         try:
-            return await self.vectors.of(part, self.model)
+            return await vectors_of(part, self.model, self.client, self.encode)
         except errors.EngineError as error:
             raise failure_of(error.code, str(error)) from error
 
@@ -186,7 +186,7 @@ class EmbeddedBackend:
         wanted = filled(work.sampling, self.defaults)
         assert wanted.max_tokens is not None and wanted.temperature is not None and wanted.top_p is not None
         assert wanted.top_k is not None and wanted.min_p is not None
-        partial = check_partial(work, self.continues, self.name)
+        check_partial(work, self.continues, self.name)
         return GenerationRequest(
             request_id=f"{work.generation_id}/{index}" if index else work.generation_id,
             prompt_token_ids=joined(work.token_ids),
@@ -211,7 +211,7 @@ class EmbeddedBackend:
             priority=work.priority,
             cache_salt=None if self.share_prefixes else work.cache_salt,
             adapter_id=work.adapter.adapter_id if work.adapter else None,
-            partial_token_ids=() if partial is None else partial.token_ids or (),
+            partial_token_ids=work.partial_ids,
         )
 
 
@@ -252,12 +252,10 @@ def _wrapped(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
+# An engine that is not started yet is about to start.
 _STATES: Mapping[EngineState, BackendState] = {
+    **{state: BackendState(state) for state in EngineState if state is not EngineState.NEW},
     EngineState.NEW: BackendState.STARTING,
-    EngineState.STARTING: BackendState.STARTING,
-    EngineState.READY: BackendState.READY,
-    EngineState.DEAD: BackendState.DEAD,
-    EngineState.STOPPED: BackendState.STOPPED,
 }
 
 

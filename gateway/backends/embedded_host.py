@@ -11,7 +11,7 @@ from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
 from gateway.backends.embedded import EmbeddedBackend, state_of
-from gateway.backends.embedded_vectors import EmbeddedVectors, EncodePart
+from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
@@ -63,7 +63,7 @@ class EmbeddedHost:
             max_running=config.max_num_seqs,
             token_bytes=token_bytes,
             adapters=self._adapters,
-            vectors=EmbeddedVectors(self._client, encode),
+            encode=encode,
             share_prefixes=share_prefixes,
             calls_tools=calls_tools,
             generates=generates,

@@ -20,6 +20,8 @@ AT_ONCE: Final = 16
 """Most inputs of a part in the engine; all parts together then stay below the engine's ``max_waiting``."""
 PRIORITY: Final = -1
 """Below the priority of chats, which the engine computes first."""
+NUMBERS: Final = count()
+"""Of the embeddings' requests to the engines in process."""
 _UNUSED: Final = SamplingParams(max_tokens=1)
 
 
@@ -55,38 +57,30 @@ async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
     return ids
 
 
-class EmbeddedVectors:
-    """Makes vectors of inputs on one engine; all backends on the engine share it."""
-
-    def __init__(self, client: EngineClient, encode: EncodePart) -> None:
-        self._client = client
-        self._encode = encode
-        self._numbers = count()
-
-    async def of(self, part: EmbedPart, model: str) -> Vectors:
-        """The vectors; leaving early aborts the sequences. Raises BackendFailure, EngineError."""
-        if part.dimensions is not None:
-            message = f"dimensions is {part.dimensions}; allowed: null, {model} has vectors of one length"
-            raise BackendFailure(FailureKind.INVALID_INPUT, message, param="dimensions")
-        info = self._client.info
-        longest = longest_input(part, None if info is None else info.max_model_len)
-        inputs = [ids[:longest] for ids in await self._encode(part)]
-        if info is not None:
-            check_inputs(part, inputs, info.max_model_len, info.vocab_size)
-        vectors: dict[int, str] = {}
-        tokens = 0
-        going: dict[EngineTicket, int] = {}
-        with ExitStack() as held:
-            for index, ids in enumerate(inputs):
-                request = GenerationRequest(
-                    f"embedding {next(self._numbers)}", tuple(ids), _UNUSED, PRIORITY, embed=True
-                )
-                going[held.enter_context(self._client.submit(request))] = index
-                while going and (len(going) >= AT_ONCE or index + 1 == len(inputs)):
-                    for ticket, output in await receive_any(going):
-                        if output.finish_reason is SequenceEnd.STOP:
-                            vectors[going.pop(ticket)] = b64encode(output.embedding).decode()
-                            tokens += output.prompt_tokens
-                        elif output.finish_reason is not None:
-                            raise failure_of(output.error or "internal", output.detail)
-        return Vectors(tuple([vectors[index] for index in range(len(inputs))]), tokens)
+async def vectors_of(part: EmbedPart, model: str, client: EngineClient, encode: EncodePart) -> Vectors:
+    """The vectors; leaving early aborts the sequences. Raises BackendFailure, EngineError."""
+    if part.dimensions is not None:
+        message = f"dimensions is {part.dimensions}; allowed: null, {model} has vectors of one length"
+        raise BackendFailure(FailureKind.INVALID_INPUT, message, param="dimensions")
+    info = client.info
+    longest = longest_input(part, None if info is None else info.max_model_len)
+    inputs = [ids[:longest] for ids in await encode(part)]
+    if info is not None:
+        check_inputs(part, inputs, info.max_model_len, info.vocab_size)
+    vectors: dict[int, str] = {}
+    tokens = 0
+    going: dict[EngineTicket, int] = {}
+    with ExitStack() as held:
+        for index, ids in enumerate(inputs):
+            request = GenerationRequest(
+                f"embedding {next(NUMBERS)}", tuple(ids), _UNUSED, PRIORITY, embed=True
+            )
+            going[held.enter_context(client.submit(request))] = index
+            while going and (len(going) >= AT_ONCE or index + 1 == len(inputs)):
+                for ticket, output in await receive_any(going):
+                    if output.finish_reason is SequenceEnd.STOP:
+                        vectors[going.pop(ticket)] = b64encode(output.embedding).decode()
+                        tokens += output.prompt_tokens
+                    elif output.finish_reason is not None:
+                        raise failure_of(output.error or "internal", output.detail)
+    return Vectors(tuple([vectors[index] for index in range(len(inputs))]), tokens)

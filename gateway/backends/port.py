@@ -131,6 +131,11 @@ class Work(Struct, frozen=True):
         """The prompt's length, where the server does not report it."""
         return len(self.token_ids) + self.image_tokens
 
+    @property
+    def partial_ids(self) -> tuple[int, ...]:
+        """The token ids of the partial answer; empty without one, or where they are not known."""
+        return () if self.partial is None else self.partial.token_ids or ()
+
 
 class Completion(Struct, frozen=True):
     """How a generation ended. ``queue_wait_s`` is the time before the first step.

@@ -7,7 +7,7 @@ import pytest
 from engine.errors import EngineBusy
 from engine.values import GenerationRequest
 from gateway.backends.embedded import EmbeddedBackend
-from gateway.backends.embedded_vectors import EmbeddedVectors, ids_alone
+from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.port import Work
 from gateway.config.settings import load_settings
@@ -43,7 +43,7 @@ async def test_a_tenant_has_its_own_prefixes_unless_tenants_share_them(share: bo
         max_running=1,
         token_bytes=lambda token_id: b"",
         adapters=LoraSlots(client, 0),  # type: ignore[arg-type]
-        vectors=EmbeddedVectors(client, ids_alone),  # type: ignore[arg-type]
+        encode=ids_alone,
         share_prefixes=share,
     )
     with pytest.raises(BackendFailure):

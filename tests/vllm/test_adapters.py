@@ -8,9 +8,9 @@ import pytest
 
 from adapters.values import Adapter
 from engine.errors import AdapterUnreadable, EngineDead, NoAdapterRoom
-from gateway.backends.port import Completion, DeltaSink
+from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.vllm.adapters import VllmAdapters
-from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora, name_of
+from gateway.backends.vllm.values import EngineShape, Lora, name_of
 
 
 class FakeEngine:
@@ -26,7 +26,7 @@ class FakeEngine:
         self.busy = False
         self.broken = False
 
-    async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
+    async def run(self, work: Work, out: DeltaSink, lora: Lora | None = None) -> Completion:
         raise AssertionError("nobody asks it")
 
     async def add_lora(self, lora: Lora) -> None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from budgeting.counting import ChatTokenizer
 from budgeting.values import ImageContent, Message, Role
-from gateway.backends.port import Completion, Work
+from gateway.backends.port import Completion, PartialAnswer, Work
 from gateway.backends.vllm.compat import start
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.parser_names import ParserNames
-from gateway.backends.vllm.values import EngineRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.images import ImageData
-from gateway.contracts.values import FinishReason, ResponseFormat, Sampling
+from gateway.contracts.values import FinishReason, Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.images.samples import png, sample
 from tests.vllm.conftest import needs_vllm
@@ -107,8 +105,7 @@ async def answered(engine: VllmEngine, asked: Work, **changes: Any) -> Completio
     async def drop(delta: Delta) -> None:
         """Discards the delta."""
 
-    ask = EngineRequest("r", asked.token_ids, SAMPLING, ResponseFormat(), cache_salt="acme", chat=asked)
-    return await engine.run(replace(ask, **changes), drop)
+    return await engine.run(replace(asked, cache_salt="acme", **changes), drop)
 
 
 def test_whether_the_model_takes_images_is_a_part_of_its_shape(engine: VllmEngine) -> None:
@@ -138,8 +135,8 @@ async def test_an_image_of_a_tools_result_is_rendered_as_one_of_the_users(
 ) -> None:
     asked = work(tokenizer, sample("png"))
     [system, seen] = asked.messages
-    result = structs.replace(seen, role=Role.TOOL, tool_call_id="c")
-    asked = structs.replace(asked, messages=(system, result))
+    result = replace(seen, role=Role.TOOL, tool_call_id="c")
+    asked = replace(asked, messages=(system, result))
     assert (await answered(engine, asked)).usage.input_tokens == asked.input_tokens
 
 
@@ -147,8 +144,7 @@ async def test_a_partial_answer_follows_the_prompt_with_its_images(
     engine: VllmEngine, llm: Scripted, tokenizer: ChatTokenizer
 ) -> None:
     asked = work(tokenizer, sample("png"))
-    whole = (*asked.token_ids, 300, 301)
-    done = await answered(engine, asked, token_ids=whole, partial_tokens=2)
+    done = await answered(engine, asked, partial=PartialAnswer("It", (300, 301)))
     assert done.usage.input_tokens == asked.input_tokens
     assert llm.prompts[-1]["prompt_token_ids"][-2:] == [300, 301]
 

@@ -20,9 +20,8 @@ from gateway.backends.port import Work
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.compat import parsers, start
 from gateway.backends.vllm.parser_names import ParserNames
-from gateway.backends.vllm.values import EngineRequest
 from gateway.contracts.events import AnswerFold, Delta
-from gateway.contracts.values import FinishReason, ResponseFormat, Sampling
+from gateway.contracts.values import FinishReason, Sampling
 from gateway.generation.resume import EventSplice
 from tests.conformance.harness import DEMO_MODEL, REPOSITORY, demo_tokenizer
 from tests.vllm.conftest import needs_vllm
@@ -324,18 +323,17 @@ def parsers_of(names: ParserNames) -> parsers.Parsers:
 
 def request(
     choice: ToolChoice | None = None, tools: tuple[Tool, ...] = (WEATHER,), effort: str | None = None
-) -> EngineRequest:
+) -> Work:
     messages = (Message(Role.USER, "Shall I go out?"),)
     sampling = Sampling(max_tokens=100)
-    work = Work("gen_1", (5,), messages, sampling, tools=tools, tool_choice=choice, reasoning_effort=effort)
-    return EngineRequest("gen_1", (5,), sampling, ResponseFormat(), chat=work)
+    return Work("gen_1", (5,), messages, sampling, tools=tools, tool_choice=choice, reasoning_effort=effort)
 
 
 def read(
     names: ParserNames,
     ids: Sequence[int],
     sizes: Iterator[int],
-    ask: EngineRequest,
+    ask: Work,
     reason: FinishReason = FinishReason.STOP,
     *,
     stopped: bool = False,

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineAdapterError, EngineDead
-from gateway.backends.vllm.values import LoadedEngine, Lora
+from gateway.backends.vllm.compat.engine import VllmEngine
+from gateway.backends.vllm.values import Lora
 
 # Above every number that the registry gives, within vLLM's signed 32 bits.
 FIRST_FRESH = 1 << 30
@@ -21,7 +22,7 @@ class VllmAdapters:
     that was used for other weights.
     """
 
-    def __init__(self, engine: Callable[[], LoadedEngine | None]) -> None:
+    def __init__(self, engine: Callable[[], VllmEngine | None]) -> None:
         self._engine = engine
         self._fresh = count(FIRST_FRESH)
         self._numbers: dict[int, tuple[str, str]] = {}  # the weights of each number; never reused
@@ -82,7 +83,7 @@ class VllmAdapters:
         self._numbers[number] = weights
         return number
 
-    def _running_engine(self) -> LoadedEngine:
+    def _running_engine(self) -> VllmEngine:
         engine = self._engine()
         if engine is None or engine.dead:
             raise EngineDead("the engine is not running")

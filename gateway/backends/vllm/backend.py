@@ -1,5 +1,6 @@
-"""vLLM in process, as a backend."""
+"""vLLM in process, as a backend that generates, and as one that makes vectors."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -8,15 +9,21 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from admission.values import BackendLoad
-from budgeting.token_ids import joined
 from engine import errors
+from gateway.backends.embedded_vectors import (
+    NUMBERS,
+    EncodePart,
+    check_inputs,
+    generates_nothing,
+    longest_input,
+)
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
 from gateway.backends.sampling import filled
 from gateway.backends.vllm.adapters import VllmAdapters
+from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import EngineRequest, LoadedEngine
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
@@ -27,7 +34,7 @@ PROMPT = 48
 TOKENS = 8
 
 
-async def warm_up(engine: LoadedEngine) -> None:
+async def warm_up(engine: VllmEngine) -> None:
     """Run the first prefill, decode, sampling and grammar compilation: each is slow the first time.
 
     Raises BackendFailure if the engine cannot generate; a failure of JSON is ignored: not every model can.
@@ -45,9 +52,9 @@ async def warm_up(engine: LoadedEngine) -> None:
             (greedy, ResponseFormat(FormatType.JSON_OBJECT)),
         )
     ):
-        request = EngineRequest(f"warm-up-{number}", (1,) * length, sampling, wanted, cache_salt="warm-up")
+        work = Work(f"warm-up-{number}", (1,) * length, (), sampling, wanted, cache_salt="warm-up")
         try:
-            await engine.run(request, _discard)
+            await engine.run(work, _discard)
         except BackendFailure:
             if wanted.type is FormatType.TEXT:
                 raise
@@ -75,7 +82,7 @@ class OnVllm:
 
     name: str
     model: str
-    engine: Callable[[], LoadedEngine | None]
+    engine: Callable[[], VllmEngine | None]
     state_of: Callable[[], BackendState]
     board: SignalBoard
 
@@ -88,7 +95,7 @@ class OnVllm:
         engine = self.engine()
         return None if engine is None else self.board.load(engine.shape)
 
-    def running(self) -> LoadedEngine:
+    def running(self) -> VllmEngine:
         """The engine. Raises BackendFailure while it takes no work."""
         engine = self.engine()
         if engine is None or self.state is not BackendState.READY:
@@ -134,9 +141,7 @@ class VllmBackend(OnVllm):
         return await generate_rest(TextSplice(partial.text, work.sampling.stop), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
-        partial = work.partial
-        given = partial.token_ids or () if partial is not None else ()
-        engine = self.running()
+        given, engine = work.partial_ids, self.running()
         if not work.token_ids:
             raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
@@ -157,21 +162,42 @@ class VllmBackend(OnVllm):
                     raise BackendFailure(FailureKind.MODEL_NOT_FOUND, str(error)) from error
                 lora = self.loaded.get(work.adapter.adapter_id)
             held.enter_context(self.board.sequences(work.sampling.n))
-            return await engine.run(
-                EngineRequest(
-                    request_id=work.generation_id,
-                    token_ids=joined(work.token_ids) + given,
-                    sampling=replace(
-                        filled(work.sampling, self.defaults),
-                        seed=resumed_seed(work.sampling.seed, work.partial),
-                    ),
-                    response_format=work.response_format,
-                    priority=work.priority,
-                    cache_salt=None if self.share_prefixes else work.cache_salt,
-                    lora=lora,
-                    partial_tokens=len(given),
-                    partial_text=None if partial and partial.replay else partial.text if partial else "",
-                    chat=work if work.messages else None,
-                ),
-                out,
+            sampling = replace(
+                filled(work.sampling, self.defaults), seed=resumed_seed(work.sampling.seed, work.partial)
             )
+            salt = None if self.share_prefixes else work.cache_salt
+            return await engine.run(replace(work, sampling=sampling, cache_salt=salt), out, lora)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPoolingBackend(OnVllm):
+    """Makes vectors on vLLM in the gateway's process tree; generates nothing.
+
+    Args:
+        encode: tokenizes the inputs.
+    """
+
+    continues: ClassVar[frozenset[Continue]] = frozenset()
+    features: ClassVar[frozenset[Feature]] = frozenset()
+    generates: ClassVar = False
+
+    encode: EncodePart
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        raise generates_nothing(self.name)
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        engine = self.running()
+        longest = longest_input(part, engine.shape.max_model_len)
+        inputs = [tuple(ids[:longest]) for ids in await self.encode(part)]
+        check_inputs(part, inputs, engine.shape.max_model_len)
+        with self.board.sequences(len(inputs)):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(engine.embed(f"embedding {next(NUMBERS)}", ids, part.dimensions))
+                        for ids in inputs
+                    ]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        return Vectors(tuple([task.result() for task in tasks]), sum(map(len, inputs)))

@@ -54,8 +54,7 @@ class ChildLogs:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._socket.bind(str(self.folder / "logs"))
-        self._stored: deque[ChildLogLine] = deque(maxlen=MAX_STORED)
-        self._stored_at: deque[float] = deque(maxlen=MAX_STORED)
+        self._errors: deque[tuple[float, ChildLogLine]] = deque(maxlen=MAX_STORED)  # each with its time
         self._clock = time.monotonic
         self._starting = True
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -86,20 +85,19 @@ class ChildLogs:
     def started(self) -> None:
         """Log errors at their own level from now on, since the engine runs."""
         self._starting = False
-        self._stored.clear()
-        self._stored_at.clear()
+        self._errors.clear()
 
     @property
     def errors(self) -> tuple[ChildLogLine, ...]:
         """Errors received, the oldest first."""
         self.drain()
-        return tuple(line for line in self._stored if line.level >= logging.ERROR)
+        return tuple([line for _, line in self._errors])
 
     def recent_errors(self) -> list[str]:
         """The errors received within the last :data:`RECENT_S`."""
         self.drain()
         since = self._clock() - RECENT_S
-        return [line.error for at, line in zip(self._stored_at, self._stored, strict=True) if at >= since]
+        return [line.error for at, line in self._errors if at >= since]
 
     def drain(self) -> None:
         """Log the lines that wait to be read, up to :data:`MAX_AT_ONCE`."""
@@ -118,8 +116,7 @@ class ChildLogs:
 
     def _take(self, line: ChildLogLine) -> None:
         if line.level >= logging.ERROR:
-            self._stored.append(line)
-            self._stored_at.append(self._clock())
+            self._errors.append((self._clock(), line))
         level = logging.DEBUG if self._starting and line.level >= logging.ERROR else line.level
         extra = {"error": line.error, "trace": line.trace} if line.error else {}
         self._log.log(level, line.message, process=line.process, pid=line.pid, **extra)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -21,12 +22,11 @@ from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
 from gateway.backends.vllm import arguments, preload, processes
 from gateway.backends.vllm.adapters import VllmAdapters
-from gateway.backends.vllm.backend import VllmBackend, warm_up
+from gateway.backends.vllm.backend import VllmBackend, VllmPoolingBackend, warm_up
 from gateway.backends.vllm.child_logs import ChildLogs
 from gateway.backends.vllm.compat import start
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.parser_names import ParserNames, parser_names
-from gateway.backends.vllm.pooling import VllmPoolingBackend
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.start_errors import check_folder, explain
 from gateway.config.engine import EngineSection
@@ -111,7 +111,7 @@ class VllmHost:
         self._loading: Future[VllmEngine] | None = None
         self._given_up = threading.Event()
         self._has_processes = False
-        self._cores: list[processes.CoreProcess] = []
+        self._cores: list[BaseProcess] = []
         # The children of this process before the start and, once the engine runs, those of the engine.
         self._others: frozenset[psutil.Process] = frozenset()
         self._own: frozenset[psutil.Process] | None = None

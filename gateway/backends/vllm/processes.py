@@ -4,8 +4,8 @@ import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -17,24 +17,12 @@ _TITLE = "VLLM::"
 _SHARED, _SEGMENT = Path("/dev/shm"), "psm_"
 
 
-class CoreProcess(Protocol):
-    """vLLM's core process, as multiprocessing lists it."""
-
-    @property
-    def sentinel(self) -> int:
-        """Readable when it has ended."""
-
-    @property
-    def exitcode(self) -> int | None:
-        """Its exit code, negative for a signal; ``None`` while it runs."""
-
-
 def children() -> frozenset[psutil.Process]:
     """All processes that this one has started."""
     return frozenset(psutil.Process().children())
 
 
-def cores(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[CoreProcess]:
+def cores(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[BaseProcess]:
     """The running cores of an engine; ``mine`` says whether a process is this engine's."""
     living = {one.pid for one in children() if mine(one) and runs(one)}
     # multiprocessing also lists processes that were reaped elsewhere.

@@ -13,20 +13,18 @@ import orjson
 import psutil
 from msgspec import structs
 
+from budgeting.token_ids import joined
 from engine import errors
 from gateway.backends.delta_forwarder import DeltaForwarder
+from gateway.backends.partial_answer import rest_of
 from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_bodies
 from gateway.backends.vllm.compat.answer import OutputReader, Outputs
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, ParsedAnswer, Parsers
 from gateway.backends.vllm.compat.receiver import receive_faster
 from gateway.backends.vllm.parser_names import ParserNames
-from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora
-from gateway.contracts.values import (
-    FormatType,
-    ResponseFormat,
-    template_variables,
-)
+from gateway.backends.vllm.values import EngineShape, Lora
+from gateway.contracts.values import FormatType, ResponseFormat, template_variables
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind
 
@@ -35,7 +33,7 @@ RETRY_AFTER_S = 1.0
 
 
 class VllmEngine:
-    """A running vLLM; implements :class:`gateway.backends.vllm.values.LoadedEngine`."""
+    """A running vLLM."""
 
     def __init__(
         self,
@@ -91,6 +89,7 @@ class VllmEngine:
 
     @property
     def dead(self) -> bool:
+        """Whether its core has ended by itself."""
         return bool(self._llm.errored)
 
     @property
@@ -105,26 +104,31 @@ class VllmEngine:
     def occupied(self) -> bool:
         return bool(self._llm.engine_core.utility_results)
 
-    async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
-        self._pending[ask.request_id] = ask.prompt_tokens
-        try:
-            return await self._run(ask, out)
-        finally:
-            self._pending.pop(ask.request_id, None)
+    async def run(self, work: Work, out: DeltaSink, lora: Lora | None = None) -> Completion:
+        """Generate; cancelling aborts the request. Raises BackendFailure.
 
-    async def _run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
-        parsed = self._parsers.parsed(ask, self._grammar(ask.response_format))
-        prompt = await self._input(ask)
-        prompt_tokens = len(prompt["prompt_token_ids"]) - ask.partial_tokens
-        if parsed is not None and ask.partial_tokens:
-            for event in parsed.parser.rest(ask.token_ids[-ask.partial_tokens :], ask.partial_text):
+        ``work.sampling`` has all fields set: defaults are filled in.
+        """
+        self._pending[work.generation_id] = work.input_tokens + len(work.partial_ids)
+        try:
+            return await self._run(work, out, lora)
+        finally:
+            self._pending.pop(work.generation_id, None)
+
+    async def _run(self, work: Work, out: DeltaSink, lora: Lora | None) -> Completion:
+        parsed = self._parsers.parsed(work, self._grammar(work.response_format))
+        prompt = await self._input(work)
+        prompt_tokens = len(prompt["prompt_token_ids"]) - len(work.partial_ids)
+        if parsed is not None and work.partial is not None and work.partial_ids:
+            delivered = None if work.partial.replay else work.partial.text
+            for event in parsed.parser.rest(work.partial_ids, delivered):
                 await out(event)
-        reader = OutputReader(ask.sampling, prompt_tokens, parsed, self._token_bytes)
-        forwarder = DeltaForwarder(reader, out, lambda: self._pending.pop(ask.request_id, None))
-        outputs = await self._added(ask, prompt, parsed)
+        reader = OutputReader(work.sampling, prompt_tokens, parsed, self._token_bytes)
+        forwarder = DeltaForwarder(reader, out, lambda: self._pending.pop(work.generation_id, None))
+        outputs = await self._added(work, prompt, parsed, lora)
         try:
             while not reader.done:
-                await self._next(outputs, forwarder, ask)
+                await self._next(outputs, forwarder, work)
                 await forwarder.rest()
         finally:
             forwarder.close()
@@ -133,12 +137,11 @@ class VllmEngine:
                 await self._llm.abort(outputs.request_id, internal=True)
         return reader.completion()
 
-    async def _input(self, ask: EngineRequest) -> Any:
+    async def _input(self, work: Work) -> Any:
         """The prompt; one with images is rendered by vLLM, which decodes them and places their tokens."""
-        work = ask.chat
-        if work is None or not work.images:
-            return self._prompt(list(ask.token_ids), cache_salt=ask.cache_salt)
-        salt = {} if ask.cache_salt is None else {"cache_salt": ask.cache_salt}
+        if not work.images:
+            return self._prompt([*joined(work.token_ids), *work.partial_ids], cache_salt=work.cache_salt)
+        salt = {} if work.cache_salt is None else {"cache_salt": work.cache_salt}
         try:
             messages, tools = await asyncio.to_thread(_shown, work)
             variables = template_variables(work.reasoning_effort, work.template_kwargs)
@@ -151,36 +154,39 @@ class VllmEngine:
                 raise BackendFailure(
                     FailureKind.INVALID_INPUT, "an image of the request is broken", param="messages"
                 ) from error
-            raise self._failure(error, ask) from error
-        prompt["prompt_token_ids"] += ask.token_ids[len(ask.token_ids) - ask.partial_tokens :]
+            raise self._failure(error, work) from error
+        prompt["prompt_token_ids"] += work.partial_ids
         return prompt
 
-    async def _added(self, ask: EngineRequest, prompt: Any, parsed: ParsedAnswer | None) -> Outputs:
+    async def _added(
+        self, work: Work, prompt: Any, parsed: ParsedAnswer | None, lora: Lora | None
+    ) -> Outputs:
         """Add the request; returns its outputs. Replaces vLLM's ``generate``, a generator to be awaited."""
         try:
-            lora = None
-            if ask.lora is not None:
-                lora = self._lora(ask.lora.key, ask.lora.number, ask.lora.path)
             collector = await self._llm.add_request(
-                ask.request_id,
+                work.generation_id,
                 prompt,
-                self._params(ask, parsed),
-                lora_request=lora,
-                priority=-ask.priority,
+                self._params(work, parsed),
+                lora_request=None if lora is None else self._lora(lora.key, lora.number, lora.path),
+                priority=-work.priority,
                 **(parsed.options if parsed is not None else {}),
             )
         except Exception as error:
-            raise self._failure(error, ask) from error
+            raise self._failure(error, work) from error
         return Outputs(collector, self._llm.engine_core.outputs_queue.empty)
 
-    async def _next(self, outputs: Outputs, forwarder: DeltaForwarder[Any], ask: EngineRequest) -> None:
+    async def _next(self, outputs: Outputs, forwarder: DeltaForwarder[Any], work: Work) -> None:
         """Pass outputs on until the sink must be awaited or the answer ends. Raises BackendFailure."""
         try:
             await outputs.pass_on(forwarder.take)
         except Exception as error:
-            raise self._failure(error, ask) from error
+            raise self._failure(error, work) from error
 
     async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
+        """A vector in the form of :class:`gateway.backends.port.Vectors`; for the pooling runner alone.
+
+        Cancelling aborts the request. Raises BackendFailure.
+        """
         params = self._pooling(task="embed", dimensions=dimensions)
         self._pending[request_id] = len(token_ids)
         try:
@@ -195,9 +201,8 @@ class VllmEngine:
         finally:
             self._pending.pop(request_id, None)
 
-    def _params(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
-        """vLLM's parameters; all fields of the request's sampling are set."""
-        sampling: Any = ask.sampling
+    def _params(self, work: Work, parsed: ParsedAnswer | None) -> Any:
+        sampling: Any = work.sampling
         if sampling.n > 1 and not sampling.temperature:
             # vLLM refuses n > 1 with greedy sampling; top_k 1 is equivalent.
             sampling = structs.replace(sampling, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0)
@@ -212,13 +217,13 @@ class VllmEngine:
             stop=list(sampling.stop),
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
-            min_tokens=min(sampling.max_tokens, max(0, sampling.min_tokens - ask.partial_tokens)),
+            min_tokens=min(sampling.max_tokens, rest_of(sampling.min_tokens, work.partial)),
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=dict(sampling.logit_bias) or None,
             logprobs=sampling.logprobs,
-            structured_outputs=self._grammar(ask.response_format) if parsed is None else parsed.grammar,
+            structured_outputs=self._grammar(work.response_format) if parsed is None else parsed.grammar,
             skip_special_tokens=parsed is None or parsed.skip_special_tokens,
             output_kind=self._deltas,
             skip_clone=True,
@@ -236,7 +241,7 @@ class VllmEngine:
                 return self._structured(choice=json.loads(wanted.spec))
         return self._structured(**{wanted.type.value: wanted.spec})
 
-    def _failure(self, error: Exception, ask: EngineRequest | None = None) -> BackendFailure:
+    def _failure(self, error: Exception, work: Work | None = None) -> BackendFailure:
         """The failure for vLLM's error in one request."""
         if isinstance(error, self._dead_error):
             return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM's core has ended")
@@ -249,13 +254,14 @@ class VllmEngine:
         if "maximum model length" in text or "max_model_len" in text:
             return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, text)
         param = getattr(cause, "parameter", None)
-        if ask is None and param is None:
+        if work is None and param is None:
             param = "dimensions" if "imensions" in text else "input"
-        elif param is None and ask is not None and ask.response_format.type is not FormatType.TEXT:
+        elif param is None and work is not None and work.response_format.type is not FormatType.TEXT:
             param = "response_format"
         return BackendFailure(FailureKind.INVALID_INPUT, text, param=param)
 
     async def add_lora(self, lora: Lora) -> None:
+        """Load a further adapter. Raises EngineError; nothing has changed then."""
         try:
             loaded = await self._llm.add_lora(self._lora(lora.key, lora.number, lora.path))
         except self._dead_error as error:
@@ -266,19 +272,20 @@ class VllmEngine:
             raise errors.AdapterUnreadable(f"adapter {lora.name}: vLLM did not load {lora.path}")
 
     async def remove_lora(self, number: int) -> None:
-        """Forget an adapter; one that vLLM has dropped already is no error."""
+        """Unload an adapter; one that vLLM has dropped already is no error."""
         try:
             await self._llm.remove_lora(number)
         except self._dead_error as error:
             raise errors.EngineDead("vLLM's core has ended") from error
 
     async def pin_lora(self, number: int) -> None:
+        """Keep a loaded adapter in a place of the batch until it is removed. Raises EngineError."""
         try:
             pinned = await self._llm.pin_lora(number)
         except self._dead_error as error:
             raise errors.EngineDead("vLLM's core has ended") from error
-        except Exception as error:
-            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned") from error
+        except Exception:
+            pinned = False
         if not pinned:
             raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned")
 
@@ -288,13 +295,17 @@ class VllmEngine:
         await self._llm.get_supported_tasks()
 
     def give_up(self) -> None:
-        """Fail all calls that wait for the core; vLLM lets some of them wait for ever if it was killed."""
+        """Fail all calls that wait for the core, which has ended or is about to. On the event loop.
+
+        vLLM lets some of them wait for ever if the core was killed.
+        """
         self._llm.output_processor.propagate_error(self._dead_error())
         for result in self._llm.engine_core.utility_results.values():
             if not result.done():
                 result.set_exception(self._dead_error())
 
     def shutdown(self, timeout_s: float) -> None:
+        """End the core, by force after ``timeout_s``. Blocks; not for the event loop."""
         try:
             self._llm.shutdown(timeout=timeout_s)
         except psutil.NoSuchProcess:

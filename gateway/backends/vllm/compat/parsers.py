@@ -10,11 +10,12 @@ from typing import Any
 
 import orjson
 
+from budgeting.token_ids import joined
 from engine import errors
+from gateway.backends.port import Work
 from gateway.backends.tool_bodies import message_body, tool_fields, with_allowed_tools
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.parser_names import ParserNames
-from gateway.backends.vllm.values import EngineRequest
 from gateway.contracts.values import FinishReason, template_variables
 from resilience.failures import BackendFailure, FailureKind
 
@@ -102,10 +103,9 @@ class Parsers:
         parts = (self._class.tool_parser_cls, self._class.reasoning_parser_cls) if self._class else ()
         self.singly = not all(part.engine_based_streaming for part in parts if part is not None)
 
-    def parsed(self, ask: EngineRequest, grammar: Any) -> ParsedAnswer | None:
+    def parsed(self, work: Work, grammar: Any) -> ParsedAnswer | None:
         """How an answer is parsed; ``None`` if it cannot have reasoning or tool calls."""
-        work = ask.chat
-        if self._class is None or work is None or not (self.names.reasoning or work.tools):
+        if self._class is None or not work.messages or not (self.names.reasoning or work.tools):
             return None
         allowed = () if work.tool_choice is None else work.tool_choice.allowed
         work = with_allowed_tools(work)
@@ -116,16 +116,16 @@ class Parsers:
                 orjson.dumps({"messages": messages, **tool_fields(work)})
             )
             request.structured_outputs = grammar
-            parsers = [self._new(request, kwargs) for _ in range(ask.sampling.n)]
+            parsers = [self._new(request, kwargs) for _ in range(work.sampling.n)]
             if self.names.reasoning or request.tool_choice != "none":
                 request = self._new(request, kwargs).adjust_request(request)
                 _close_calls(request.structured_outputs)
         except (ValueError, TypeError) as error:
             text = " ".join(str(error).split())[:MAX_MESSAGE]
             raise BackendFailure(FailureKind.INVALID_INPUT, text, param="tools") from error
-        if ask.partial_tokens and request.structured_outputs is not None:
+        if work.partial_ids and request.structured_outputs is not None:
             raise BackendFailure(FailureKind.STREAM_BROKEN, "vLLM cannot resume a constrained answer")
-        prompt = list(ask.token_ids[: len(ask.token_ids) - ask.partial_tokens])
+        prompt = list(joined(work.token_ids))
         ended = request.resolve_reasoning_ended(parsers[0], prompt)
         return ParsedAnswer(
             grammar=request.structured_outputs,
