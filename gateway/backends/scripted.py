@@ -3,15 +3,17 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
 
 from msgspec import structs
 
 from admission.values import BackendLoad
+from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
-from gateway.contracts.values import FinishReason, FormatType, TokenLogprob, Usage
+from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
 
 EVEN = math.log(0.5)
@@ -62,36 +64,28 @@ class Script:
         return len(self.pieces), 0
 
 
+@dataclass(eq=False)
 class ScriptedBackend:
     """Plays scripts, one per call; the last one is repeated. Obeys every invariant of the port."""
 
-    kind = "embedded"
+    kind: ClassVar = "embedded"
 
-    def __init__(
-        self,
-        name: str = "local",
-        *,
-        scripts: Sequence[Script] = (Script(),),
-        model: str = "scripted",
-        features: frozenset[Feature] = frozenset(Feature),
-        state: BackendState = BackendState.READY,
-        load: BackendLoad | None = None,
-        continues: frozenset[Continue] = frozenset(),
-    ) -> None:
-        self.name = name
-        self.model = model
-        self.features = features
-        self.state = state
-        self.load = load
-        self.continues = continues
-        self.calls: list[Work] = []
-        self.active = 0
-        self._scripts = list(scripts)
+    name: str = "local"
+    _: KW_ONLY
+    scripts: Sequence[Script] = (Script(),)
+    model: str = "scripted"
+    features: frozenset[Feature] = frozenset(Feature)
+    state: BackendState = BackendState.READY
+    load: BackendLoad | None = None
+    continues: frozenset[Continue] = frozenset()
+    calls: list[Work] = field(default_factory=list)
+    active: int = 0
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+        script, *rest = self.scripts
+        self.scripts = rest or [script]
         self.calls.append(work)
-        self._check_can_resume(work)
+        check_partial(work, self.continues, self.name)
         self.active += 1
         try:
             if script.events:
@@ -115,20 +109,10 @@ class ScriptedBackend:
         finally:
             self.active -= 1
 
-    def _check_can_resume(self, work: Work) -> None:
-        if work.partial is None:
-            return
-        if work.partial.replay and Continue.EVENTS not in self.continues:
-            raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot resume events")
-        way = Continue.TEXT if work.partial.token_ids is None else Continue.TOKENS
-        shaped = work.response_format.type is not FormatType.TEXT
-        if way not in self.continues or (shaped and Continue.SHAPED not in self.continues):
-            raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot resume an answer")
-
 
 async def _play(script: Script, work: Work, out: DeltaSink) -> Completion:
     """Play the script's events; those of a partial answer are played again, without tokens."""
-    known = len(work.partial.token_ids or ()) if work.partial is not None else 0
+    known = len(work.partial_ids)
     ends = len(script.events) if script.breaks_after is None else known + script.breaks_after
     tokens = 0
     for number, event in enumerate(script.events[:ends]):

@@ -92,7 +92,7 @@ def make_control(
         random=random.Random(),
         engine_of=backends.engines.gates,
     )
-    backends.admission.attach(admission)
+    backends.admission.admission = admission
     tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
     canary = CanaryDriver(
         state.store, routing, base.audit, tally, me=base.new_id("proc"), unix_time=base.unix_time

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
 
 from adapters.values import Adapter
@@ -17,32 +18,32 @@ from gateway.wiring.served_models import ServedModels
 from gateway.wiring.workers import make_workers
 
 
+@dataclass(slots=True)
 class AdmissionLink:
-    """The backends' access to admission, which is built after them because it reads their load."""
+    """The backends' access to admission, which is built after them because it reads their load.
 
-    def __init__(self) -> None:
-        self._admission: AdmissionController | None = None
+    Until ``admission`` is set the methods do nothing.
+    """
 
-    def attach(self, admission: AdmissionController) -> None:
-        """Connect ``admission``; until then the other methods do nothing."""
-        self._admission = admission
+    admission: AdmissionController | None = None
 
     def engine_stepped(self, gate: str) -> None:
         """Wake a gate whose in-process engine has run a step and may admit more."""
-        if self._admission is not None and gate:
-            self._admission.wake(gate)
+        if self.admission is not None and gate:
+            self.admission.wake(gate)
 
     def forget(self, backends: Iterable[str]) -> None:
         """Make admission forget backends that no longer exist."""
-        if self._admission is not None:
+        if self.admission is not None:
             for backend in backends:
-                self._admission.forget(backend)
+                self.admission.forget(backend)
 
     def queued(self, backend: str) -> int:
         """Return how many requests wait for a backend in this gateway."""
-        return 0 if self._admission is None else sum(self._admission.gate(backend).queue.counts().values())
+        return 0 if self.admission is None else sum(self.admission.gate(backend).queue.counts().values())
 
 
+@dataclass(slots=True)
 class FleetParts:
     """The backends by name, updated when the models of a pool change.
 
@@ -51,22 +52,14 @@ class FleetParts:
     are not ``aliases`` of models, nor models or backends.
     """
 
-    def __init__(
-        self,
-        served: ServedModels,
-        wrap: Callable[[Backend], Backend],
-        admission: AdmissionLink,
-        list_adapters: Callable[[Sequence[Adapter]], None],
-        aliases: Collection[str],
-    ) -> None:
-        self.sources: dict[str, Backend | ServingPool] = {}
-        self.backends: dict[str, Backend] = {}
-        self.models_of: dict[str, Sequence[str]] = {}
-        self.served = served
-        self._wrap = wrap
-        self._admission = admission
-        self._list_adapters = list_adapters
-        self._aliases = aliases
+    served: ServedModels
+    wrap: Callable[[Backend], Backend]
+    admission: AdmissionLink
+    list_adapters: Callable[[Sequence[Adapter]], None]
+    aliases: Collection[str]
+    sources: dict[str, Backend | ServingPool] = field(default_factory=dict)
+    backends: dict[str, Backend] = field(default_factory=dict)
+    models_of: dict[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def pools(self) -> Mapping[str, ServingPool]:
@@ -85,11 +78,11 @@ class FleetParts:
         self.models_of.clear()
         for name, source in self.sources.items():
             serving = source.serving if isinstance(source, ServingPool) else (source,)
-            self.backends |= {one.name: self._wrap(one) for one in serving}
+            self.backends |= {one.name: self.wrap(one) for one in serving}
             if len(serving) > 1:
                 self.models_of[name] = tuple([one.name for one in serving])
-        self._admission.forget(before - self.backends.keys())
-        taken = {*self._aliases, *self.backends, *(one.model for one in self.backends.values())}
+        self.admission.forget(before - self.backends.keys())
+        taken = {*self.aliases, *self.backends, *(one.model for one in self.backends.values())}
         found: dict[tuple[str, str], set[str]] = {}
         for pool in self.pools.values():
             for one in pool.serving:
@@ -98,7 +91,7 @@ class FleetParts:
         named: dict[str, Adapter] = {}  # of a name that adapters of two models have, the first model's
         for (name, model), at in sorted(found.items()):
             named.setdefault(name, Adapter(name, 0, model, "", at=frozenset(at)))
-        self._list_adapters(tuple(named.values()))
+        self.list_adapters(tuple(named.values()))
 
     def changed(self, pool: ServingPool, gone: Set[str]) -> None:
         """Update the backends after a pool's models or adapters changed; ``gone``: those no longer served."""

@@ -25,34 +25,27 @@ def make_state_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float], poll_s: float = 1.0
 ) -> StateStore:
     """Build the state store of ``url``. Raises ConfigError if a required package is missing."""
-    match url.kind:
-        case StoreKind.MEMORY:
-            return MemoryStateStore(unix_time=unix_time, poll_s=poll_s)
-        case StoreKind.SQLITE:
-            return SqliteStateStore(_path(url), unix_time=unix_time, poll_s=poll_s)
-        case StoreKind.REDIS:
-            client = _connect(url)
-            from gateway.state.redis_store import RedisStateStore
+    if url.kind is StoreKind.MEMORY:
+        return MemoryStateStore(unix_time=unix_time, poll_s=poll_s)
+    if url.path is not None:
+        return SqliteStateStore(url.path, unix_time=unix_time, poll_s=poll_s)
+    client = _connect(url)
+    from gateway.state.redis_store import RedisStateStore
 
-            return RedisStateStore(
-                client, shown=url.shown, namespace=namespace, unix_time=unix_time, poll_s=poll_s
-            )
+    return RedisStateStore(client, shown=url.shown, namespace=namespace, unix_time=unix_time, poll_s=poll_s)
 
 
 def make_idempotency_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float]
 ) -> IdempotencyStore:
     """Build the store of idempotent replies. Raises ConfigError if a required package is missing."""
-    match url.kind:
-        case StoreKind.MEMORY:
-            return SqliteIdempotencyStore(Path(":memory:"), unix_time=unix_time)
-        case StoreKind.SQLITE:
-            return SqliteIdempotencyStore(replies_file(_path(url)), unix_time=unix_time)
-        case StoreKind.REDIS:
-            client = _connect(url)
-            from gateway.state.idempotency_redis import RedisIdempotencyStore
+    if url.kind is not StoreKind.REDIS:
+        file = Path(":memory:") if url.path is None else replies_file(url.path)
+        return SqliteIdempotencyStore(file, unix_time=unix_time)
+    client = _connect(url)
+    from gateway.state.idempotency_redis import RedisIdempotencyStore
 
-            return RedisIdempotencyStore(client, namespace=namespace, unix_time=unix_time)
+    return RedisIdempotencyStore(client, namespace=namespace, unix_time=unix_time)
 
 
 def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], float]) -> LimitStore | None:
@@ -60,16 +53,14 @@ def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], f
 
     Raises ConfigError if a required package is missing.
     """
-    match url.kind:
-        case StoreKind.MEMORY:
-            return None
-        case StoreKind.SQLITE:
-            return SqliteLimitStore(limits_file(_path(url)), unix_time=unix_time)
-        case StoreKind.REDIS:
-            client = _connect(url)
-            from gateway.state.limits_redis import RedisLimitStore
+    if url.kind is StoreKind.MEMORY:
+        return None
+    if url.path is not None:
+        return SqliteLimitStore(limits_file(url.path), unix_time=unix_time)
+    client = _connect(url)
+    from gateway.state.limits_redis import RedisLimitStore
 
-            return RedisLimitStore(client, namespace=namespace)
+    return RedisLimitStore(client, namespace=namespace)
 
 
 def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Path | None:
@@ -86,12 +77,6 @@ def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Pa
     named = str(url.path.absolute()) if url.path is not None else url.shown
     digest = hashlib.sha256(f"{named} {namespace}".encode()).hexdigest()[:16]
     return Path(cache_dir or "~/.cache/sluice/state").expanduser() / digest
-
-
-def _path(url: StateUrl) -> Path:
-    if url.path is None:
-        raise ValueError(f"{url.shown} has no file")
-    return url.path
 
 
 def _connect(url: StateUrl) -> Redis:

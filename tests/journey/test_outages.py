@@ -168,7 +168,7 @@ async def test_after_the_wait_for_the_engine_the_deadline_ends_the_wait_for_a_pl
     engine = loading(0.01)
     rig = build_rig(backends=[engine], route=NOTHING)
     engine.load = BackendLoad(max_running=1)
-    engine._scripts = [Script(delay_s=60.0)]
+    engine.scripts = [Script(delay_s=60.0)]
     gate = rig.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(rig.run(ask()))

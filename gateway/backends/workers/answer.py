@@ -53,9 +53,6 @@ class _Choice(msgspec.Struct):
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
-
-
-class _OutputDetails(msgspec.Struct):
     reasoning_tokens: int | None = None
 
 
@@ -63,7 +60,7 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _OutputDetails | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Timings(msgspec.Struct):
@@ -312,12 +309,7 @@ class CompletionReader:
         return deltas
 
     def check(self) -> None:
-        """Raise the stream's failure, if it failed after the deltas that :meth:`feed` returned.
-
-        Raises:
-            BadHttp: it is not a stream of chunks.
-            BackendFailure: the stream carries an error.
-        """
+        """Raise the fault: BadHttp for what is no stream of chunks, BackendFailure for an error in it."""
         if self.fault is not None:
             raise self.fault
 

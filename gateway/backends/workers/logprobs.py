@@ -18,10 +18,7 @@ class _Alternative(msgspec.Struct):
     bytes: list[int] | None = None
 
 
-class _Entry(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
+class _Entry(_Alternative):
     top_logprobs: list[_Alternative] | None = None
 
 

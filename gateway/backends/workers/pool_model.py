@@ -1,8 +1,7 @@
 """A model of a pool: the configured one, or one that its workers list."""
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass, field
 
 from gateway.backends.port import Work
 from gateway.backends.workers.inspection import ServedModel
@@ -22,39 +21,30 @@ class ModelReading:
     learn: Callable[[Work, int], None] | None = None
 
 
-class ReadModel(Protocol):
-    """Makes a model known to the gateway: prompts for it can be counted and planned from then on."""
+ReadModel = Callable[[ServedModel, int | None, Ask | None], Awaitable[ModelReading]]
+"""Makes a model known to the gateway: prompts for it can be counted and planned from then on.
 
-    async def __call__(self, found: ServedModel, length: int | None, ask: Ask | None) -> ModelReading:
-        """Read a model. ``length``: the shortest that a worker lists, in tokens; ``None``: none lists one.
-
-        ``ask`` asks a worker that serves the model; ``None``: the workers have no tokenizer to ask.
-        """
+It takes the shortest length in tokens that a worker lists, ``None`` if none lists one, and the function that
+asks a worker of the model, ``None`` if the workers have no tokenizer.
+"""
 
 
+@dataclass(slots=True)
 class PoolModel:
     """One model of a pool: its length is the shortest that its workers list.
 
     Args:
-        model: the model's id; the pool's name until a worker lists a model.
-        known: whether ``model`` is a model's id.
+        id: the model's id; the pool's name until a worker lists a model.
+        known: whether ``id`` is a model's id.
         reading: the reading of a configured model, used until a worker lists it.
     """
 
-    def __init__(
-        self,
-        model: str,
-        read: ReadModel | None,
-        reading: ModelReading | None = None,
-        *,
-        known: bool = True,
-    ) -> None:
-        self.id = model
-        self.known = known
-        self.reading = reading
-        self._read = read
-        self._lengths: dict[str, int | None] = {}  # by worker URL, so bounded by their number
-        self._adopted: tuple[str, int | None, str | None] | None = None
+    id: str
+    read: ReadModel | None
+    reading: ModelReading | None = None
+    known: bool = True
+    _lengths: dict[str, int | None] = field(default_factory=dict)  # by worker URL, so bounded
+    _adopted: tuple[str, int | None, str | None] | None = None
 
     @property
     def lengths(self) -> Set[int]:
@@ -66,8 +56,8 @@ class PoolModel:
         self._lengths[url] = found.max_model_len
         length = min(self.lengths, default=None)
         adopted = (found.id, length, found.root)
-        if self._read is not None and adopted != self._adopted:
-            self.reading = await self._read(found, length, ask)
+        if self.read is not None and adopted != self._adopted:
+            self.reading = await self.read(found, length, ask)
             self._adopted = adopted
         self.id, self.known = found.id, True
 

@@ -1,5 +1,6 @@
 """One call of a worker's ``/rerank`` or ``/score``."""
 
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Final
 
@@ -10,14 +11,13 @@ from gateway.backends.port import ScorePart, Scores
 from gateway.backends.workers.errors import BadHttp
 
 
-class _Ranked(msgspec.Struct):
-    index: int
-    relevance_score: float
-
-
 class _Scored(msgspec.Struct):
     index: int
     score: float
+
+
+class _Ranked(_Scored):
+    score: float = msgspec.field(name="relevance_score")
 
 
 class _Usage(msgspec.Struct):
@@ -25,18 +25,20 @@ class _Usage(msgspec.Struct):
     total_tokens: int | None = None
 
 
-class _Rerank(msgspec.Struct):
-    results: list[_Ranked]
-    usage: _Usage | None = None
-
-
 class _Score(msgspec.Struct):
     data: list[_Scored]
     usage: _Usage | None = None
 
 
-_read_rerank = msgspec.json.Decoder(_Rerank, strict=False).decode
-_read_score = msgspec.json.Decoder(_Score, strict=False).decode
+class _Rerank(msgspec.Struct, rename={"data": "results"}):
+    data: list[_Ranked]
+    usage: _Usage | None = None
+
+
+_READ: Mapping[str, Callable[[bytes], _Score | _Rerank]] = {
+    "rerank": msgspec.json.Decoder(_Rerank, strict=False).decode,
+    "score": msgspec.json.Decoder(_Score, strict=False).decode,
+}
 PATHS: Final = {"rerank": "/rerank", "score": "/score"}
 
 
@@ -53,22 +55,16 @@ def score_request_body(model: str, part: ScorePart) -> bytes:
 def scores_of(part: ScorePart, data: bytes) -> Scores:
     """The scores of an answer. Raises BadHttp."""
     try:
-        if part.endpoint == "rerank":
-            ranked = _read_rerank(data)
-            pairs, usage = [(one.index, one.relevance_score) for one in ranked.results], ranked.usage
-        else:
-            scored = _read_score(data)
-            pairs, usage = [(one.index, one.score) for one in scored.data], scored.usage
+        answer = _READ[part.endpoint](data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadHttp("its scores cannot be read") from None
-    scores = dict(pairs)
-    if len(pairs) != len(part.pairs) or scores.keys() != set(range(len(part.pairs))):
-        raise BadHttp(f"it gave {len(pairs)} scores for {len(part.pairs)} texts, or one of them twice")
+    scores = {one.index: one.score for one in answer.data}
+    if len(answer.data) != len(part.pairs) or scores.keys() != set(range(len(part.pairs))):
+        raise BadHttp(f"it gave {len(answer.data)} scores for {len(part.pairs)} texts, or one of them twice")
     if not all(map(isfinite, scores.values())):
         raise BadHttp("one of its scores is not finite")
-    used = None
-    if usage is not None:
-        used = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    usage = answer.usage or _Usage()
+    used = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
     return Scores(
         tuple([scores[index] for index in range(len(part.pairs))]), part.tokens if used is None else used
     )

@@ -58,8 +58,7 @@ def vectors_of(part: EmbedPart, data: bytes) -> Vectors:
         raise BadHttp(f"it gave {len(answer.data)} embeddings for {inputs} inputs, or one of them twice")
     if len(lengths) != 1 or 0 in lengths:
         raise BadHttp("its embeddings are empty, not finite or of several lengths")
-    usage = answer.usage
-    reported = None if usage is None else usage.prompt_tokens
+    reported = None if answer.usage is None else answer.usage.prompt_tokens
     return Vectors(
         tuple([b2a_base64(vectors[index], newline=False).decode() for index in range(inputs)]),
         part.tokens if reported is None else reported,
