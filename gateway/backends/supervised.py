@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from engine.errors import EngineDead, EngineStartError
-from gateway.backends.engine_processes import gone_and_stopped, kill
-from gateway.backends.host import EngineFacts, EngineHost, MakeHost
+from gateway.backends.host import EngineFacts, EngineHost, MakeHost, gone_and_stopped, kill
 from gateway.backends.port import Absence, Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
 from gateway.contracts.features import Feature

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from admission.values import BackendLoad
 from budgeting.errors import NoTokenizer
@@ -189,7 +189,7 @@ class HealthProbe:
 
 
 def _shown(inspections: Mapping[str, Sequence[Inspection]]) -> dict[str, list[dict[str, object]]]:
-    return {name: [one.shown() for one in found] for name, found in inspections.items()}
+    return {name: [asdict(one) for one in found] for name, found in inspections.items()}
 
 
 async def _discard(delta: Delta) -> None:

@@ -353,13 +353,10 @@ class WorkersBackend:
                 worker.succeeded()
                 return answer
             except TransportError as error:
-                if not isinstance(error, ConnectionsInUse):
-                    await worker.broke(error)
-                    worker.failed(last=self._is_last(worker))
+                await self._broke(worker, error)
                 failure = failure_of_transport(error, delivered=False)
             except BackendFailure as error:
-                if error.kind in _WORKERS_FAULT:
-                    worker.failed(last=self._is_last(worker))
+                self._failed(worker, error)
                 failure = error
             finally:
                 self._pool.ended(worker, ticket)
@@ -447,14 +444,11 @@ class WorkersBackend:
                 worker.succeeded()
                 return completion
             except TransportError as error:
-                if not isinstance(error, ConnectionsInUse):
-                    await worker.broke(error)
-                    worker.failed(last=self._is_last(worker))
+                await self._broke(worker, error)
                 raise failure_of_transport(error, delivered=attempt.delivered) from error
             except BackendFailure as error:
-                late = work.deadline is not None and self._clock() >= work.deadline
-                if error.kind in _WORKERS_FAULT and not late:
-                    worker.failed(last=self._is_last(worker))
+                if work.deadline is None or self._clock() < work.deadline:
+                    self._failed(worker, error)
                 raise
             finally:
                 self._pool.ended(worker, ticket)
@@ -547,8 +541,14 @@ class WorkersBackend:
         chain = chain_of(joined(work.token_ids), block_tokens, salt)
         return WorkerPreference(chain, work.prefix_tokens // block_tokens, adapter)
 
-    def _is_last(self, worker: Worker) -> bool:
-        return not any(other.health.in_service for other in self._workers.values() if other is not worker)
+    async def _broke(self, worker: Worker, error: TransportError) -> None:
+        if not isinstance(error, ConnectionsInUse):
+            await worker.broke(error)
+            worker.failed(last=not self._others_serve((worker.url,)))
+
+    def _failed(self, worker: Worker, error: BackendFailure) -> None:
+        if error.kind in _WORKERS_FAULT:
+            worker.failed(last=not self._others_serve((worker.url,)))
 
     def _none_in_service(self) -> BackendFailure:
         serving = [one.health for one in self._workers.values() if one.health.in_service]

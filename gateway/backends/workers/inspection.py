@@ -7,7 +7,7 @@ that a port answers; ``sluice doctor`` and ``/health/deep`` also ask for a token
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -86,10 +86,6 @@ class Inspection:
     max_model_len: int | None = None
     tokenizer: str = "not known"
     latency_ms: float | None = None
-
-    def shown(self) -> dict[str, object]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 def offers_of(
