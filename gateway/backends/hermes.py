@@ -16,15 +16,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final
-
-from msgspec import structs
+from typing import Final
 
 from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
 from budgeting.values import Tool, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.backends.custom_input import CustomInput
 from gateway.backends.partial_answer import overlap
-from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd, joined, with_figures
 from gateway.contracts.formats import text_shape
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import FormatType, ResponseFormat
@@ -202,7 +200,7 @@ class CallReader:
             events += state()
             if self._read == state:
                 break
-        self._waiting = piece if self._waiting is None else _joined(self._waiting, piece)
+        self._waiting = piece if self._waiting is None else joined(self._waiting, piece, "")
         if events:
             events[0] = self._with_figures(events[0])
         return events
@@ -228,7 +226,7 @@ class CallReader:
 
     def _with_figures(self, event: Delta) -> Delta:
         waiting, self._waiting = self._waiting, None
-        return event if waiting is None else structs.replace(event, **_figures(waiting))
+        return event if waiting is None else with_figures(event, waiting)
 
     def _text(self) -> Iterator[Delta]:
         before, found, rest = self._held.partition(CALL_START)
@@ -280,28 +278,6 @@ class CallReader:
     def _id(self) -> str:
         made = hashlib.sha256(f"{self._answer_id}/{self._index}/{self.calls}".encode())
         return f"call_{made.hexdigest()[:24]}"
-
-
-def _figures(piece: Delta) -> dict[str, Any]:
-    return {
-        "tokens": piece.tokens,
-        "cached_tokens": piece.cached_tokens,
-        "queue_wait_s": piece.queue_wait_s,
-        "logprobs": piece.logprobs,
-        "token_ids": piece.token_ids,
-    }
-
-
-def _joined(first: Delta, second: Delta) -> Delta:
-    """``first`` with the tokens and figures of both pieces."""
-    return structs.replace(
-        first,
-        tokens=first.tokens + second.tokens,
-        cached_tokens=second.cached_tokens if first.cached_tokens is None else first.cached_tokens,
-        queue_wait_s=second.queue_wait_s if first.queue_wait_s is None else first.queue_wait_s,
-        logprobs=first.logprobs + second.logprobs,
-        token_ids=first.token_ids + second.token_ids,
-    )
 
 
 class _JsonEnd:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import structs
 
 from gateway.backends.port import Completion, Continue, DeltaSink, PartialAnswer, Work
-from gateway.contracts.events import Delta
+from gateway.contracts.events import Delta, joined
 from gateway.contracts.values import FinishReason, FormatType, Usage
 from resilience.failures import BackendFailure, FailureKind
 
@@ -138,7 +138,7 @@ class _Gate:
             self._open = False
             return await self._out(delta)
         text = self._splice.push(delta.text)
-        self.first = _joined(self.first, delta, text or "")
+        self.first = joined(self.first, delta, text or "")
         if text is None:
             raise _StopReached
         if text or not self._splice.is_open:
@@ -151,18 +151,3 @@ class _Gate:
             held = structs.replace(self.first, text=self._splice.flush())
             if held.text or held.tokens:
                 await self._out(held)
-
-
-def _joined(first: Delta, delta: Delta, text: str) -> Delta:
-    """Both deltas as one with ``text``; it has token ids if both have them."""
-    tokens = first.tokens + delta.tokens
-    token_ids = first.token_ids + delta.token_ids
-    return Delta(
-        text,
-        tokens,
-        delta.cached_tokens if first.cached_tokens is None else first.cached_tokens,
-        delta.queue_wait_s if first.queue_wait_s is None else first.queue_wait_s,
-        delta.index,
-        first.logprobs + delta.logprobs,
-        token_ids if len(token_ids) == tokens else (),
-    )

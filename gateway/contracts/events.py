@@ -7,7 +7,7 @@ A choice begins with its first event.
 from collections.abc import Awaitable, Generator, Sequence
 from typing import Final, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.values import FinishReason, TokenLogprob
@@ -65,6 +65,33 @@ class ToolEnd(Delta, frozen=True, tag=True):
     """Call number ``call`` has all its arguments."""
 
     call: int = 0
+
+
+def with_figures(event: Delta, given: Delta) -> Delta:
+    """The event with the tokens and figures of ``given``, of whose text it is the first."""
+    return structs.replace(
+        event,
+        tokens=given.tokens,
+        cached_tokens=given.cached_tokens,
+        queue_wait_s=given.queue_wait_s,
+        logprobs=given.logprobs,
+        token_ids=given.token_ids,
+    )
+
+
+def joined(first: Delta, second: Delta, text: str) -> Delta:
+    """Both pieces as one with ``text``; it has token ids if both have them."""
+    tokens = first.tokens + second.tokens
+    token_ids = first.token_ids + second.token_ids
+    return Delta(
+        text,
+        tokens,
+        second.cached_tokens if first.cached_tokens is None else first.cached_tokens,
+        second.queue_wait_s if first.queue_wait_s is None else first.queue_wait_s,
+        second.index,
+        first.logprobs + second.logprobs,
+        token_ids if len(token_ids) == tokens else (),
+    )
 
 
 AnswerEvent = Delta | Reasoning | ToolBegin | ToolArgs | ToolEnd

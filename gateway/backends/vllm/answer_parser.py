@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
-from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolBegin
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolBegin, with_figures
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -79,8 +79,7 @@ class AnswerParser:
             whole: the text is the last one of a choice that was not cut short.
             stopped: a stop string ended the choice, perhaps inside a call.
 
-        Raises:
-            BackendFailure: the parser failed, or its result is not a valid answer.
+        Raises BackendFailure: the parser failed, or its result is not a valid answer.
         """
         pieces = [(text, list(ids))]
         if self._singly and len(ids) > 1:
@@ -128,7 +127,6 @@ class AnswerParser:
         return events
 
     def has_calls(self, index: int) -> bool:
-        """Whether a choice has a call."""
         return self._calls.has_calls(index)
 
     def _single_tokens(self, index: int, text: str, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
@@ -174,14 +172,4 @@ def _entry(call: Any) -> ToolCallDelta:
 def counted(events: list[Delta], given: Delta) -> list[Delta]:
     """The events parsed from ``given``; the first one gets the tokens and figures of ``given``."""
     first, *others = events or [Delta("", 0, index=given.index)]
-    return [
-        structs.replace(
-            first,
-            tokens=given.tokens,
-            cached_tokens=given.cached_tokens,
-            queue_wait_s=given.queue_wait_s,
-            logprobs=given.logprobs,
-            token_ids=given.token_ids,
-        ),
-        *others,
-    ]
+    return [with_figures(first, given), *others]

@@ -14,7 +14,7 @@ from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
-from gateway.contracts.events import Delta, IllegalEvent, Reasoning
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning, with_figures
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -150,7 +150,6 @@ class CompletionReader:
 
     @property
     def has_usage(self) -> bool:
-        """Whether the worker counted the tokens itself."""
         return self._usage is not None and self._usage.completion_tokens is not None
 
     def feed(self, data: bytes) -> list[Delta]:
@@ -243,10 +242,7 @@ class CompletionReader:
                 deltas += self._after_calls([delta])
                 continue
             first, *others = events[delta.index] or [Delta("", 0, index=delta.index)]
-            counted = msgspec.structs.replace(
-                first, tokens=delta.tokens, logprobs=delta.logprobs, token_ids=delta.token_ids
-            )
-            deltas += [counted, *others]
+            deltas += [with_figures(first, delta), *others]
         return deltas
 
     def _is_cut(self, choice: _Choice) -> bool:
