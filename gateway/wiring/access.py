@@ -55,7 +55,6 @@ class AccessParts:
                 loops.create_task(self.shared.run(), name="limits")
 
     async def close(self) -> None:
-        """Write the last settlements and close connections."""
         if self.shared is not None:
             await self.shared.close()
 
@@ -92,40 +91,32 @@ def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
             emit=base.events.emit,
             new_holder=lambda: base.new_id("gw"),
         )
-    enabled, front_key = base.settings.auth.enabled, os.environ.get(FRONT_KEY)
-    ring = KeyRing(admin_key, enabled=enabled, front_key=front_key, unix_time=base.unix_time)
+    auth, front_key = base.settings.auth, os.environ.get(FRONT_KEY)
+    ring = KeyRing(admin_key, enabled=auth.enabled, front_key=front_key, unix_time=base.unix_time)
     keys = make_keys(ring, base.state, unix_time=base.unix_time)
+    usd = auth.default_usd_per_minute if base.settings.priced else None
     limiter = KeyLimiter(
         Quotas(clock=base.clock),
         shared,
         tenant_budgets={
             tenant: budget_of(one.usd_per_day, one.usd_per_month)
-            for tenant, one in base.settings.auth.tenant_budgets.items()
+            for tenant, one in auth.tenant_budgets.items()
         },
         unix_time=base.unix_time,
         emit=base.events.emit,
-        ceilings=make_ceilings(base),
+        ceilings=Ceilings(
+            KeyLimits(auth.default_requests_per_minute, auth.default_tokens_per_minute),
+            auth.default_concurrent_requests,
+            clock=base.clock,
+            nanousd_per_minute=None if usd is None else round(usd * NANOUSD),
+        ),
     )
     secret = admin_key.encode() if admin_key else os.urandom(32)
     sessions = ConsoleSessions(secret, keys.authority.by_id, base.unix_time)
     return AccessParts(keys, limiter, shared, sessions)
 
 
-def make_ceilings(base: Foundation) -> Ceilings:
-    """Build the default limits of keys that have no limits of their own."""
-    auth = base.settings.auth
-    per_minute = KeyLimits(auth.default_requests_per_minute, auth.default_tokens_per_minute)
-    usd = auth.default_usd_per_minute if base.settings.priced else None
-    return Ceilings(
-        per_minute,
-        auth.default_concurrent_requests,
-        clock=base.clock,
-        nanousd_per_minute=None if usd is None else round(usd * NANOUSD),
-    )
-
-
 def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float]) -> KeyParts:
-    """Build the keys' parts around ``ring``, which already contains the first admin key."""
     use = KeyUse(state.store, unix_time=unix_time)
     state.follow(USE_STREAM, use.take)
     projection = KeyProjection(state.store, ring, use, state.copies)

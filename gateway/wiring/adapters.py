@@ -71,7 +71,10 @@ def make_adapters(base: Foundation) -> AdapterParts:
     """Build the layer; the loader's workers are attached later. Raises RegistryFileError."""
     settings = base.settings
     section, model_id = settings.adapters, settings.engine.model_id
-    own = _own_state(base)
+    own = None  # the store of ``adapters.state_url``, through which a worker here shares only the registry
+    if section.state_url is not None:
+        config = settings.state.model_copy(update={"url": section.state_url})
+        own = make_state(config, clock=base.clock, unix_time=base.unix_time)
     state = own or base.state
     content = read_registry_file(Path(section.file)) if section.file else RegistryContent((), {})
     folder = adapters_folder(settings, state)
@@ -116,14 +119,6 @@ def make_adapters(base: Foundation) -> AdapterParts:
         AdapterImport(content, projection, source, base_model=model_id),
         own_state=own,
     )
-
-
-def _own_state(base: Foundation) -> StateParts | None:
-    """Build the store of ``adapters.state_url``, through which a worker here shares only the registry."""
-    url, state = base.settings.adapters.state_url, base.settings.state
-    if url is None:
-        return None
-    return make_state(state.model_copy(update={"url": url}), clock=base.clock, unix_time=base.unix_time)
 
 
 def adapters_folder(settings: Settings, state: StateParts) -> Path:

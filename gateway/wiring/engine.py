@@ -137,7 +137,6 @@ def calls_as_text(section: EngineSection) -> bool:
 
 
 def _any_adapters(settings: Settings) -> bool:
-    """Whether the registry's file lists an adapter of the served model."""
     file, base = settings.adapters.file, settings.engine.model_id
     return bool(file) and any(
         adapter.base_model == base for adapter in read_registry_file(Path(str(file))).adapters
@@ -146,5 +145,5 @@ def _any_adapters(settings: Settings) -> bool:
 
 def engine_config(section: EngineSection) -> EngineConfig:
     """Return the settings of the embedded engine; unset ones have the engine's defaults."""
-    given = {one.name: getattr(section, one.name, None) for one in fields(EngineConfig)}
-    return EngineConfig(**{name: value for name, value in given.items() if value is not None})
+    given = ((one.name, getattr(section, one.name, None)) for one in fields(EngineConfig))
+    return EngineConfig(**{name: value for name, value in given if value is not None})

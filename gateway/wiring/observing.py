@@ -38,26 +38,13 @@ def make_metrics(
     admission: AdmissionAdmin,
     dropped_log_lines: Callable[[], int] | None = None,
 ) -> Metrics:
-    """Build the metrics of all parts, and record events in them."""
-    base, fleet = core.base, core.backends.fleet
+    base, fleet, ledger, routing = core.base, core.backends.fleet, core.accounts.ledger, core.control.routing
     metrics = Metrics(
         version=base.version,
         known_routes=core.control.file_routes,
         known_backends=tuple(fleet.backends),
         known_prompt_versions=core.model.versions.ids,
     )
-    read_figures(metrics, core, serving)
-    for collector in collectors(core, serving, admission):
-        metrics.registry.register(collector)
-    if dropped_log_lines is not None:
-        metrics.registry.register(ScrapeCollector(log_families, dropped_log_lines))
-    base.events.record(metrics)
-    return metrics
-
-
-def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
-    """Connect the figures that a scrape reads from the parts."""
-    ledger, routing = core.accounts.ledger, core.control.routing
     for engine in core.backends.engines.in_process:
         metrics.show_restarts(engine.gate)
     metrics.read(
@@ -69,6 +56,12 @@ def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
         sluice_routing_revision=lambda: routing.number,
     )
     metrics.slo.read(RevisionTargets(core.control.revision))
+    for collector in collectors(core, serving, admission):
+        metrics.registry.register(collector)
+    if dropped_log_lines is not None:
+        metrics.registry.register(ScrapeCollector(log_families, dropped_log_lines))
+    base.events.record(metrics)
+    return metrics
 
 
 def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> Iterator[Collector]:
@@ -97,5 +90,4 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
 def health_collector(
     health: HealthProbe, first: FirstReady
 ) -> ScrapeCollector[tuple[Mapping[str, bool], float | None]]:
-    """Build the collector of the checks of ``/ready``, and of how long they took to pass."""
     return ScrapeCollector(health_families, lambda: (health.checks(), first.after_s()))

@@ -8,7 +8,6 @@ from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
 from gateway.backends.workers.header_template import HeaderTemplate
-from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel, ReadModel
 from gateway.backends.workers.serving_pool import ServingPool
@@ -52,10 +51,7 @@ def make_workers(
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
-    features = FEATURES[dialect] if section.features is None else frozenset(section.features)
-    features |= section.unknown_features
-    if Feature.FIELDS_PASSED in features:
-        features |= VLLM_FEATURES
+    features = _features(section, dialect)
     urls = [url.rstrip("/") for url in section.base_urls]
     choice = WorkerChoice(
         urls,
@@ -87,7 +83,6 @@ def make_workers(
             workers=workers,
             writer=_writer(section, model, dialect, connections.templates),
             pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
-            in_service=WorkersInService(clock),
             features=features,
             incapable=incapable,
             token_bytes=token_bytes,
@@ -110,6 +105,12 @@ def make_workers(
         for worker in workers:
             worker.detect(pool, kind=detect or dialect is Dialect.SLUICE)
     return pool
+
+
+def _features(section: OpenAIBackend, dialect: Dialect) -> frozenset[Feature]:
+    features = FEATURES[dialect] if section.features is None else frozenset(section.features)
+    features |= section.unknown_features
+    return features | VLLM_FEATURES if Feature.FIELDS_PASSED in features else features
 
 
 def _writer(

@@ -113,7 +113,6 @@ class WorkersBackend:
         workers: Sequence[Worker],
         writer: CompletionWriter,
         pool: WorkerPool[Worker],
-        in_service: WorkersInService,
         features: frozenset[Feature],
         token_bytes: Callable[[int], bytes],
         clock: Callable[[], float],
@@ -133,7 +132,7 @@ class WorkersBackend:
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
         self._pool = pool
-        self.in_service = in_service
+        self.in_service = WorkersInService(clock)
         self._token_bytes = token_bytes
         self.check = check
         self._learn: Callable[[Work, int], None] | None = None
@@ -173,7 +172,6 @@ class WorkersBackend:
 
     @property
     def absence(self) -> Absence:
-        """Why no worker is in service."""
         workers = self._workers.values()
         loading = any(worker.unavailable_reason in (NOT_PROBED, NOT_READY) for worker in workers)
         if len(workers) == 1:
@@ -185,14 +183,12 @@ class WorkersBackend:
         )
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until a worker is in service; returns whether one is."""
         if not self._stopped:
             await self.in_service.wait(timeout_s)
         return self.state is BackendState.READY
 
     @property
     def load(self) -> BackendLoad | None:
-        """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
     @property
@@ -201,7 +197,6 @@ class WorkersBackend:
         return self._model.known
 
     def serve_by(self, workers: Sequence[Worker]) -> None:
-        """Replace the workers that serve the model."""
         if list(self._workers) == [worker.url for worker in workers]:
             return
         for url in self._workers.keys() - {worker.url for worker in workers}:
@@ -211,7 +206,6 @@ class WorkersBackend:
         self._pool.resize(workers)
 
     async def listed(self, url: str, found: ServedModel) -> None:
-        """Record that a worker lists the model."""
         before = self._model.lengths
         asks = None if self._writer.dialect is Dialect.OPENAI else self.ask
         await self._model.listed(url, found, asks)
@@ -306,11 +300,9 @@ class WorkersBackend:
     # These methods return the coroutine of `_posted`: one of their own would be resumed at every wait.
 
     def embed(self, part: EmbedPart) -> Coroutine[Any, Any, Vectors]:
-        """The vectors of some inputs."""
         return self._posted(part, VECTORS, body_of(self.model, part), vectors_of)
 
     def score(self, part: ScorePart) -> Coroutine[Any, Any, Scores]:
-        """The scores of some pairs of texts."""
         return self._posted(part, SCORES[part.endpoint], score_request_body(self.model, part), scores_of)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
@@ -591,6 +583,5 @@ class _Attempt(Struct, eq=False):
 
 
 def _printable(content_type: str) -> str:
-    """A content type that is safe to print."""
     bare = content_type.split(";")[0].strip()
     return bare if bare.isprintable() and 0 < len(bare) <= 64 else "something"
