@@ -26,7 +26,6 @@ _UNUSED: Final = SamplingParams(max_tokens=1)
 
 
 def generates_nothing(name: str) -> BackendFailure:
-    """The failure of a prompt on a backend of task embed."""
     return BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{name} makes vectors and generates nothing")
 
 

@@ -345,7 +345,6 @@ class EmbedPart:
     first: int | None = None
 
     def field(self, index: int) -> str:
-        """The name of an input in the request."""
         return "input" if self.first is None else f"input.{self.first + index}"
 
 
@@ -436,7 +435,6 @@ class Fleet:
 
     @property
     def base_models(self) -> Collection[str]:
-        """The ids of the base models served."""
         return {backend.model for backend in self.backends.values()}
 
     def load(self, name: str) -> BackendLoad | None:

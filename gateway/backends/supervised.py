@@ -64,7 +64,6 @@ class EngineStatus:
     ready_in_s: float | None
 
     def shown(self) -> dict[str, object]:
-        """The fields of the health answer."""
         ready_in_s = self.ready_in_s
         return {
             "state": self.state.value,
@@ -160,7 +159,6 @@ class SupervisedHost:
         return SupervisedBackend(name, self, more, without)
 
     def inner(self, name: str) -> Backend:
-        """The backend of that name on the engine that runs now."""
         if name not in self._run.backends:
             self._run.backends[name] = self._run.host.backend(name)
         return self._run.backends[name]
@@ -289,7 +287,6 @@ class SupervisedHost:
         return cause_of_death(error, oom_kills=self._oom_kills() - self._oom_counts[0][1])
 
     def _shrink_pool(self) -> None:
-        """Give the next engine fewer KV blocks."""
         facts = self.facts
         if facts is not None:
             longest = -(-facts.max_model_len // facts.block_size) + 1

@@ -32,7 +32,6 @@ class Totals:
 
     @property
     def preemptions(self) -> int:
-        """Sequences that those engines preempted."""
         return self._ended.preemptions if self._ended is not None else 0
 
     def add(self, last: EngineFigures | None) -> None:
@@ -105,7 +104,6 @@ class SupervisedBackend(DelegatingBackend):
 
     @property
     def features(self) -> frozenset[Feature]:
-        """The engine's features and the gateway's, less those that the model lacks."""
         return (self.delegate.features | self._more) - self._without
 
     @property
@@ -129,7 +127,6 @@ class SupervisedBackend(DelegatingBackend):
         return await self._host.wait_ready(timeout_s)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate on the engine that runs now; its death fails the call."""
         with self._working():
             return await self.delegate.generate(work, out)
 

@@ -66,7 +66,6 @@ class Engines:
 
     @property
     def on_engine(self) -> Collection[str]:
-        """The names of the backends on in-process engines."""
         return self.engine_backends.keys()
 
     @property
@@ -82,17 +81,14 @@ class Engines:
         return not loading and (not hosts or any(one.facts is not None for one in hosts))
 
     def restart(self, backend: str, reason: str) -> None:
-        """Restart the in-process engine of this backend, if it has one."""
         for one in self.in_process:
             if backend in one.backends:
                 one.host.request_restart(reason)
 
     def figures(self) -> Mapping[str, EngineFigures | None]:
-        """Return the figures of each in-process engine by gate."""
         return {one.gate: one.host.figures() for one in self.in_process}
 
     def states(self) -> Mapping[str, SupervisorState]:
-        """Return the supervised state of each in-process engine by gate."""
         return {one.gate: one.host.status().state for one in self.in_process}
 
     def on_workers(self) -> Iterator[WorkersBackend]:
@@ -105,7 +101,6 @@ class Engines:
         return [loaded for pool in self.pools.values() for loaded in pool.loras()]
 
     def workers(self) -> Mapping[str, Sequence[WorkerStatus]]:
-        """Return the state of the workers of each pool."""
         return {name: pool.status() for name, pool in self.pools.items()}
 
 
@@ -124,7 +119,6 @@ class BackendParts:
     summaries: EngineSummarizer | None
 
     def collectors(self) -> Iterator[Collector]:
-        """Yield the metrics collectors of workers, hedging and injected faults."""
         yield ScrapeCollector(worker_families, self.engines.workers)
         yield hedge_collector(self.engines.on_workers)
         if (plan := self.chaos) is not None:
@@ -230,7 +224,6 @@ def make_chaos(
 def hedge_collector(
     serving: Callable[[], Iterable[WorkersBackend]],
 ) -> ScrapeCollector[Mapping[str, tuple[int, int, int]]]:
-    """Build the collector of hedged requests by backend."""
 
     def read() -> Mapping[str, tuple[int, int, int]]:
         counts = {one.name: one.hedging for one in serving()}

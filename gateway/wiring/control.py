@@ -60,7 +60,6 @@ class ControlParts:
         return () if self.seed.config is None else tuple(self.seed.config["routes"])
 
     def canary_figures(self) -> CanaryFigures | None:
-        """Return the figures of the last canary for the metrics."""
         state = self.canary.state
         if state is None:
             return None
@@ -111,7 +110,6 @@ def make_control(
 
 
 def make_evaluations(base: Foundation) -> BackendEvaluations:
-    """Build the evaluations of backends, which have their own stream."""
     settings = base.settings
     engines = settings.engines_of_backends
     digests = {

@@ -63,7 +63,6 @@ class FleetParts:
 
     @property
     def pools(self) -> Mapping[str, ServingPool]:
-        """The pools of workers."""
         return {name: one for name, one in self.sources.items() if isinstance(one, ServingPool)}
 
     def backends_but(self, names: Collection[str]) -> Mapping[str, Backend]:
@@ -72,7 +71,6 @@ class FleetParts:
         return {name: one for name, one in others if not isinstance(one, ServingPool)}
 
     def refresh(self) -> None:
-        """Rebuild ``backends`` and ``models_of`` from the sources."""
         before = set(self.backends)
         self.backends.clear()
         self.models_of.clear()
@@ -107,7 +105,6 @@ def make_pool(
     adapters: AdapterParts,
     fleet: FleetParts,
 ) -> ServingPool:
-    """Build a pool of workers. Raises ConfigError."""
     tokenizer = model.models.of(section.model or "").tokenizer
     return make_workers(
         name,

@@ -85,7 +85,6 @@ class Gateway:
             await asyncio.to_thread(core.base.tracing.shutdown)
 
     def _residents(self) -> Iterator[tuple[str, Resident]]:
-        """Yield the parts that have a background loop, with the loop's name."""
         core = self.core
         yield from core.backends.engines.residents.items()
         if core.generation.answers.resident is not None:

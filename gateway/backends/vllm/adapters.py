@@ -31,7 +31,6 @@ class VllmAdapters:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """The folder of each loaded adapter, by id."""
         return MappingProxyType({name: lora.path for name, lora in self._loaded.items()})
 
     def get(self, adapter_id: str) -> Lora:

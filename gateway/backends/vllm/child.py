@@ -84,7 +84,6 @@ class Lines(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Take text; complete lines are sent."""
         *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
         for line in lines:
             if line.strip():

@@ -94,7 +94,6 @@ class ChildLogs:
         return tuple([line for _, line in self._errors])
 
     def recent_errors(self) -> list[str]:
-        """The errors received within the last :data:`RECENT_S`."""
         self.drain()
         since = self._clock() - RECENT_S
         return [line.error for at, line in self._errors if at >= since]
@@ -122,7 +121,6 @@ class ChildLogs:
         self._log.log(level, line.message, process=line.process, pid=line.pid, **extra)
 
     def close(self) -> None:
-        """Stop listening and remove the folder."""
         # Processes that are started later must not look for the file.
         if os.environ.get(CONFIG_VARIABLE) == str(self.folder / CONFIG_FILE):
             del os.environ[CONFIG_VARIABLE]

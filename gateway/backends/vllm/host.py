@@ -143,7 +143,6 @@ class VllmHost:
 
     @property
     def last_error(self) -> str:
-        """The errors that its processes have logged in the last seconds."""
         return "" if self._logs is None else "\n".join(self._logs.recent_errors())
 
     @property
@@ -189,9 +188,8 @@ class VllmHost:
     async def start(self) -> EngineFacts:
         """Import vLLM, load the model, warm up.
 
-        Raises:
-            EngineStartError: it cannot be started, or was started before. No process is left then, as after
-                a cancellation.
+        Raises EngineStartError: it cannot be started, or was started before. No process is left then, as
+        after a cancellation.
         """
         if self._started or self._state is not BackendState.STARTING:
             raise EngineStartError(f"an engine is started once; this one is {self._state.value}")

@@ -18,7 +18,6 @@ _SHARED, _SEGMENT = Path("/dev/shm"), "psm_"
 
 
 def children() -> frozenset[psutil.Process]:
-    """All processes that this one has started."""
     return frozenset(psutil.Process().children())
 
 
@@ -41,7 +40,6 @@ def runs(process: psutil.Process) -> bool:
 
 
 def below(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[psutil.Process]:
-    """The processes of an engine, and what they have started."""
     found = []
     for child in filter(mine, children()):
         with contextlib.suppress(psutil.Error):

@@ -104,11 +104,7 @@ def _line(reason: str) -> str:
 
 
 def check_folder(section: EngineSection) -> None:
-    """Refuse a folder that cannot be a model's, before vLLM is imported for it.
-
-    Raises:
-        ModelNotFound: names the folder.
-    """
+    """Raise ModelNotFound, which names the folder, if it cannot be a model's; before vLLM is imported."""
     folder = Path(section.model)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelNotFound(f"engine.model: {folder} has no config.json; name the folder of a checkpoint")

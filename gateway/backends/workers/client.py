@@ -98,7 +98,6 @@ class WorkerClient:
 
     @property
     def open(self) -> int:
-        """Connections open, idle ones included."""
         return len(self._open)
 
     def post(self, path: str, body: bytes | Upload, headers: bytes = b"") -> Awaitable[Connection]:
@@ -153,7 +152,6 @@ class WorkerClient:
             connection = await self._connect()
 
     def close(self) -> None:
-        """Close every connection."""
         for connection in tuple(self._open):
             connection.close()
         self._idle.clear()

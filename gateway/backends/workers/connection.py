@@ -233,12 +233,10 @@ class Connection(asyncio.Protocol):
     # The transport's callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
         if not self.busy or self._done:
             # Bytes outside an exchange: the two sides disagree on where an answer ends.
             self._fail(BadHttp("bytes outside of an answer"))
@@ -268,16 +266,13 @@ class Connection(asyncio.Protocol):
             self._free_when_over()
 
     def pause_writing(self) -> None:
-        """Called by the loop."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """Called by the loop."""
         self._full = False
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the loop."""
         if self._head_done and not self._has_length and error is None and self._error is None:
             # An answer without a length ends where the connection does.
             self._done = True
@@ -295,7 +290,6 @@ class Connection(asyncio.Protocol):
     # The parser's callbacks.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser."""
         lower = name.lower()
         if lower == b"content-type":
             self.content_type = value.decode("latin-1").lower()
@@ -309,7 +303,6 @@ class Connection(asyncio.Protocol):
             self._has_length = True
 
     def on_headers_complete(self) -> None:
-        """Called by the parser."""
         self.status = self._parser.get_status_code()
         self._head_done = self.status >= 200
         # Read here: after the answer's end the parser is at the next answer.

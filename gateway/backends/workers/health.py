@@ -54,7 +54,6 @@ class WorkerHealth:
 
     @property
     def in_service(self) -> bool:
-        """Whether the worker may get requests."""
         return self.state is WorkerState.IN_SERVICE
 
     def weight(self, now: float) -> float:
@@ -78,7 +77,6 @@ class WorkerHealth:
         self.resting_until = max(self.resting_until, now + seconds)
 
     def succeeded(self, now: float) -> None:
-        """Record a request that was answered."""
         self._failures = 0
         self._outcomes.append((now, True))
         if self.strikes and self.in_service and now - self._since >= FORGIVE_S:

@@ -142,7 +142,6 @@ class _Race:
         self._winner: _Runner | None = None
 
     def start(self, group: asyncio.TaskGroup, run: Run) -> None:
-        """Start one more run."""
         runner = _Runner(self._clock())
         self._runners.append(runner)
         runner.task = group.create_task(self._run(runner, run))

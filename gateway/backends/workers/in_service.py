@@ -22,12 +22,10 @@ class WorkersInService:
 
     @property
     def none(self) -> bool:
-        """Whether no worker is in service."""
         return not self._serving
 
     @property
     def serving(self) -> Set[str]:
-        """The URLs of the workers in service."""
         return self._serving
 
     @property
@@ -51,7 +49,6 @@ class WorkersInService:
             self.remove(url)
 
     def add(self, url: str) -> None:
-        """Record that the worker came into service."""
         self._serving.add(url)
         self._outage_began_at = None
         self._any.set()
@@ -67,11 +64,9 @@ class WorkersInService:
             probe_now()
 
     def close(self) -> None:
-        """End every wait, since the pool stops."""
         self._any.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` until a worker is in service."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._any.wait()

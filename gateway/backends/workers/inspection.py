@@ -48,7 +48,6 @@ class ModelList(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of its models and adapters."""
         return frozenset([one.id for one in self.data if one.id])
 
     @property
@@ -208,7 +207,6 @@ def _unusable(url: str, fault: str) -> Inspection:
 
 
 async def _one_token(client: WorkerClient, model: str) -> int:
-    """Ask for one token; returns the status of the answer."""
     text = {"model": model, "prompt": "test", "max_tokens": 1}
     status = (await _post(client, f"{client.prefix}/completions", text)).status
     if status in (400, 404, 405):  # hosted services have chats alone; some refuse a limit of one token
@@ -245,7 +243,6 @@ class WorkerInspections:
         self.latest: Mapping[str, Sequence[Inspection]] = {}
 
     async def run(self) -> None:
-        """Inspect until cancelled."""
         while True:
             self.latest = await self._ask(False)
             await asyncio.sleep(INSPECT_S)

@@ -128,12 +128,10 @@ class WorkerLoad:
 
     @property
     def in_flight(self) -> int:
-        """Requests sent from here that have not ended."""
         return len(self._sent)
 
     @property
     def adapters(self) -> frozenset[str]:
-        """LoRA adapters in the worker's last scrape."""
         return self._figures.adapters if self._figures is not None else frozenset()
 
     def sent(self, prompt_tokens: int) -> int:
@@ -152,7 +150,6 @@ class WorkerLoad:
             self._unseen_tokens -= tokens
 
     def scraped(self, figures: WorkerFigures, now: float) -> None:
-        """Take the figures of a new scrape."""
         self._cached = None
         self._figures = figures
         self._scraped_at = now

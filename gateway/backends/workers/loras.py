@@ -94,7 +94,6 @@ class WorkerLoras:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Folder of each loaded adapter, by id."""
         return MappingProxyType({one: folder for one, (folder, _, _) in self._loaded.items()})
 
     @property

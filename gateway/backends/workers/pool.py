@@ -84,7 +84,6 @@ class WorkerPool(Generic[M]):
         self._in_flight = 0
 
     def resize(self, members: Sequence[M]) -> None:
-        """Replace the workers."""
         self._members = {member.url: member for member in members}
         self._large = len(members) > self._whole_up_to
         self._only = members[0] if len(members) == 1 else None
@@ -105,7 +104,6 @@ class WorkerPool(Generic[M]):
         self._in_flight -= 1
 
     def lost(self, url: str, adapter: str) -> None:
-        """Record that the worker does not have that adapter."""
         self._choice.lost(url, adapter)
 
     def load(self, now: float) -> BackendLoad | None:

@@ -48,7 +48,6 @@ class PoolModel:
 
     @property
     def lengths(self) -> Set[int]:
-        """The lengths that its workers list."""
         return {one for one in self._lengths.values() if one}
 
     async def listed(self, url: str, found: ServedModel, ask: Ask | None = None) -> None:
@@ -62,5 +61,4 @@ class PoolModel:
         self.id, self.known = found.id, True
 
     def gone(self, url: str) -> None:
-        """Record that a worker no longer lists the model."""
         self._lengths.pop(url, None)

@@ -69,7 +69,6 @@ class _Opening(asyncio.Protocol):
         self._head = b""
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
         self._head += data
         if self.status.done() or (b"\r\n\r\n" not in self._head and len(self._head) <= MAX_HEAD_BYTES):
             return
@@ -80,6 +79,5 @@ class _Opening(asyncio.Protocol):
             self.status.set_exception(ConnectFailed("the proxy does not answer in HTTP"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the loop."""
         if not self.status.done():
             self.status.set_exception(ConnectFailed("the proxy closed the connection"))

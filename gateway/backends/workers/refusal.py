@@ -98,7 +98,6 @@ def failure_of(
 
 
 def failure_in_stream(error: bytes) -> BackendFailure:
-    """The failure for an error object inside a stream."""
     try:
         reported = _decode_error(error)
     except msgspec.DecodeError:

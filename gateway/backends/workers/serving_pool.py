@@ -119,7 +119,6 @@ class ServingPool:
         return [one for one in self.serving if one.model in listed]
 
     def checks(self, url: str) -> Mapping[str, TokenizerCheck]:
-        """The checks of a worker's tokenizers, by model."""
         return {one.model: one.check for one in self._of(url) if one.check is not None}
 
     def detected(self, url: str, is_sluice: bool, same_tokenizer: Collection[str]) -> None:
@@ -129,7 +128,6 @@ class ServingPool:
             one.detected(url, is_sluice, same_tokenizer=one.model in same_tokenizer)
 
     async def follow(self) -> None:
-        """Ask every worker for its models."""
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers.values():
                 tasks.create_task(worker.follow(), name=f"models {worker.url}")
@@ -140,7 +138,6 @@ class ServingPool:
         return [one for one in serving if one is not None]
 
     def status(self) -> tuple[WorkerStatus, ...]:
-        """Each worker, in the order of the configuration."""
         now = self._clock()
         return tuple([worker.status(now) for worker in self._workers.values()])
 

@@ -34,7 +34,6 @@ class Hints:
         return len(self._last)
 
     def sent(self, name: str, chain: Sequence[int], adapter: str | None) -> None:
-        """Record that worker ``name`` was sent a prompt with this fingerprint."""
         length = len(chain)
         if length:
             for place in takewhile(lambda place: place < length, PLACES):

@@ -79,6 +79,5 @@ class TokenizerCheck:
 
 
 def body_of(model: str, messages: Sequence[Message]) -> bytes:
-    """The body of ``/tokenize`` for a conversation."""
     shown = [{"role": one.role, "content": one.content} for one in messages]
     return orjson.dumps({"model": model, "messages": shown, "add_generation_prompt": True})

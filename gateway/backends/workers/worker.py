@@ -159,7 +159,6 @@ class Worker:
         return False
 
     def view(self, now: float) -> WorkerView:
-        """The worker's figures for :class:`WorkerChoice`."""
         requests, kv_usage = self.load.requests_and_kv_usage(now)
         return WorkerView(self.url, requests, kv_usage, self.health.weight(now), self.adapters)
 
@@ -170,7 +169,6 @@ class Worker:
         return known if self.loras is None else known | self.loras.names
 
     def lost(self, name: str) -> None:
-        """Record that it does not have this adapter."""
         self._listed -= {name}
 
     async def inspect(
@@ -183,7 +181,6 @@ class Worker:
         )  # fmt: skip
 
     def status(self, now: float) -> WorkerStatus:
-        """The worker's state for operators."""
         load = self.load.current(now)
         return WorkerStatus(
             url=self.url,
@@ -198,7 +195,6 @@ class Worker:
         )
 
     def failed(self, *, last: bool) -> None:
-        """Record a request that failed because of this worker."""
         if self.health.failed(self._clock(), last=last):
             self._left_service("requests failed")
 
@@ -220,7 +216,6 @@ class Worker:
                 await self._probed.wait()
 
     def succeeded(self) -> None:
-        """Record a request that was answered."""
         self.health.succeeded(self._clock())
 
     async def run(self) -> None:

@@ -227,7 +227,6 @@ class WorkerChoice:
         return adapter is not None and (adapter in worker.adapters or adapter in self._adapters[worker.name])
 
     def sent(self, name: str, preference: WorkerPreference) -> None:
-        """Record a prompt that is sent to the worker."""
         self._turn += 1
         self._turns[name] = self._turn
         self._index[name].add(preference.chain)
@@ -239,7 +238,6 @@ class WorkerChoice:
                 held.popitem(last=False)
 
     def lost(self, name: str, adapter: str) -> None:
-        """Record that the worker does not have that adapter."""
         self._adapters[name].pop(adapter, None)
 
     def forget(self, name: str) -> None:

@@ -105,7 +105,6 @@ class OutputReader:
         self.fault: BackendFailure | None = None
 
     def feed(self, output: Any) -> list[Delta]:
-        """The events of one output, which may hold several choices."""
         deltas: list[Delta] = []
         self.done = output.finished
         if output.metrics is not None and output.metrics.is_corrupted:
@@ -150,7 +149,6 @@ class OutputReader:
             raise self.fault
 
     def completion(self) -> Completion:
-        """How the answer has ended; for the caller after the last output."""
         usage = Usage(self._prompt_tokens, self._tokens, self._cached)
         reason, *others = [reason or FinishReason.CANCELLED for reason in self._reasons]
         return Completion(reason, usage, self._wait_s, tuple(others), stop_sequence=self._stop)

@@ -176,7 +176,6 @@ class VllmEngine:
         return Outputs(collector, self._llm.engine_core.outputs_queue.empty)
 
     async def _next(self, outputs: Outputs, forwarder: DeltaForwarder[Any], work: Work) -> None:
-        """Pass outputs on until the sink must be awaited or the answer ends. Raises BackendFailure."""
         try:
             await outputs.pass_on(forwarder.take)
         except Exception as error:
@@ -242,7 +241,6 @@ class VllmEngine:
         return self._structured(**{wanted.type.value: wanted.spec})
 
     def _failure(self, error: Exception, work: Work | None = None) -> BackendFailure:
-        """The failure for vLLM's error in one request."""
         if isinstance(error, self._dead_error):
             return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM's core has ended")
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error

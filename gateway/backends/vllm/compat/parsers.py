@@ -84,8 +84,7 @@ def needs_tags(parser: Any) -> bool:
 class Parsers:
     """vLLM's parsers of one model's answers; ``singly``: they must get one token at a time.
 
-    Raises:
-        InvalidConfig: the model's tokenizer lacks what a parser needs.
+    Raises InvalidConfig: the model's tokenizer lacks what a parser needs.
     """
 
     def __init__(

@@ -27,7 +27,6 @@ class Receiver:
         self._waiting: asyncio.Future[None] | None = None
 
     async def recv_multipart(self, *, copy: Literal[False]) -> Any:
-        """The next message's frames."""
         socket = self._socket
         # Reading the events resets the signal, which may stand for several messages.
         while not socket.get(self._events) & self._readable:

@@ -42,11 +42,7 @@ _MODULES = (
 
 
 def installed_version(version_of: Callable[[str], str] = importlib.metadata.version) -> str:
-    """The version of vLLM that is installed.
-
-    Raises:
-        EngineStartError: vLLM is not installed, or too old; says what to install.
-    """
+    """The version of vLLM. Raises EngineStartError: it is not installed, or too old; says what to install."""
     for name in DISTRIBUTIONS:
         try:
             version = version_of(name)
@@ -93,8 +89,7 @@ def prepare_environment(log_config: Path | None) -> None:
 def load(version: str, check_wanted: Callable[[], None]) -> None:
     """Import vLLM of this version. Blocks for seconds; calls ``check_wanted``, which may raise, in between.
 
-    Raises:
-        EngineStartError: it cannot be imported.
+    Raises EngineStartError: it cannot be imported.
     """
     for name in _MODULES:
         check_wanted()
