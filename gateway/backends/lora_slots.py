@@ -46,7 +46,7 @@ class Pinning(Protocol):
         """Pin those of ``names`` that are loaded, and no others; may be called repeatedly."""
 
 
-async def _here(adapter: Adapter) -> None:
+async def already_here(adapter: Adapter) -> None:
     """The adapter's files are already on this machine."""
 
 
@@ -72,7 +72,7 @@ class LoraSlots:
         places: int,
         *,
         demand: AdapterDemand | None = None,
-        bring: Callable[[Adapter], Awaitable[None]] = _here,
+        bring: Callable[[Adapter], Awaitable[None]] = already_here,
         emit: Callable[[AdapterEvent], None] = _ignore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

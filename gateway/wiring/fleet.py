@@ -8,6 +8,7 @@ from functools import partial
 from adapters.values import Adapter
 from admission.controller import AdmissionController
 from gateway.backends.port import Backend
+from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.serving_pool import ServingPool
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.backends import OpenAIBackend
@@ -106,17 +107,16 @@ def make_pool(
     fleet: FleetParts,
 ) -> ServingPool:
     tokenizer = model.models.of(section.model or "").tokenizer
+    check = TokenizerCheck.of(tokenizer) if section.prompt == "auto" else None
     return make_workers(
         name,
         section,
-        token_bytes=tokenizer.token_bytes,
         read=partial(fleet.served.read, name),
-        reading=fleet.served.hosted(section),
+        reading=fleet.served.hosted(section) or ModelReading(tokenizer.token_bytes, check),
         clock=base.clock,
         turns=base.turns,
         environ=os.environ,
         bring=adapters.source.bring,
-        check=TokenizerCheck.of(tokenizer) if section.prompt == "auto" else None,
         incapable=base.settings.incapable,
         changed=fleet.changed,
     )

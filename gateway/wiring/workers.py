@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from types import MappingProxyType
 
 from adapters.values import Adapter
+from gateway.backends.lora_slots import already_here
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel, ReadModel
 from gateway.backends.workers.serving_pool import ServingPool
-from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
@@ -23,31 +23,24 @@ from resilience.turns import Turns
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
 
 
-async def already_there(adapter: Adapter) -> None:
-    """Do nothing; for adapters whose files are already in place."""
-
-
 def make_workers(
     name: str,
     section: OpenAIBackend,
     *,
-    token_bytes: Callable[[int], bytes],
+    reading: ModelReading,
     read: ReadModel | None = None,
-    reading: ModelReading | None = None,
     clock: Callable[[], float],
     turns: Turns,
     environ: Mapping[str, str],
-    bring: Callable[[Adapter], Awaitable[None]] = already_there,
-    check: TokenizerCheck | None = None,
+    bring: Callable[[Adapter], Awaitable[None]] = already_here,
     incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
     changed: Callable[[ServingPool, Set[str]], None] = lambda pool, gone: None,
 ) -> ServingPool:
     """Build the pool; nothing connects yet. Raises ConfigError for the key, a certificate or the proxy.
 
     ``read`` takes the model that the workers list; until then ``reading`` is that of the configured model.
-    ``bring`` puts an adapter's files into the gateway's folder before a worker loads them. ``check`` tests
-    whether a worker has the gateway's tokenizer; ``incapable`` returns the features that a model lacks.
-    :class:`ServingPool` describes ``changed``.
+    ``bring`` puts an adapter's files into the gateway's folder before a worker loads them. ``incapable``
+    returns the features that a model lacks. :class:`ServingPool` describes ``changed``.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
@@ -85,10 +78,8 @@ def make_workers(
             pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
             features=features,
             incapable=incapable,
-            token_bytes=token_bytes,
             clock=clock,
             turns=turns,
-            check=None if dialect is Dialect.OPENAI else check,
         )
 
     pool = ServingPool(

@@ -29,6 +29,7 @@ from gateway.backends.port import BackendState, Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.load import read_figures
+from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.backends import OpenAIBackend
 from gateway.prompts.text import sampling_defaults
@@ -158,11 +159,10 @@ async def remote(
     serving = make_workers(
         "worker",
         section,
-        token_bytes=tokenizer.token_bytes,
+        reading=ModelReading(tokenizer.token_bytes, TokenizerCheck.of(tokenizer)),
         clock=time.monotonic,
         turns=Turns(),
         environ={"WORKER_KEY": ADMIN_KEY},
-        check=TokenizerCheck.of(tokenizer),
     )
     [backend] = serving.serving
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=60) as client:

@@ -14,7 +14,7 @@ from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras
-from gateway.backends.workers.pool_model import ReadModel
+from gateway.backends.workers.pool_model import ModelReading, ReadModel
 from gateway.backends.workers.serving_pool import ServingPool
 from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck
 from gateway.config.backends import OpenAIBackend
@@ -284,12 +284,11 @@ def make_pool(
     return make_workers(
         "worker",
         section,
-        token_bytes=token_bytes,
+        reading=ModelReading(token_bytes, TokenizerCheck(SAMPLES_OF_BYTES, reasons)),
         read=read,
         clock=clock,
         turns=Turns(),
         environ=environ or {},
-        check=TokenizerCheck(SAMPLES_OF_BYTES, reasons),
         incapable=incapable,
         changed=changed,
     )

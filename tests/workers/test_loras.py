@@ -17,6 +17,7 @@ from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.client import Whole
 from gateway.backends.workers.inspection import list_of
 from gateway.backends.workers.loras import loaded_name, path_at_worker
+from gateway.backends.workers.pool_model import ModelReading
 from gateway.config.backends import OpenAIBackend
 from gateway.wiring.workers import make_workers
 from resilience.failures import BackendFailure, FailureKind
@@ -288,7 +289,13 @@ async def test_the_files_of_an_adapter_are_fetched_before_the_worker_loads_it() 
     )
     clock = asyncio.get_running_loop().time
     serving = make_workers(
-        "worker", section, token_bytes=token_bytes, clock=clock, turns=Turns(), environ={}, bring=bring
+        "worker",
+        section,
+        reading=ModelReading(token_bytes),
+        clock=clock,
+        turns=Turns(),
+        environ={},
+        bring=bring,
     )
     [backend] = serving.serving
     async with asyncio.TaskGroup() as group:

@@ -80,7 +80,7 @@ class Reader:
 
 async def test_the_shortest_length_of_the_workers_holds() -> None:
     reader = Reader()
-    model = PoolModel("pool", reader)
+    model = PoolModel("pool", reader, ModelReading(bytes))
     await model.listed("a", BIG)
     await model.listed("b", ServedModel("big", 2048, "/models/big"))
     await model.listed("a", BIG)

@@ -55,7 +55,6 @@ from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_transport, refusal_of
 from gateway.backends.workers.scores import PATHS as SCORES
 from gateway.backends.workers.scores import score_request_body, scores_of
-from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.vectors import PATH as VECTORS
 from gateway.backends.workers.vectors import answer_of, body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
@@ -99,7 +98,6 @@ class WorkersBackend:
 
     Args:
         incapable: the features that a model lacks, whatever the workers support.
-        check: compares the workers' tokenizer with the gateway's, where ``prompt`` is auto.
     """
 
     kind = "openai"
@@ -114,10 +112,8 @@ class WorkersBackend:
         writer: CompletionWriter,
         pool: WorkerPool[Worker],
         features: frozenset[Feature],
-        token_bytes: Callable[[int], bytes],
         clock: Callable[[], float],
         turns: Turns,
-        check: TokenizerCheck | None,
         incapable: Callable[[str], frozenset[Feature]],
     ) -> None:
         self.name = name
@@ -133,9 +129,6 @@ class WorkersBackend:
         self._writer = writer
         self._pool = pool
         self.in_service = WorkersInService(clock)
-        self._token_bytes = token_bytes
-        self.check = check
-        self._learn: Callable[[Work, int], None] | None = None
         self._clock = clock
         self._turns = turns
         # When a late request is sent to a second worker too; None: never.
@@ -146,8 +139,7 @@ class WorkersBackend:
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
-        if model.reading is not None:
-            self._take(model.reading)
+        self._take(model.reading)
 
     @property
     def state(self) -> BackendState:
@@ -218,8 +210,7 @@ class WorkersBackend:
             self.model = self._model.id
             self.features = self._features - self._incapable(self.model)
             self._writer = replace(self._writer, model=self.model)
-        if (reading := self._model.reading) is not None:
-            self._take(reading)
+        self._take(self._model.reading)
 
     async def ask(self, path: str, body: bytes, timeout_s: float) -> Whole | None:
         """The answer of a random worker in service; ``None`` when no worker is."""
@@ -230,6 +221,7 @@ class WorkersBackend:
 
     def _take(self, reading: ModelReading) -> None:
         self._token_bytes = reading.token_bytes
+        # Compares the workers' tokenizer with the gateway's.
         self.check = reading.check if self._prompt_auto else None
         self._learn = reading.learn
         if reading.learn is None:

@@ -41,7 +41,7 @@ class PoolModel:
 
     id: str
     read: ReadModel | None
-    reading: ModelReading | None = None
+    reading: ModelReading
     known: bool = True
     _lengths: dict[str, int | None] = field(default_factory=dict)  # by worker URL, so bounded
     _adopted: tuple[str, int | None, str | None] | None = None
