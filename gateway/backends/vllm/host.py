@@ -86,24 +86,24 @@ class VllmHost:
     ) -> None:
         if kv_blocks is not None:
             section = section.model_copy(update={"num_blocks": kv_blocks})
-        self._section = section
-        self._defaults = defaults
+        self.section = section
+        self.defaults = defaults
         self._token_bytes = token_bytes
         self._on_step = on_step
         self._on_death = on_death
         self._new_seed = new_seed
         self._clock = clock
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
-        self._encode = encode
+        self.encode = encode
         self._pools = section.task == "embed"
-        self._parsers = ParserNames() if self._pools else parser_names(section)
+        self.parsers = ParserNames() if self._pools else parser_names(section)
         self.board = SignalBoard()
-        self._adapters = VllmAdapters(lambda: self._engine)
+        self.adapters = VllmAdapters(lambda: self.engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
-        self._slots = make_slots(self._adapters, places)
+        self.slots = make_slots(self.adapters, places)
         self._state = BackendState.STARTING
         self._started = False
-        self._engine: VllmEngine | None = None
+        self.engine: VllmEngine | None = None
         # The limits of the loaded engine; None until it has started.
         self.facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
@@ -121,17 +121,17 @@ class VllmHost:
 
     @property
     def state(self) -> BackendState:
-        if self._state is BackendState.READY and self._engine is not None and self._engine.dead:
+        if self._state is BackendState.READY and self.engine is not None and self.engine.dead:
             return BackendState.DEAD
         return self._state
 
     @property
     def unfinished(self) -> int:
-        return self._engine.unfinished if self._engine is not None else 0
+        return self.engine.unfinished if self.engine is not None else 0
 
     @property
     def pending_tokens(self) -> int:
-        return self._engine.pending_tokens if self._engine is not None else 0
+        return self.engine.pending_tokens if self.engine is not None else 0
 
     @property
     def computed_tokens(self) -> int:
@@ -139,7 +139,7 @@ class VllmHost:
 
     @property
     def occupied(self) -> bool:
-        return self._engine is not None and self._engine.occupied
+        return self.engine is not None and self.engine.occupied
 
     @property
     def last_error(self) -> str:
@@ -157,33 +157,13 @@ class VllmHost:
         return child not in self._others if self._own is None else child in self._own
 
     def figures(self) -> EngineFigures | None:
-        if self.facts is None or self._engine is None:
+        if self.facts is None or self.engine is None:
             return None
-        return self.board.figures(self._section.model_id, self._engine.shape)
+        return self.board.figures(self.section.model_id, self.engine.shape)
 
     def backend(self, name: str) -> Backend:
-        if self._pools:
-            return VllmPoolingBackend(
-                name=name,
-                model=self._section.model_id,
-                engine=lambda: self._engine,
-                state_of=lambda: self.state,
-                board=self.board,
-                encode=self._encode,
-            )
-        return VllmBackend(
-            name=name,
-            model=self._section.model_id,
-            engine=lambda: self._engine,
-            state_of=lambda: self.state,
-            board=self.board,
-            defaults=self._defaults,
-            loaded=self._adapters,
-            slots=self._slots,
-            takes_tools=lambda: self._parsers.tool is not None,
-            takes_images=lambda: self._engine is None or self._engine.shape.takes_images,
-            share_prefixes=self._section.share_prefix_across_tenants,
-        )
+        kind = VllmPoolingBackend if self._pools else VllmBackend
+        return kind(name, self.section.model_id, self)
 
     async def start(self) -> EngineFacts:
         """Import vLLM, load the model, warm up.
@@ -198,12 +178,12 @@ class VllmHost:
         logs = self._logs = ChildLogs()
         try:
             self._others = await asyncio.to_thread(processes.children)
-            check_folder(self._section)
+            check_folder(self.section)
             logs.listen()
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
             self._loading = self._thread.submit(self._load, logs)
             engine = await asyncio.wrap_future(self._loading)
-            self._engine = engine
+            self.engine = engine
             self._watch()
             async with asyncio.timeout(WARM_UP_TIMEOUT_S):
                 await engine.prepare()
@@ -214,7 +194,7 @@ class VllmHost:
             await self.stop(0.0)
             if not isinstance(error, Exception):
                 raise
-            raise explain(error, errors, self._section) from error
+            raise explain(error, errors, self.section) from error
         logs.started()
         self.board.forget()
         load_s = round(self._clock() - started_at, 2)
@@ -230,12 +210,12 @@ class VllmHost:
         with preload.paused_collector():
             preload.load_torch_libraries()
             start.load(version, self._check_wanted)
-        asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
-        with visible_devices(self._section.visible_devices):
+        asked = arguments.engine_arguments(self.section, max_loras=self._max_loras, new_seed=self._new_seed)
+        with visible_devices(self.section.visible_devices):
             engine = start.start(
-                version, asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
+                version, asked, self.section, self.board, self._token_bytes, self._stepped, self.parsers
             )
-        self._parsers = engine.parser_names
+        self.parsers = engine.parser_names
         gc.freeze()
         if self._given_up.is_set():
             engine.shutdown(0.0)
@@ -243,7 +223,7 @@ class VllmHost:
         return engine
 
     def _log_config(self, logs: ChildLogs) -> Path | None:
-        if self._section.distributed_executor_backend == "ray":
+        if self.section.distributed_executor_backend == "ray":
             return None  # its workers run on other machines
         return logs.write_config(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
 
@@ -275,8 +255,8 @@ class VllmHost:
 
     def _died(self) -> None:
         self._unwatch()
-        if self._engine is not None:
-            self._engine.give_up()
+        if self.engine is not None:
+            self.engine.give_up()
         if self._state is BackendState.READY:
             self._state = BackendState.DEAD
             self._on_death(EngineDead("vLLM's core process has ended"))
@@ -307,7 +287,7 @@ class VllmHost:
             return
         loop = asyncio.get_running_loop()
         left = self.find_processes()
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         if engine is not None:
             if not timeout_s:
                 engine.give_up()
