@@ -347,7 +347,7 @@ def read(
         text = b"".join(map(token_bytes, chunk)).decode(errors="ignore")
         ended = at == len(ids)
         whole = ended and reason is FinishReason.STOP
-        events = parsed.parser.take(0, text, chunk, finished=ended, whole=whole, stopped=ended and stopped)
+        events = parsed.take(0, text, chunk, finished=ended, whole=whole, stopped=ended and stopped)
         for event in events:
             fold.take(event)
     fold.end([parsed.reason(0, reason)])
@@ -462,11 +462,11 @@ def test_an_answer_that_breaks_after_any_token_is_joined_to_the_rest_of_another_
         first, second = (parsers_of(names).parsed(ask, None) for _ in range(2))
         assert first is not None and second is not None
         fold, delivered = AnswerFold(), ""
-        for event in pieces(first.parser, 0, cut):
+        for event in pieces(first, 0, cut):
             fold.take(event)
             delivered += event.text if type(event) is Delta else ""
         splice = EventSplice(delivered, fold)
-        again = [*second.parser.rest(ids[:cut], None), *pieces(second.parser, cut, len(ids))]
+        again = [*second.rest(ids[:cut], None), *pieces(second, cut, len(ids))]
         for event in again:
             fold.take(splice.take(event))
         splice.end()
@@ -525,7 +525,7 @@ def test_a_required_call_is_constrained_by_a_schema(choice: ToolChoice, text: st
     asked = request(choice, (WEATHER, Tool("other", parameters='{"type":"object"}')))
     parsed = parsers_of(ParserNames("hermes")).parsed(asked, None)
     assert parsed is not None
-    schema = json.dumps(parsed.grammar.json)
+    schema = json.dumps(parsed.request.structured_outputs.json)
     assert "city" in schema
     assert ("other" in schema) is (choice.mode is ToolChoiceMode.REQUIRED and not choice.allowed)
     ids = tokenizer().encode(text, add_special_tokens=False)

@@ -1,13 +1,14 @@
 """Reads the events of an answer with vLLM's parsers, one for each choice; does not import vLLM."""
 
 import codecs
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import structs
 
 from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
 from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolBegin, with_figures
+from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -39,6 +40,7 @@ class AnswerParser:
         generation_id: unique, for the ids of calls that have none.
         singly: whether the parsers take one token at a time.
         allowed: the names of the tools that may be called; empty: any.
+        options: of the request to vLLM.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class AnswerParser:
         *,
         generation_id: str,
         token_bytes: Callable[[int], bytes],
-        singly: bool = True,
-        allowed: Collection[str] = (),
+        singly: bool,
+        allowed: Collection[str],
+        options: Mapping[str, Any],
     ) -> None:
         self._parsers = parsers
-        self._request = request
+        self.request = request
+        self.options = options
         self._prompt_ids = list(prompt_ids)
         self._token_bytes = token_bytes
         self._singly = singly
@@ -90,7 +94,7 @@ class AnswerParser:
                 message = self._parsers[index].parse_delta(
                     piece,
                     piece_ids,
-                    self._request,
+                    self.request,
                     self._prompt_ids,
                     finished=finished and number == len(pieces),
                 )
@@ -126,8 +130,11 @@ class AnswerParser:
                 events.append(structs.replace(event, text=rest))
         return events
 
-    def has_calls(self, index: int) -> bool:
-        return self._calls.has_calls(index)
+    def reason(self, index: int, reason: FinishReason) -> FinishReason:
+        """A choice's finish reason: ``tool_calls`` if it stopped after calls, else ``reason``."""
+        if reason is FinishReason.STOP and self._calls.has_calls(index):
+            return FinishReason.TOOL_CALLS
+        return reason
 
     def _single_tokens(self, index: int, text: str, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
         """The text in one piece per token. vLLM may hold text back, so the last piece is what remains."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.backends.port import Completion
-from gateway.backends.vllm.answer_parser import counted
-from gateway.backends.vllm.compat.parsers import ParsedAnswer
+from gateway.backends.vllm.answer_parser import AnswerParser, counted
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Sampling, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -82,18 +81,18 @@ class OutputReader:
 
     Args:
         prompt_tokens: tokens of the prompt, without those of a partial answer.
-        parsed: the parser of the answer; ``None``: the answer is text alone.
+        parser: that of the answer; ``None``: the answer is text alone.
     """
 
     def __init__(
         self,
         sampling: Sampling,
         prompt_tokens: int,
-        parsed: ParsedAnswer | None,
+        parser: AnswerParser | None,
         token_bytes: Callable[[int], bytes],
     ) -> None:
         self._prompt_tokens = prompt_tokens
-        self._parsed = parsed
+        self._parser = parser
         self._token_bytes = token_bytes
         self._likeliest = sampling.logprobs or 0
         self._reasons: list[FinishReason | None] = [None] * sampling.n
@@ -121,7 +120,7 @@ class OutputReader:
                 if one.index == 0 and isinstance(one.stop_reason, str):
                     self._stop = one.stop_reason
             ids = tuple(one.token_ids)
-            ended = self._parsed is not None and reason is not None
+            ended = self._parser is not None and reason is not None
             if not ids and not one.text and not ended:
                 continue
             self._tokens += len(ids)
@@ -133,15 +132,15 @@ class OutputReader:
                 self._wait_s = _queue_wait_s(output.metrics)
                 figures = self._cached, self._wait_s
             delta = Delta(one.text, len(ids), *figures, one.index, logprobs, ids)
-            if self._parsed is None:
+            if self._parser is None:
                 deltas.append(delta)
                 continue
-            parser, whole = self._parsed.parser, reason is FinishReason.STOP
+            whole = reason is FinishReason.STOP
             stopped = whole and isinstance(one.stop_reason, str)
-            events = parser.take(one.index, one.text, ids, finished=ended, whole=whole, stopped=stopped)
+            events = self._parser.take(one.index, one.text, ids, finished=ended, whole=whole, stopped=stopped)
             deltas += counted(events, delta)
             if reason is not None:
-                self._reasons[one.index] = self._parsed.reason(one.index, reason)
+                self._reasons[one.index] = self._parser.reason(one.index, reason)
         return deltas
 
     def check(self) -> None:

@@ -19,8 +19,9 @@ from gateway.backends.delta_forwarder import DeltaForwarder
 from gateway.backends.partial_answer import rest_of
 from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_bodies
+from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.compat.answer import OutputReader, Outputs
-from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, ParsedAnswer, Parsers
+from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, Parsers
 from gateway.backends.vllm.compat.receiver import receive_faster
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineShape, Lora
@@ -116,16 +117,16 @@ class VllmEngine:
             self._pending.pop(work.generation_id, None)
 
     async def _run(self, work: Work, out: DeltaSink, lora: Lora | None) -> Completion:
-        parsed = self._parsers.parsed(work, self._grammar(work.response_format))
+        parser = self._parsers.parsed(work, self._grammar(work.response_format))
         prompt = await self._input(work)
         prompt_tokens = len(prompt["prompt_token_ids"]) - len(work.partial_ids)
-        if parsed is not None and work.partial is not None and work.partial_ids:
+        if parser is not None and work.partial is not None and work.partial_ids:
             delivered = None if work.partial.replay else work.partial.text
-            for event in parsed.parser.rest(work.partial_ids, delivered):
+            for event in parser.rest(work.partial_ids, delivered):
                 await out(event)
-        reader = OutputReader(work.sampling, prompt_tokens, parsed, self._token_bytes)
+        reader = OutputReader(work.sampling, prompt_tokens, parser, self._token_bytes)
         forwarder = DeltaForwarder(reader, out, lambda: self._pending.pop(work.generation_id, None))
-        outputs = await self._added(work, prompt, parsed, lora)
+        outputs = await self._added(work, prompt, parser, lora)
         try:
             while not reader.done:
                 await self._next(outputs, forwarder, work)
@@ -159,17 +160,17 @@ class VllmEngine:
         return prompt
 
     async def _added(
-        self, work: Work, prompt: Any, parsed: ParsedAnswer | None, lora: Lora | None
+        self, work: Work, prompt: Any, parser: AnswerParser | None, lora: Lora | None
     ) -> Outputs:
         """Add the request; returns its outputs. Replaces vLLM's ``generate``, a generator to be awaited."""
         try:
             collector = await self._llm.add_request(
                 work.generation_id,
                 prompt,
-                self._params(work, parsed),
+                self._params(work, parser),
                 lora_request=None if lora is None else self._lora(lora.key, lora.number, lora.path),
                 priority=-work.priority,
-                **(parsed.options if parsed is not None else {}),
+                **(parser.options if parser is not None else {}),
             )
         except Exception as error:
             raise self._failure(error, work) from error
@@ -200,8 +201,9 @@ class VllmEngine:
         finally:
             self._pending.pop(request_id, None)
 
-    def _params(self, work: Work, parsed: ParsedAnswer | None) -> Any:
+    def _params(self, work: Work, parser: AnswerParser | None) -> Any:
         sampling: Any = work.sampling
+        grammar = self._grammar(work.response_format) if parser is None else parser.request.structured_outputs
         if sampling.n > 1 and not sampling.temperature:
             # vLLM refuses n > 1 with greedy sampling; top_k 1 is equivalent.
             sampling = structs.replace(sampling, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0)
@@ -222,8 +224,8 @@ class VllmEngine:
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=dict(sampling.logit_bias) or None,
             logprobs=sampling.logprobs,
-            structured_outputs=self._grammar(work.response_format) if parsed is None else parsed.grammar,
-            skip_special_tokens=parsed is None or parsed.skip_special_tokens,
+            structured_outputs=grammar,
+            skip_special_tokens=parser is None or parser.request.skip_special_tokens,
             output_kind=self._deltas,
             skip_clone=True,
         )

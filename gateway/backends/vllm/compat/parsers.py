@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -16,7 +15,7 @@ from gateway.backends.port import Work
 from gateway.backends.tool_bodies import message_body, tool_fields, with_allowed_tools
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.parser_names import ParserNames
-from gateway.contracts.values import FinishReason, template_variables
+from gateway.contracts.values import template_variables
 from resilience.failures import BackendFailure, FailureKind
 
 # Parsers that read something else from a stream than from the whole answer, however the stream is cut.
@@ -102,8 +101,8 @@ class Parsers:
         parts = (self._class.tool_parser_cls, self._class.reasoning_parser_cls) if self._class else ()
         self.singly = not all(part.engine_based_streaming for part in parts if part is not None)
 
-    def parsed(self, work: Work, grammar: Any) -> ParsedAnswer | None:
-        """How an answer is parsed; ``None`` if it cannot have reasoning or tool calls."""
+    def parsed(self, work: Work, grammar: Any) -> AnswerParser | None:
+        """The parser of an answer; ``None`` if it cannot have reasoning or tool calls."""
         if self._class is None or not work.messages or not (self.names.reasoning or work.tools):
             return None
         allowed = () if work.tool_choice is None else work.tool_choice.allowed
@@ -126,22 +125,18 @@ class Parsers:
             raise BackendFailure(FailureKind.STREAM_BROKEN, "vLLM cannot resume a constrained answer")
         prompt = list(joined(work.token_ids))
         ended = request.resolve_reasoning_ended(parsers[0], prompt)
-        return ParsedAnswer(
-            grammar=request.structured_outputs,
-            skip_special_tokens=request.skip_special_tokens,
+        return AnswerParser(
+            parsers,
+            request,
+            prompt,
+            generation_id=work.generation_id,
+            token_bytes=self._token_bytes,
+            singly=self.singly,
+            allowed=allowed,
             options={
                 "reasoning_ended": ended,
                 "reasoning_parser_kwargs": kwargs if self.names.reasoning else None,
             },
-            parser=AnswerParser(
-                parsers,
-                request,
-                prompt,
-                generation_id=work.generation_id,
-                token_bytes=self._token_bytes,
-                singly=self.singly,
-                allowed=allowed,
-            ),
         )
 
     def _new(self, request: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -153,19 +148,3 @@ def _close_calls(grammar: Any) -> None:
     if grammar is not None and isinstance(grammar.json, dict):
         for call in grammar.json.get("items", {}).get("anyOf", ()):
             call["additionalProperties"] = False
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedAnswer:
-    """A request whose answer is parsed: the options for vLLM, and the parser."""
-
-    grammar: Any
-    skip_special_tokens: bool
-    options: Mapping[str, Any]
-    parser: AnswerParser
-
-    def reason(self, index: int, reason: FinishReason) -> FinishReason:
-        """A choice's finish reason: ``tool_calls`` if it stopped after calls, else ``reason``."""
-        if reason is FinishReason.STOP and self.parser.has_calls(index):
-            return FinishReason.TOOL_CALLS
-        return reason
