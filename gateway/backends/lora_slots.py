@@ -146,19 +146,16 @@ class LoraSlots:
             return True
 
     async def _load(self, adapter: Adapter, *, ahead: bool = False) -> None:
-        name = adapter.adapter_id
-        self._check_not_broken(adapter)
+        self._decide(adapter)  # refuses an adapter that has just failed, without waiting for other loads
         try:
             await self._bring(adapter)  # may take long, and delays no other request
         except AdapterError as error:
             why = "its files are not on this machine; the log says why"
             raise self._failed(adapter, "not_here", str(error), told=why) from error
         async with self._changing:  # a concurrent second caller finds it loaded
-            decision = self.residency.decide(name, adapter.path, self._engine.adapters, self._clock())
+            decision = self._decide(adapter)
             if isinstance(decision, Ready):
                 return
-            if isinstance(decision, Broken):
-                raise _broken(name, decision)
             if isinstance(decision, Full):
                 raise _full(
                     f"all {self.places} adapters that the engine can hold are in use or pinned "
@@ -185,13 +182,12 @@ class LoraSlots:
         await self._engine.unload_adapter(adapter_id)
         self._emit(AdapterUnloaded(adapter_id, reason))
 
-    def _check_not_broken(self, adapter: Adapter) -> None:
-        """Refuse at once an adapter that has just failed, without waiting for other loads."""
-        decision = self.residency.decide(
-            adapter.adapter_id, adapter.path, self._engine.adapters, self._clock()
-        )
+    def _decide(self, adapter: Adapter) -> Ready | Full | LoadDecision:
+        name = adapter.adapter_id
+        decision = self.residency.decide(name, adapter.path, self._engine.adapters, self._clock())
         if isinstance(decision, Broken):
-            raise _broken(adapter.adapter_id, decision)
+            raise _broken(name, decision)
+        return decision
 
     def _failed(self, adapter: Adapter, code: str, detail: str, *, told: str | None = None) -> BackendFailure:
         # Callers read the message: do not disclose this machine's paths.

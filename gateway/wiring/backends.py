@@ -160,6 +160,7 @@ def make_backends(
     served = ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, base.clock)
     fleet = FleetParts(served, wrap, link, adapters.registry.list_at_workers, base.settings.model_aliases)
     residents: dict[str, Resident] = {}
+    on_engine: dict[str, Backend] = {}
     for name, section in base.settings.backends.items():
         match section:
             case EngineBackend() if engine_pool is not None:
@@ -167,7 +168,8 @@ def make_backends(
                 fleet.sources[name] = residents[name] = engine_pool(name, links)
             case EngineBackend() if name in hosts:
                 without = base.settings.incapable(hosts[name].section.model_id)
-                fleet.sources[name] = hosts[name].host.backend(name, section.unknown_fields.features, without)
+                made = hosts[name].host.backend(name, section.unknown_fields.features, without)
+                fleet.sources[name] = on_engine[name] = made
             case OpenAIBackend():
                 fleet.sources[name] = residents[name] = make_pool(name, section, base, model, adapters, fleet)
             case BedrockSection():
@@ -176,7 +178,7 @@ def make_backends(
                     name, section, clock=base.clock, without=without
                 )
     fleet.refresh()
-    parts = Engines(engines, fleet.backends_but(residents), fleet.pools, residents)
+    parts = Engines(engines, on_engine, fleet.pools, residents)
     adapters.loader.attach_workers(parts.loras)
     summaries = make_engine_summarizer(
         text,
@@ -226,11 +228,7 @@ def hedge_collector(
 ) -> ScrapeCollector[Mapping[str, tuple[int, int, int]]]:
 
     def read() -> Mapping[str, tuple[int, int, int]]:
-        counts = {one.name: one.hedging for one in serving()}
-        return {
-            name: (one.won, one.sent - one.won, one.refused)
-            for name, one in counts.items()
-            if one is not None
-        }
+        found = [(one.name, one.hedging) for one in serving()]
+        return {name: (one.won, one.sent - one.won, one.refused) for name, one in found if one is not None}
 
     return ScrapeCollector(hedge_families, read)

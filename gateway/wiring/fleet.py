@@ -66,11 +66,6 @@ class FleetParts:
     def pools(self) -> Mapping[str, ServingPool]:
         return {name: one for name, one in self.sources.items() if isinstance(one, ServingPool)}
 
-    def backends_but(self, names: Collection[str]) -> Mapping[str, Backend]:
-        """Return the configured backends that are neither pools nor in ``names``, not wrapped."""
-        others = ((name, one) for name, one in self.sources.items() if name not in names)
-        return {name: one for name, one in others if not isinstance(one, ServingPool)}
-
     def refresh(self) -> None:
         before = set(self.backends)
         self.backends.clear()

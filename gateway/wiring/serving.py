@@ -51,10 +51,8 @@ class ServingParts:
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
     """Build the layer; ``observe`` takes each finished request's record. Raises ConfigError."""
-    base, control = core.base, core.control
-    shadow = make_shadow(
-        base, core.model, core.adapters, core.backends.fleet, core.accounts, control.admission
-    )
+    base = core.base
+    shadow = make_shadow(core)
     in_flight = InFlightRequests(lame_duck_s=base.settings.server.lame_duck_seconds)
     inspections = make_inspections(core)
     health = make_health(core, in_flight, inspections)

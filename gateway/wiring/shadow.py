@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accounting.shadow_pairs import ShadowPairStore
-from admission.controller import AdmissionController
-from gateway.backends.port import Fleet
 from gateway.config.errors import ConfigError
 from gateway.config.shadow import ShadowSection
 from gateway.shadow.asking import Asker
@@ -16,11 +14,8 @@ from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, keep_all, redact_personal
 from gateway.shadow.sampling import ShadowQueue
-from gateway.wiring.accounts import AccountParts
-from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.cache import NANOUSD
-from gateway.wiring.foundation import Foundation
-from gateway.wiring.model import ModelParts
+from gateway.wiring.core import Core
 from observability.collectors import ShadowShown
 from resilience.leg_limits import LegLimit, LegLimits
 
@@ -42,15 +37,9 @@ class ShadowParts:
         return self.shadow.figures(sum(one.spent_nanousd + one.reserved_nanousd for one in spent))
 
 
-def make_shadow(
-    base: Foundation,
-    model: ModelParts,
-    adapters: AdapterParts,
-    fleet: Fleet,
-    accounts: AccountParts,
-    admission: AdmissionController,
-) -> ShadowParts:
+def make_shadow(core: Core) -> ShadowParts:
     """Build the part; it is idle if no route shadows. Raises ConfigError for redactor, checks or judge."""
+    base, fleet, accounts = core.base, core.backends.fleet, core.accounts
     section = base.settings.shadow
     redact, checks = _redactor(section.redact), _checks(section)
     judge = section.judge
@@ -69,11 +58,11 @@ def make_shadow(
     )
     asker = Asker(
         backends=fleet.backends,
-        admission=admission,
-        adapters=adapters.registry,
+        admission=core.control.admission,
+        adapters=core.adapters.registry,
         limits=limits,
         accounts=accounts.accounts,
-        models=model.models,
+        models=core.model.models,
         redact=redact,
         clock=base.clock,
         unix_time=base.unix_time,

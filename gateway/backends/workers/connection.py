@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._partly_sent = True
         async with aclosing(pieces):
             async for piece in pieces:
-                while self._full and self._error is None and not self._head_done:
+                while self._full and not self._head_done:
                     await self._wait()
                 if self._error is not None:
                     raise self._error
@@ -129,8 +129,6 @@ class Connection(asyncio.Protocol):
     async def head(self) -> int:
         """Wait for the head of the answer; returns its status. Raises TransportError."""
         while not self._head_done:
-            if self._error is not None:
-                raise self._error
             await self._wait()
         return self.status
 
@@ -139,8 +137,6 @@ class Connection(asyncio.Protocol):
         while not self._body:
             if self._done:
                 return b""
-            if self._error is not None:
-                raise self._error
             await self._wait()
         data = self._received()
         if self._paused and self._transport is not None:
@@ -161,8 +157,6 @@ class Connection(asyncio.Protocol):
             while self._passes:
                 if self._done:
                     return False
-                if self._error is not None:
-                    raise self._error
                 await self._wait()
         finally:
             self._take, self._passes = None, False
@@ -316,7 +310,9 @@ class Connection(asyncio.Protocol):
     # Waiting.
 
     def _wait(self) -> asyncio.Future[None]:
-        """A future that is done at the next change."""
+        """A future that is done at the next change. Raises the connection's error."""
+        if self._error is not None:
+            raise self._error
         self._waiter = self._loop.create_future()
         return self._waiter
 
