@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import psutil
 
-from engine.errors import EngineDead, EngineStartError
+from engine.errors import EngineStartError
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost, gone_and_stopped, kill
 from gateway.backends.port import Absence, Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
@@ -362,7 +362,7 @@ class SupervisedHost:
         run = _EngineRun(
             self._make(
                 on_step=on_step,
-                on_death=lambda error: self._lose(run, Loss.EXITED, _line(error)),
+                on_death=lambda error: self._lose(run, Loss.EXITED, " ".join(str(error).split())),
                 kv_blocks=self._kv_blocks,
             )
         )
@@ -371,7 +371,3 @@ class SupervisedHost:
     def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
-
-
-def _line(error: EngineDead) -> str:
-    return " ".join(str(error).split())

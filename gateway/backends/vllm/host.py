@@ -79,7 +79,6 @@ class VllmHost:
         on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
         new_seed: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
         make_slots: MakeSlots = LoraSlots,
         encode: EncodePart = ids_alone,
         kv_blocks: int | None = None,
@@ -92,7 +91,6 @@ class VllmHost:
         self._on_step = on_step
         self._on_death = on_death
         self._new_seed = new_seed
-        self._clock = clock
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
         self.encode = encode
         self._pools = section.task == "embed"
@@ -174,7 +172,7 @@ class VllmHost:
         if self._started or self._state is not BackendState.STARTING:
             raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
         self._started = True
-        started_at = self._clock()
+        started_at = time.monotonic()
         logs = self._logs = ChildLogs()
         try:
             self._others = await asyncio.to_thread(processes.children)
@@ -197,7 +195,7 @@ class VllmHost:
             raise explain(error, errors, self.section) from error
         logs.started()
         self.board.forget()
-        load_s = round(self._clock() - started_at, 2)
+        load_s = round(time.monotonic() - started_at, 2)
         self.facts = replace(engine.shape, details={**engine.shape.details, "load_s": load_s})
         self._state = BackendState.READY
         return self.facts

@@ -201,7 +201,8 @@ class WorkerClient:
         except TimeoutError as error:
             raise ConnectFailed(f"no connection within {self._timeouts.connect_s:g} s") from error
         except (OSError, ssl.SSLError) as error:
-            raise ConnectFailed(f"no connection: {_why(error)}", refused=_refused(error)) from error
+            why = error.strerror or type(error).__name__
+            raise ConnectFailed(f"no connection: {why}", refused=_refused(error)) from error
         finally:
             self._opening -= 1
         return connection
@@ -230,7 +231,3 @@ def _refused(error: OSError) -> bool:
     For a name with several addresses asyncio raises an OSError without errno.
     """
     return isinstance(error, ConnectionRefusedError) or (type(error) is OSError and error.errno is None)
-
-
-def _why(error: OSError) -> str:
-    return error.strerror or type(error).__name__

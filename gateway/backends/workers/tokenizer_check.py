@@ -72,12 +72,8 @@ class TokenizerCheck:
     async def passes(self, worker: WorkerClient, model: str, timeout_s: float) -> bool:
         """Whether the worker gives the gateway's ids for every sample. Raises TransportError."""
         for messages, ids in self.samples:
-            body = body_of(model, messages)
+            shown = [{"role": one.role, "content": one.content} for one in messages]
+            body = orjson.dumps({"model": model, "messages": shown, "add_generation_prompt": True})
             if tokens_of(await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)) != ids:
                 return False
         return bool(self.samples)
-
-
-def body_of(model: str, messages: Sequence[Message]) -> bytes:
-    shown = [{"role": one.role, "content": one.content} for one in messages]
-    return orjson.dumps({"model": model, "messages": shown, "add_generation_prompt": True})
