@@ -273,16 +273,14 @@ def _change(
 
 def _read(file: Path) -> Any:
     """The parsed YAML of a file or of standard input (``-``). Raises AdminError."""
-    import yaml
+    from gateway.config.yaml_file import load_yaml
 
+    data = load_yaml(Path("/dev/stdin") if str(file) == "-" else file, AdminError)
     try:
-        data = yaml.safe_load(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
         json.dumps(data)
-        return data
-    except OSError as error:
-        raise AdminError(f"{file}: cannot be read: {error.strerror or type(error).__name__}") from None
-    except (UnicodeDecodeError, TypeError, yaml.YAMLError) as error:
-        raise AdminError(f"{file}: {' '.join(str(error).split())}") from None
+    except TypeError as error:
+        raise AdminError(f"{file}: {error}; allowed: what JSON can say") from None
+    return data
 
 
 def _print_revision(found: Any) -> None:

@@ -242,7 +242,10 @@ def commands(live: LiveGateway) -> None:
     assert revision(live) == promoted["revision"]
     assert "revision 8 is in force" in sluice("routes", "rollback", "--yes")
     file = live.folder / "next.yaml"
-    file.write_text(yaml.safe_dump(routing(40)))
+    text = yaml.safe_dump(routing(40))
+    file.write_text(text + text)
+    assert "the key routes is given twice" in sluice("routes", "apply", str(file), code=1)
+    file.write_text(text)
     assert "revision 9 is in force" in sluice("routes", "apply", str(file))
     assert "backends[b].weight" in sluice("routes", "set-weight", ROUTE, "b", "5")
     assert "rollback to revision" in sluice("routes", "history")
