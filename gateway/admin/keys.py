@@ -110,14 +110,15 @@ class KeyShown(TypedDict):
 
 
 class KeyMadeBody(KeyShown):
-    """A new key; ``key`` is shown only once, here."""
+    """A new key; ``key`` is shown only once, here. ``warnings``: its names that do not exist now."""
 
     key: str
+    warnings: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyAdmin:
-    """Shows and changes the keys; ``who`` is the acting key's id.
+    """Shows and changes the keys; ``who`` is the acting key's id. ``compare`` returns a new key's warnings.
 
     A change is in force in this process when the call returns, in every other process within a second.
     """
@@ -127,6 +128,7 @@ class KeyAdmin:
     use: KeyUse
     audit: Audit
     unix_time: Callable[[], float]
+    compare: Callable[[KeyRecord], list[str]]
 
     def show_all(self) -> list[KeyShown]:
         """Return the created keys that were not revoked, oldest first, without secrets."""
@@ -161,6 +163,7 @@ class KeyAdmin:
                 for model, one in given.model_limits.items()
             ),
         )
+        warnings = self.compare(record)
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
             raise InvalidRequest("the drawn prefix is taken; nothing was made, try again")
@@ -168,7 +171,7 @@ class KeyAdmin:
         await self.audit.attempt(
             who, "key.create", target, lambda: self.projection.make(key, author=who), comment=given.comment
         )
-        return {**self._shown(key), "key": secret.key}
+        return {**self._shown(key), "key": secret.key, "warnings": warnings}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         """Refuse a key from now on, even if the revocation cannot be stored or audited.

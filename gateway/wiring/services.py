@@ -24,6 +24,7 @@ from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.contracts.responses.request import ReasoningSeal
 from gateway.health.first_ready import OnceReady
 from gateway.keys.failed_logins import FailedLogins
+from gateway.keys.new_key import unknown_names
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import Services
@@ -89,7 +90,14 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         evaluations=EvaluationAdmin(control.evaluations, base.audit),
         chaos=None if chaos is None else ChaosAdmin(chaos, base.audit),
         drain=DrainAdmin(serving.in_flight, base.audit),
-        key_admin=KeyAdmin(keys.ring, keys.projection, keys.use, base.audit, base.unix_time),
+        key_admin=KeyAdmin(
+            keys.ring,
+            keys.projection,
+            keys.use,
+            base.audit,
+            base.unix_time,
+            lambda key: unknown_names(key, control.revision(), fleet, core.adapters.registry.ids),
+        ),
         console=make_console(core, admission),
         sessions=core.access.sessions,
         prompts=make_prompt_admin(core),

@@ -8,6 +8,7 @@ import typer
 
 from ops.cli.console import print_json, print_lines, print_rows
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
+from ops.cli.startup import print_errors
 from ops.client import AdminError
 
 AT = ("admin", "keys")
@@ -97,6 +98,8 @@ def create(
         f"{made['id']} for {made['tenant']}, {made['role']}; store the key now, it is not shown again",
         file=sys.stderr,
     )
+    for warning in made.get("warnings", ()):
+        print_errors(f"warning: {warning}")
 
 
 def _alias(text: str) -> tuple[str, str]:

@@ -16,6 +16,8 @@ import pytest
 
 from accounting.keys import KeyRing, draw_key
 from gateway.admin.keys import LATEST, KeyAdmin, KeyBody
+from gateway.backends.port import Fleet
+from gateway.backends.scripted import ScriptedBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.config.state import StateConfig
@@ -23,8 +25,11 @@ from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuchKey
 from gateway.keys.last_used import KNOWN_FOR_S
 from gateway.keys.last_used import STREAM as USED
+from gateway.keys.new_key import unknown_names
 from gateway.keys.records import STREAM
 from gateway.keys.revocations import FOLDER
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import make_revision
 from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
@@ -32,6 +37,12 @@ from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
 
 WHO = "bootstrap"
+FLEET = Fleet({"local": ScriptedBackend(model="qwen3-8b")}, {"gpt-4o": "qwen3-8b"})
+REVISION = make_revision(
+    1,
+    {"routes": {"chat": {"backends": [{"name": "local", "weight": 100}]}}},
+    KnownNames(("local",), (), ()),
+)
 
 
 class Clock:
@@ -53,7 +64,14 @@ class Process:
         self.audit = Audit(self.state.store, unix_time=self.clock)
         self.keys: KeyParts = make_keys(self.ring, self.state, unix_time=self.clock)
         self.tasks: list[asyncio.Task[None]] = []
-        self.admin = KeyAdmin(self.ring, self.keys.projection, self.keys.use, self.audit, self.clock)
+        self.admin = KeyAdmin(
+            self.ring,
+            self.keys.projection,
+            self.keys.use,
+            self.audit,
+            self.clock,
+            lambda key: unknown_names(key, REVISION, FLEET, {"style"}),
+        )
 
     async def create(self, **order: Any) -> dict[str, Any]:
         return dict(await self.admin.create(KeyBody.model_validate({"tenant": "acme", **order}), who=WHO))
@@ -132,6 +150,30 @@ async def test_a_key_is_accepted_everywhere_and_after_its_revocation_nowhere() -
         assert one.knows("sk-admin") and not one.listed()
         with pytest.raises(NoSuchKey):
             await one.admin.revoke(made["id"], who=WHO)
+
+
+async def test_a_key_with_names_that_do_not_exist_yet_is_made_with_a_warning_for_each() -> None:
+    one = in_memory(MemoryStreams())
+    limits = {"tokens_per_minute": 5}
+    right = {"routes": ["chat"], "adapters": ["style"], "models": ["qwen3-8b"], "aliases": {"own": "gpt-4o"}}
+    async with running(one):
+        made = await one.create(**right, model_limits={"qwen3-8b": limits})
+        assert made["warnings"] == []
+        made = await one.create(
+            routes=["chat", "chatt"],
+            adapters=["styl"],
+            models=["gpt-4o"],
+            aliases={"own": "gpt-5"},
+            model_limits={"gpt-4o": limits},
+        )
+        assert one.knows(made["key"])
+    assert made["warnings"] == [
+        "routes: there is no 'chatt' now; known: chat",
+        "adapters: there is no 'styl' now; known: style",
+        "models: there is no 'gpt-4o' now; known: qwen3-8b",
+        "aliases: there is no 'gpt-5' now; known: gpt-4o, local, qwen3-8b, style",
+        "model_limits: there is no 'gpt-4o' now; known: qwen3-8b",
+    ]
 
 
 async def test_a_front_may_pass_every_priority_on_and_a_caller_has_to_be_granted_it() -> None:

@@ -53,7 +53,7 @@ class FakeKeyAdmin:
 
     async def create(self, given: KeyBody, *, who: str) -> Mapping[str, object]:
         self.orders.append((given, who))
-        return {**SHOWN, "key": "slc_1_2"}
+        return {**SHOWN, "key": "slc_1_2", "warnings": []}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         if key_id != "key_1":
@@ -77,7 +77,7 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
     async with connect(fake_services(key_admin=admin)) as client:
         made = await client.post("/admin/keys", json=body, headers=ADMIN)
         assert made.status_code == 201
-        assert made.json() == {**SHOWN, "key": "slc_1_2"}
+        assert made.json() == {**SHOWN, "key": "slc_1_2", "warnings": []}
         assert made.headers["cache-control"] == "no-store"
         [(order, who)] = admin.orders
         assert (order.tenant, order.role, order.max_priority, who) == ("acme", "operator", 1, "key_3")

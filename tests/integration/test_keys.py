@@ -16,12 +16,13 @@ ASKED = {"messages": [{"role": "user", "content": "Hi."}], "sampling": {"max_tok
 
 
 def sluice(live: LiveGateway, *words: str, code: int = 0) -> str:
-    done = fork_server.run(
-        [sys.executable, "-m", "ops.cli", "keys", *words, "--url", live.url, "--key", ADMIN_KEY],
-        timeout=60,
-    )
+    done = fork_server.run(command(live, *words), timeout=60)
     assert done.returncode == code, done.stderr
     return done.stdout
+
+
+def command(live: LiveGateway, *words: str) -> list[str]:
+    return [sys.executable, "-m", "ops.cli", "keys", *words, "--url", live.url, "--key", ADMIN_KEY]
 
 
 def ask(live: LiveGateway, key: str, **more: object) -> httpx.Response:
@@ -56,6 +57,11 @@ def test_a_key_lives_from_its_making_to_its_revocation(tmp_path: Path) -> None:
         assert shown["model_used"]["demo"]["tokens_per_minute"] > 0
         assert "acme" in sluice(live, "list")
         sluice(live, "create", "acme", "--model-limit", "tpm=5", code=1)
+        early = fork_server.run(command(live, "create", "beta", "--route", "later"), timeout=60)
+        assert early.returncode == 0 and early.stdout.startswith("slc_")
+        assert (
+            "sluice: warning: routes: there is no 'later' now; known: self_hosted_generation" in early.stderr
+        )
 
         def known_to_other() -> bool:
             return httpx.get(f"{other.url}/v1/models", headers=headers, timeout=60).status_code == 200
