@@ -139,6 +139,14 @@ class PriceBook:
         tariff = None if version is None else version.tariff(backend, model, adapter)
         return None if tariff is None else tariff.price
 
+    def may_price(self, unix_s: float, backend: str, model: str) -> bool:
+        """Whether a tariff covers generations of such a backend, if only those with some adapter. An empty
+        ``model`` is one that is not known yet.
+        """
+        version = self.at(unix_s)
+        tariffs = () if version is None else version.tariffs
+        return any(one.covers(backend, model or one.model, one.adapter) for one in tariffs)
+
     def priced(self, row: UsageRow) -> UsageRow:
         """The row with its cost, by the version in force when the generation started.
 

@@ -110,7 +110,7 @@ class KeyShown(TypedDict):
 
 
 class KeyMadeBody(KeyShown):
-    """A new key; ``key`` is shown only once, here. ``warnings``: its names that do not exist now."""
+    """A new key; ``key`` is shown only once, here. ``warnings``: what does not exist now."""
 
     key: str
     warnings: list[str]
@@ -118,7 +118,9 @@ class KeyMadeBody(KeyShown):
 
 @dataclass(frozen=True, slots=True)
 class KeyAdmin:
-    """Shows and changes the keys; ``who`` is the acting key's id. ``compare`` returns a new key's warnings.
+    """Shows and changes the keys; ``who`` is the acting key's id.
+
+    ``warnings_of`` returns the warnings about a new key, or raises InvalidRequest.
 
     A change is in force in this process when the call returns, in every other process within a second.
     """
@@ -128,7 +130,7 @@ class KeyAdmin:
     use: KeyUse
     audit: Audit
     unix_time: Callable[[], float]
-    compare: Callable[[KeyRecord], list[str]]
+    warnings_of: Callable[[KeyRecord], list[str]]
 
     def show_all(self) -> list[KeyShown]:
         """Return the created keys that were not revoked, oldest first, without secrets."""
@@ -163,7 +165,7 @@ class KeyAdmin:
                 for model, one in given.model_limits.items()
             ),
         )
-        warnings = self.compare(record)
+        warnings = self.warnings_of(record)
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
             raise InvalidRequest("the drawn prefix is taken; nothing was made, try again")

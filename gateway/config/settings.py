@@ -284,7 +284,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _limits_are_of_backends(self) -> Self:
-        """Refuse a limit of an unknown backend, and a spending limit of a backend without a price."""
+        """Refuse a limit of an unknown backend, and limits of money where no price counts."""
+        if self.auth.tenant_budgets and not self.priced:
+            raise ValueError(
+                "auth.tenant_budgets needs a price, else it limits nothing; allowed: a price in "
+                "backends.<name>.price, models.<id>.price or ledger.prices"
+            )
         for name, limit in self.fallback.limits.items():
             if name not in self.backends:
                 allowed = ", ".join(sorted(self.backends)) or "none"

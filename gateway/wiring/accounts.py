@@ -23,11 +23,14 @@ from resilience.leg_limits import FREE, LegPrice
 
 @dataclass(frozen=True, slots=True)
 class AccountParts:
-    """Accounting; ``target_price`` returns the price of a backend as a fallback target or as a shadow."""
+    """Accounting; ``target_price`` returns the price of a backend as a fallback target or as a shadow;
+    ``is_priced``: whether a price covers generations of a backend, given its name and model.
+    """
 
     ledger: Ledger
     accounts: Accounts
     target_price: Callable[[str], LegPrice]
+    is_priced: Callable[[str, str], bool]
     engine_counts: EngineCounts
 
 
@@ -52,6 +55,7 @@ def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
         ledger,
         Accounts(ledger, prices.priced),
         leg_prices(base.settings, prices, unix_time=unix_time),
+        lambda backend, model: prices.may_price(unix_time(), backend, model),
         make_engine_counts(engines, ledger, observer=base.new_id("gw"), unix_time=unix_time),
     )
 

@@ -24,7 +24,7 @@ from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.contracts.responses.request import ReasoningSeal
 from gateway.health.first_ready import OnceReady
 from gateway.keys.failed_logins import FailedLogins
-from gateway.keys.new_key import unknown_names
+from gateway.keys.new_key import NewKeyChecks
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import Services
@@ -96,7 +96,9 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             keys.use,
             base.audit,
             base.unix_time,
-            lambda key: unknown_names(key, control.revision(), fleet, core.adapters.registry.ids),
+            NewKeyChecks(
+                control.revision, fleet, core.adapters.registry.ids, core.accounts.is_priced
+            ).warnings,
         ),
         console=make_console(core, admission),
         sessions=core.access.sessions,

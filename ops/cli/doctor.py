@@ -121,6 +121,7 @@ async def examine(
     for name, inspections in (await gateway.serving.inspections.now()).items():
         found += [_worker(name, one) for one in inspections]
     # The inspection has found the models of the workers.
+    found.append(_prices(gateway))
     if gateway.core.generation.answers.resident is not None:
         found.append(_similar_questions(gateway))
     found += [DoctorCheck(f"token counting {one}", True, text.encoder) for one, text in models.texts.items()]
@@ -157,6 +158,14 @@ def _similar_questions(gateway: Gateway) -> DoctorCheck:
         hint = f"start a worker with that model, or correct response_cache.similar.model of {routes}"
         return DoctorCheck(check, False, f"no backend makes embeddings with {missing}", hint)
     return DoctorCheck(check, True, ", ".join(f"{name} by {model}" for name, model in sorted(models.items())))
+
+
+def _prices(gateway: Gateway) -> DoctorCheck:
+    """Which backends have a price; the others cost nothing, also to the budgets of keys and tenants."""
+    backends, is_priced = gateway.core.backends.fleet.backends, gateway.core.accounts.is_priced
+    free = [name for name, backend in backends.items() if not is_priced(name, backend.model)]
+    lacking = f"none for {', '.join(free)}: what they answer costs nothing, and no budget limits it"
+    return DoctorCheck("prices", True, lacking if free else "every backend has one")
 
 
 def _checked(check: str, ok: bool, detail: str, hint: str) -> DoctorCheck:

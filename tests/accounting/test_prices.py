@@ -225,6 +225,19 @@ def test_a_fallback_target_is_priced_by_the_same_book_as_rows(tmp_path: Path) ->
         before("local")
 
 
+def test_a_backend_may_be_priced_if_a_price_covers_some_adapter_of_it_or_may_cover_its_unknown_model() -> (
+    None
+):
+    tariffs = (
+        Tariff(Price(1, 1, 1), backend="local", adapter="manga"),
+        Tariff(Price(0, 0, 0), model="qwen3-*"),
+    )
+    book = PriceBook([BookVersion("v1", NOVEMBER, tariffs)])
+    asked = [("local", "demo"), ("gpus/qwen3-8b", "qwen3-8b"), ("gpus", ""), ("gpus", "llama")]
+    assert [book.may_price(NOVEMBER, *one) for one in asked] == [True, True, True, False]
+    assert not book.may_price(NOVEMBER - 1, "local", "demo")
+
+
 def test_a_changed_price_of_a_section_is_another_version() -> None:
     settings = Settings.model_validate({"backends": {"local": PRICED}})
     dearer = Settings.model_validate(

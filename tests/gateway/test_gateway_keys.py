@@ -25,7 +25,7 @@ from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuchKey
 from gateway.keys.last_used import KNOWN_FOR_S
 from gateway.keys.last_used import STREAM as USED
-from gateway.keys.new_key import unknown_names
+from gateway.keys.new_key import NewKeyChecks
 from gateway.keys.records import STREAM
 from gateway.keys.revocations import FOLDER
 from gateway.routing.check import KnownNames
@@ -37,7 +37,10 @@ from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
 
 WHO = "bootstrap"
-FLEET = Fleet({"local": ScriptedBackend(model="qwen3-8b")}, {"gpt-4o": "qwen3-8b"})
+FLEET = Fleet(
+    {"local": ScriptedBackend(model="qwen3-8b"), "other": ScriptedBackend("other", model="small")},
+    {"gpt-4o": "qwen3-8b"},
+)
 REVISION = make_revision(
     1,
     {"routes": {"chat": {"backends": [{"name": "local", "weight": 100}]}}},
@@ -58,6 +61,7 @@ class Process:
 
     state: StateParts
     clock: Clock = field(default_factory=Clock)
+    priced: set[str] = field(default_factory=lambda: {"local"})
 
     def __post_init__(self) -> None:
         self.ring = KeyRing("sk-admin", enabled=True, unix_time=self.clock)
@@ -70,7 +74,9 @@ class Process:
             self.keys.use,
             self.audit,
             self.clock,
-            lambda key: unknown_names(key, REVISION, FLEET, {"style"}),
+            NewKeyChecks(
+                lambda: REVISION, FLEET, {"style"}, lambda name, model: name in self.priced
+            ).warnings,
         )
 
     async def create(self, **order: Any) -> dict[str, Any]:
@@ -170,10 +176,31 @@ async def test_a_key_with_names_that_do_not_exist_yet_is_made_with_a_warning_for
     assert made["warnings"] == [
         "routes: there is no 'chatt' now; known: chat",
         "adapters: there is no 'styl' now; known: style",
-        "models: there is no 'gpt-4o' now; known: qwen3-8b",
-        "aliases: there is no 'gpt-5' now; known: gpt-4o, local, qwen3-8b, style",
-        "model_limits: there is no 'gpt-4o' now; known: qwen3-8b",
+        "models: there is no 'gpt-4o' now; known: qwen3-8b, small",
+        "aliases: there is no 'gpt-5' now; known: gpt-4o, local, other, qwen3-8b, small, style",
+        "model_limits: there is no 'gpt-4o' now; known: qwen3-8b, small",
     ]
+
+
+async def test_a_budget_is_refused_where_no_price_counts_and_warns_where_only_some_do() -> None:
+    one = in_memory(MemoryStreams())
+    daily = {"usd_per_day": 5.0}
+    async with running(one):
+        assert (await one.create(budget=daily))["warnings"] == [
+            "budget: no price covers other; what they answer costs nothing"
+        ]
+        assert (await one.create(budget=daily, routes=["chat"]))["warnings"] == []
+        assert (await one.create(budget=daily, models=["later"]))["warnings"], "unknown, so it may be priced"
+        with pytest.raises(InvalidRequest, match=r"^budget is in US dollars, .*: no price covers other;"):
+            await one.create(budget=daily, models=["small"])
+        with pytest.raises(
+            InvalidRequest, match=r"^model_limits.small is .* no price covers other; allowed: "
+        ):
+            await one.create(model_limits={"qwen3-8b": daily, "small": daily})
+        one.priced.clear()
+        with pytest.raises(InvalidRequest, match="no price covers local, other;"):
+            await one.create(budget=daily)
+        assert len(one.listed()) == 3, "a refused key is not made"
 
 
 async def test_a_front_may_pass_every_priority_on_and_a_caller_has_to_be_granted_it() -> None:

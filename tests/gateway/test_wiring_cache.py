@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from accounting.prices import Price
 from gateway.config.errors import ConfigError
@@ -99,3 +100,10 @@ def test_a_limit_that_means_nothing_stops_the_start(tmp_path: Path, limits: str,
     )
     with pytest.raises(ConfigError, match=message):
         load_settings(path, {})
+
+
+def test_tenants_budgets_where_nothing_has_a_price_stop_the_start() -> None:
+    budgets = {"tenant_budgets": {"acme": {"usd_per_day": 5}}}
+    with pytest.raises(ValidationError, match=r"auth\.tenant_budgets needs a price, else it limits nothing"):
+        Settings.model_validate({"auth": budgets})
+    assert settings(auth=budgets).auth.tenant_budgets

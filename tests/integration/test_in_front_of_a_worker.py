@@ -51,6 +51,7 @@ def test_a_configuration_is_written_from_what_the_worker_says_and_doctor_finds_i
     [found] = [one for name, one in checks.items() if name.startswith("worker ")]
     assert found["ok"] and "serves demo, 1024 tokens, tokenizer its own" in found["detail"], found
     assert checks["token counting demo"]["detail"] == "the workers' /tokenize"
+    assert checks["prices"]["detail"].startswith("none for worker: what they answer costs nothing"), checks
     assert checks["similar questions"]["detail"].startswith("only exact matches"), checks
     similar = {"similar": {"model": "bge-small", "threshold": 0.9}}
     route = {"backends": [{"name": "worker"}], "fallback": ["response_cache"], "response_cache": similar}

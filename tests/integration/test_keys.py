@@ -37,7 +37,11 @@ def code_of(response: httpx.Response) -> tuple[int, str]:
 def test_a_key_lives_from_its_making_to_its_revocation(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     state = {"SLUICE_STATE__URL": f"sqlite:///{tmp_path}/state.db"}
-    with gateway(tmp_path) as live, gateway(tmp_path / "second", ready=False, **state) as other:
+    price = '{"input_usd_per_million": 1, "output_usd_per_million": 1}'
+    with (
+        gateway(tmp_path, SLUICE_BACKENDS__LOCAL__PRICE=price) as live,
+        gateway(tmp_path / "second", ready=False, **state) as other,
+    ):
         limits = ("--model-limit", "demo:tpm=100000", "--model-limit", "demo:usd_per_day=2.5")
         made = sluice(live, "create", "acme", "--route", "self_hosted_generation", "-m", "the shop", *limits)
         key = made.strip()
