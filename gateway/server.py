@@ -127,6 +127,7 @@ async def _serve(
     listener: socket.socket,
     admin: socket.socket | None,
     around: Around,
+    on_started: Callable[[], None],
     signals: Sequence[int],
 ) -> None:
     bounds = gateway.settings.server
@@ -171,6 +172,7 @@ async def _serve(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         _give_large_blocks_back()
         use_huge_pages()
+        on_started()
         await server.serve(sockets=[one for one in (listener, admin) if one is not None])
         draining.cancel()
         collecting.cancel()
@@ -256,12 +258,14 @@ def run(
     admin: socket.socket | None = None,
     *,
     around: Around = contextlib.nullcontext,
+    on_started: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until a signal, then drain.
 
     Args:
         admin: the socket of the operators' port, if that is separate.
         around: a context that is entered before the start and left after the drain.
+        on_started: called when the configuration is in force, before the first request is answered.
 
     Raises BaseExceptionGroup: something that must not fail has failed; it contains an EngineStartError if the
     engine could not start.
@@ -271,4 +275,4 @@ def run(
         # The start's handler raises an exception, which would now be raised inside the beginning event loop.
         signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(gateway, listener, admin, around, signals))
+        runner.run(_serve(gateway, listener, admin, around, on_started, signals))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,6 @@ def serve(
         with contextlib.ExitStack() as opened:
             opened.enter_context(_ended_by_sigterm())
             listener = opened.enter_context(listen(server.host, server.port))
-            host, port = listener.getsockname()[:2]
             admin = None
             if server.admin_port is not None:
                 place = server.admin_host or server.host, server.admin_port
@@ -67,11 +67,16 @@ def serve(
                 admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,
                 dropped_log_lines=lambda: written.dropped,
             )
-            _banner(f"http://{host}:{port}", source_of(settings, urls, config), auth=settings.auth.enabled)
+            lines = _banner(_url(listener), source_of(settings, urls, config), auth=settings.auth.enabled)
             if admin is not None:
-                host, port = admin.getsockname()[:2]
-                print(f"  admin   http://{host}:{port}", flush=True)
-            run(gateway, listener, admin, around=around)
+                lines.append(f"  admin   {_url(admin)}")
+            run(
+                gateway,
+                listener,
+                admin,
+                around=around,
+                on_started=lambda: print("\n".join(lines), flush=True),
+            )
     except BaseException as error:
         reported = list(start_errors(error))
         if not reported:
@@ -127,13 +132,17 @@ def _devices(settings: Settings, gpus: str | None, workers: int | None) -> Seque
     return [] if gpus is None else gpus_of(gpus, each=each)
 
 
-def _banner(url: str, config: str, *, auth: bool) -> None:
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _banner(url: str, config: str, *, auth: bool) -> list[str]:
     key = "" if not auth else " -H 'Authorization: Bearer KEY'"
-    lines = [
+    return [
         f"Sluice on {url} (config: {config}, keys: {'required' if auth else 'off'})",
         f"  ready?  curl {url}/ready",
         f"  try     curl -N {url}/v1/generate{key} -H 'Content-Type: application/json' \\",
         '    -d \'{"stream":true,"messages":[{"role":"user","content":"Something like Vinland Saga?"}]}\'',
         f"  docs    {url}/docs",
     ]
-    print("\n".join(lines), flush=True)

@@ -283,3 +283,4 @@ def test_a_wrong_file_stops_the_first_start_with_one_line_per_fault(tmp_path: Pa
     )
     assert stopped.returncode == 1
     assert "routing.yaml: routes: allowed: 1 item or more; given: an object" in stopped.stderr
+    assert not stopped.stdout, "the banner comes when the configuration is in force"
