@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 import uvicorn
@@ -21,7 +21,9 @@ from starlette.types import ASGIApp
 
 from gateway.app import create_app
 from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
 from gateway.http.connections import RESERVE, ConnectionLimits
+from gateway.http.local_protocol import LocalProtocol, is_loopback, own_hosts
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
 from gateway.http.surfaces import ByPort, everything, for_callers, for_operators, without_admin
@@ -122,6 +124,26 @@ def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
     )
 
 
+def protocol_of(
+    settings: Settings, listener: socket.socket, admin: socket.socket | None
+) -> type[GatewayProtocol]:
+    """The protocol with its bounds; without keys, ports on loopback refuse the names of other machines."""
+    server = settings.server
+    limits = ConnectionLimits(
+        server.max_connections, server.max_connections_per_address, server.trusted_proxies
+    )
+    own: dict[str, Any] = {
+        "limits": limits,
+        "admin_port": None if admin is None else admin.getsockname()[1],
+    }
+    addresses = [one.getsockname()[:2] for one in (listener, admin) if one is not None]
+    local = frozenset(port for address, port in addresses if is_loopback(address))
+    if settings.auth.enabled or not local or "*" in server.cors_origins:
+        return type("Protocol", (GatewayProtocol,), own)
+    own |= {"local_ports": local, "own_hosts": own_hosts(server.host, server.cors_origins)}
+    return type("Protocol", (LocalProtocol,), own)
+
+
 async def _serve(
     gateway: Gateway,
     listener: socket.socket,
@@ -130,18 +152,12 @@ async def _serve(
     on_started: Callable[[], None],
     signals: Sequence[int],
 ) -> None:
-    bounds = gateway.settings.server
-    limits = ConnectionLimits(
-        bounds.max_connections, bounds.max_connections_per_address, bounds.trusted_proxies
-    )
-    admin_port = None if admin is None else admin.getsockname()[1]
-    protocol = type("Protocol", (GatewayProtocol,), {"limits": limits, "admin_port": admin_port})
-    _raise_file_limit(bounds.max_connections)
+    _raise_file_limit(gateway.settings.server.max_connections)
     config = uvicorn.Config(
         _app(gateway, admin),
         interface="asgi3",
         loop="uvloop",
-        http=protocol,
+        http=protocol_of(gateway.settings, listener, admin),
         ws=SocketProtocol,
         lifespan="off",
         # Connections are counted by the peer's address; headers in which a proxy names clients are ignored.

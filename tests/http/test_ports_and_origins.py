@@ -6,15 +6,18 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from accounting.keys import KeyRing
-from gateway.config.settings import ServerConfig
+from gateway.config.settings import ServerConfig, Settings
+from gateway.http.local_protocol import LocalProtocol
+from gateway.http.protocol import GatewayProtocol
 from gateway.http.surfaces import for_callers
 from gateway.keys.authenticate import Keys
+from gateway.server import protocol_of
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
 
 CONSOLE = "https://console.example"
@@ -154,6 +157,59 @@ def test_an_open_list_of_origins_does_not_reflect_the_asking_one() -> None:
     # A cookie of the browser gives no access: the page must send a key in a header.
     assert refused.status_code == 401
     assert json.loads(refused.content)["error"]["code"]
+
+
+def protocol(auth: bool, **server: Any) -> type[GatewayProtocol]:
+    """The protocol of a gateway that listens on loopback, on port 8000."""
+    settings = Settings.model_validate({"auth": {"enabled": auth}, "server": server})
+    return protocol_of(settings, cast("socket.socket", Listener()), None)
+
+
+class Listener:
+    def getsockname(self) -> tuple[str, int]:
+        return ("127.0.0.1", 8000)
+
+
+def test_with_keys_off_a_page_whose_name_resolves_to_loopback_may_do_nothing() -> None:
+    found = protocol(False, host="gw.internal", cors_origins=[CONSOLE])
+    with serving(fake_services(), http=found) as url:
+        port = int(url.rpartition(":")[2])
+        found.local_ports = frozenset({port})  # type: ignore[attr-defined]
+
+        def status(host: str, *further: str) -> int:
+            head = [
+                "GET /v1/models HTTP/1.1",
+                f"host: {host}",
+                f"authorization: Bearer {CALLER_KEY}",
+                *further,
+            ]
+            return status_of(url, "\r\n".join([*head, "connection: close", "", ""]).encode())
+
+        own = ("localhost", "LOCALHOST.", "app.localhost", "127.0.0.1", "127.1.2.3", "[::1]", "gw.internal")
+        for host in (*own, "console.example"):
+            assert status(host) == status(f"{host}:{port}") == 200, host
+        upgrade = (
+            "upgrade: websocket",
+            "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
+            "sec-websocket-version: 13",
+        )
+        for host in (
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "10.0.0.1",
+            "[::1",
+            "",
+        ):
+            assert status(host) == status(f"{host}:{port}") == 403, host
+            assert status(host, *upgrade, "connection: upgrade") == 403, host
+        answer = httpx.get(f"{url}/docs", headers={"host": "evil.example"}).json()["error"]
+    assert answer["param"] == "host" and "evil.example" in answer["message"]
+
+
+def test_with_keys_or_with_all_origins_allowed_the_host_is_not_looked_at() -> None:
+    for one in (protocol(True), protocol(False, cors_origins=["*"])):
+        assert not issubclass(one, LocalProtocol)
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/tokenize"])
