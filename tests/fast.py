@@ -45,8 +45,11 @@ def is_slow_file(test: Path) -> bool:
 
 
 def is_slow_test(item: pytest.Item) -> bool:
-    """Whether a test of a fast file is slow: by its mark, or by one of its fixtures."""
-    if item.get_closest_marker("slow"):
+    """Whether a test is slow: by its mark, its file, or one of its fixtures.
+
+    pytest collects a file that the command names, though ``pytest_ignore_collect`` refuses it.
+    """
+    if item.get_closest_marker("slow") or is_slow_file(item.path):
         return True
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     return any(_starts_something(one.func) for defined in fixtures.values() for one in defined)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fast import is_slow_test
+
 ROOT = Path(__file__).parents[1]
 PRODUCT = (
     "accounting", "adapters", "admission", "budgeting", "engine", "gateway", "observability", "ops", "resilience",
@@ -263,3 +265,9 @@ def test_inside_the_gateway_only_the_server_and_the_wiring_itself_import_the_wir
         if path.parent.name != "wiring" and importing.search(path.read_text(encoding="utf-8"))
     }
     assert found == {"gateway/server.py"}
+
+
+def test_a_test_of_a_file_that_starts_processes_is_not_fast_even_if_the_command_names_the_file(
+    request: pytest.FixtureRequest,
+) -> None:
+    assert is_slow_test(request.node)
