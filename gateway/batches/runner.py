@@ -135,15 +135,20 @@ class BatchRunner:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_claims())
                 tasks.create_task(self._keep_sweeping())
-                polled_at = float("-inf")
+                polled_at, away = float("-inf"), False
                 while True:
                     try:
                         if self._clock() - polled_at >= self._poll_s:
                             polled_at = self._clock()
                             await self._look(tasks, runner)
+                            if away:
+                                self._log.info("batches go on: the database is back")
+                            away = False
                         await self._feed(tasks, runner)
                     except LedgerUnavailable as error:
-                        self._log.warning("batches wait for the database", reason=str(error))
+                        if not away:
+                            self._log.warning("batches wait for the database", reason=str(error))
+                        away = True
                     has_lines = self._running or any(one.status == "in_progress" for one in self._batches)
                     await asyncio.sleep(self._tick_s if has_lines else self._poll_s)
         finally:

@@ -247,7 +247,7 @@ class BackgroundResponses:
             await self._stored_responses.store.close()
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        swept = float("-inf")
+        swept, away = float("-inf"), False
         while True:
             try:
                 await self._say_alive()
@@ -255,8 +255,13 @@ class BackgroundResponses:
                 if self._clock() - swept >= SWEEP_S:
                     swept = self._clock()
                     await self._stored_responses.store.sweep(self._stored_responses.now())
+                if away:
+                    self._log.info("stored responses are back")
+                away = False
             except LedgerUnavailable as error:
-                self._log.warning("stored responses away", reason=str(error))
+                if not away:
+                    self._log.warning("stored responses away", reason=str(error))
+                away = True
             await asyncio.sleep(self._look_s)
 
     async def _run(self, key: tuple[str, str], begun: BackgroundRun, run: Run) -> None:

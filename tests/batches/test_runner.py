@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 import pytest
+import structlog
 
 from accounting.batch_tables import BatchLine, BatchRow, FileRow
 from accounting.batches import BatchStore
@@ -306,6 +307,29 @@ async def test_a_batch_that_cannot_be_released_ends_nothing_else(rig: BatchRig) 
     async with rig.gateway(Lines()) as batches:
         done = await until(batches, await rig.create_batch(batches, 2), "completed")
     assert done["request_counts"]["completed"] == 2
+
+
+class Away(BatchStore):
+    """A store whose database cannot be reached for a time."""
+
+    asked = 0
+
+    async def unfinished(self) -> list[BatchRow]:
+        Away.asked += 1
+        if Away.asked <= 10:
+            raise LedgerUnavailable("the database is away")
+        return await super().unfinished()
+
+
+async def test_a_database_that_is_away_is_logged_once_and_so_is_its_return(rig: BatchRig) -> None:
+    rig.store_type = Away
+    with structlog.testing.capture_logs() as log:
+        async with rig.gateway(Lines()):
+            await until_true(lambda: Away.asked > 12)
+    assert [one["event"] for one in log] == [
+        "batches wait for the database",
+        "batches go on: the database is back",
+    ]
 
 
 async def test_another_gateway_takes_over_the_lines_of_one_that_is_gone(rig: BatchRig) -> None:

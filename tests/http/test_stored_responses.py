@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import ResponseStore, StoredResponse
@@ -481,6 +482,27 @@ async def test_a_database_that_is_away_while_an_abandoned_response_is_ended_is_a
     rig.store_type = FailsOnce
     async with rig.serving() as client:
         assert (await ended(client, path))["status"] == "failed"
+
+
+class Away(ResponseStore):
+    """A store whose database cannot be reached for a time."""
+
+    asked = 0
+
+    async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
+        Away.asked += 1
+        if Away.asked <= 10:
+            raise LedgerUnavailable("the database is away")
+        return await super().abandoned(now, most)
+
+
+async def test_a_database_that_is_away_is_logged_once_and_so_is_its_return(rig: ResponsesRig) -> None:
+    rig.store_type = Away
+    with structlog.testing.capture_logs() as log:
+        async with rig.serving(), asyncio.timeout(60):
+            while Away.asked <= 12:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+    assert [one["event"] for one in log] == ["stored responses away", "stored responses are back"]
 
 
 async def test_a_response_whose_stream_was_followed_is_not_run_again(rig: ResponsesRig) -> None:
