@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from accounting.events import error_kind
 from gateway.keys.records import STREAM, revoked_data
 from gateway.state.errors import StateError
 from gateway.state.port import MAX_AUTHOR, Record, StateStore
@@ -144,7 +145,7 @@ class Revocations:
                 if not note.exists():
                     note.write_text(author)
         except OSError as error:
-            self._log.error("a revocation is not noted on disk", reason=type(error).__name__)
+            self._log.error("a revocation is not noted on disk", reason=error_kind(error))
 
     def _read(self) -> dict[str, str]:
         if self._folder is None:
@@ -158,5 +159,5 @@ class Revocations:
         except FileNotFoundError:
             return {}  # there is no note yet, or another process has just deleted one
         except OSError as error:
-            self._log.error("notes of revocations cannot be read", reason=type(error).__name__)
+            self._log.error("notes of revocations cannot be read", reason=error_kind(error))
             return {}

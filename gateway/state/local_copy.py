@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from accounting.events import error_kind
 from gateway.state.port import Record
 
 # A first line has about 150 bytes; Sluice did not write a much longer one.
@@ -61,7 +62,7 @@ class LocalCopy:
         except FileNotFoundError:
             return []
         except OSError as error:
-            self._log.warning("local copy not read", file=str(self.path), reason=type(error).__name__)
+            self._log.warning("local copy not read", file=str(self.path), reason=error_kind(error))
             return []
         # msgspec's two errors and UnicodeDecodeError are ValueErrors.
         except ValueError as error:

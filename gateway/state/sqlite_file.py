@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from accounting.events import error_kind
 from gateway.state.errors import StateUnavailable
 
 BUSY_TIMEOUT_S = 2.0
@@ -70,7 +71,7 @@ class SqliteFile:
         try:
             return await asyncio.wrap_future(doing)
         except (sqlite3.Error, OSError) as error:
-            reason = LOCKED if _is_locked(error) else type(error).__name__
+            reason = LOCKED if _is_locked(error) else error_kind(error)
             raise StateUnavailable(operation, reason) from error
 
     def files(self) -> Sequence[tuple[int, ...] | None]:

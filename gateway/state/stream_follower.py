@@ -9,6 +9,7 @@ and an operator decides (``docs/state.md``).
 import asyncio
 from collections.abc import Callable
 
+from accounting.events import error_kind
 from gateway.state.errors import StateUnavailable
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
@@ -134,7 +135,7 @@ class StreamFollower(StreamProjection):
             except StateUnavailable:
                 self._log.info("local copy not written: the store is away", stream=self.stream)
             except OSError as error:
-                self._log.warning("local copy not written", file=str(copy.path), reason=type(error).__name__)
+                self._log.warning("local copy not written", file=str(copy.path), reason=error_kind(error))
             await asyncio.sleep(COPY_S)
 
     async def _save(self, copy: LocalCopy) -> None:

@@ -153,11 +153,12 @@ async def test_a_commit_of_another_process_is_noticed_before_the_next_poll(tmp_p
 
 async def test_a_file_that_is_no_database_or_nowhere_is_an_absence(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database" * 1_000)
-    for path in (tmp_path / "text", tmp_path / "no" / "folder" / "s.db"):
+    reasons = {tmp_path / "text": "SQLITE_NOTADB", tmp_path / "no" / "folder" / "s.db": "SQLITE_CANTOPEN"}
+    for path, reason in reasons.items():
         store = on(path)
         await store.open()
         assert store.healthy is False
-        with pytest.raises(StateUnavailable):
+        with pytest.raises(StateUnavailable, match=reason):
             await store.append("s", b"1", author="ann")
         with pytest.raises(StateUnavailable):
             await store.read("s")
