@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from accounting.shadow_pairs import ShadowPairStore
+from gateway.contracts.times import TIMES, Time
 from gateway.shadow.report import make_report
 
 DEFAULT_PAIRS = 1_000
@@ -18,7 +19,7 @@ class ShadowQuery(BaseModel):
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAIRS)] = DEFAULT_PAIRS
     route: str | None = None
-    since: Annotated[float | None, Field(allow_inf_nan=False, description="Seconds since 1970.")] = None
+    since: Annotated[Time | None, Field(description=f"From then on: {TIMES}.")] = None
 
 
 class ShadowAdmin:

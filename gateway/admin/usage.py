@@ -3,10 +3,9 @@
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select
 from typing_extensions import TypedDict
 
@@ -14,35 +13,8 @@ from accounting.reconcile import compared_lines, engines_query, ledger_query
 from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport, too_many
 from accounting.values import Kind
 from gateway.contracts.refusals import not_allowed
+from gateway.contracts.times import TIMES, Time
 from gateway.errors import InvalidRequest
-
-_TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"
-# The year 3000: no row starts later, and dates must end somewhere.
-_LAST_S: Final = 32_503_680_000.0
-
-
-def _unix_time(given: str) -> float:
-    try:
-        found = _seconds(given.strip())
-    except ValueError:
-        found = math.nan
-    if not 0 <= found <= _LAST_S:
-        raise ValueError(f"allowed: {_TIMES}")
-    return found
-
-
-def _seconds(given: str) -> float:
-    try:
-        return float(given)
-    except ValueError:
-        pass
-    # An unescaped plus sign in the query arrives as a space.
-    moment = datetime.fromisoformat(given.replace(" ", "+") if "T" in given else given)
-    if moment.tzinfo is None:
-        if "T" in given:
-            raise ValueError
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp()
 
 
 def _dimensions(given: str) -> tuple[str, ...]:
@@ -64,16 +36,13 @@ def _after(given: str) -> tuple[float, str]:
     return started_at, generation_id
 
 
-_Time = Annotated[float, BeforeValidator(_unix_time, json_schema_input_type=str)]
-
-
 class SpanQuery(BaseModel):
     """Rows that started at or after ``since`` and before ``until``."""
 
     model_config = ConfigDict(frozen=True)
 
-    since: Annotated[_Time | None, Field(description=f"From then on: {_TIMES}.")] = None
-    until: Annotated[_Time | None, Field(description="The same; rows from then on are not included.")] = None
+    since: Annotated[Time | None, Field(description=f"From then on: {TIMES}.")] = None
+    until: Annotated[Time | None, Field(description="The same; rows from then on are not included.")] = None
 
     def span(self) -> Span:
         """Return the span. Raises InvalidRequest if it is empty."""

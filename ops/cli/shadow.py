@@ -16,7 +16,9 @@ def report(
     gateway: Operator,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of pairs, newest first.")] = 1_000,
     route: Annotated[str | None, typer.Option(help="Only pairs of this route.")] = None,
-    since: Annotated[float | None, typer.Option(help="Only pairs after this time, in Unix seconds.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only pairs from this time on: a day (UTC), ISO 8601 or Unix seconds.")
+    ] = None,
 ) -> None:
     """Compare the newest pairs by checks, times, costs and likeness, per prompt version, adapter and intent.
 
@@ -26,7 +28,7 @@ def report(
     if route is not None:
         query["route"] = route
     if since is not None:
-        query["since"] = f"{since:.3f}"
+        query["since"] = since
     gateway.show(gateway.get("admin", "shadow", query=query), print_report)
 
 

@@ -95,7 +95,8 @@ def test_the_page_may_be_asked_for_less_and_refuses_what_it_does_not_know(live: 
     assert report(live, limit=5)["pairs"] == 5
     assert report(live, route="self_hosted_generation")["pairs"] == COUNT
     assert report(live, route="other")["pairs"] == 0
-    assert report(live, since=4e9)["pairs"] == 0
+    assert report(live, since=4e9)["pairs"] == report(live, since="2999-01-01")["pairs"] == 0
+    assert report(live, since="2020-01-01T00:00:00+01:00")["pairs"] == COUNT
     for query in ({"limit": "0"}, {"limit": "many"}, {"limit": "10001"}, {"since": "nan"}, {"since": "x"}):
         refused = httpx.get(f"{live.url}/admin/shadow", params=query, headers=live.headers, timeout=60)
         assert refused.status_code == 422, query
@@ -139,7 +140,9 @@ def test_the_command_shows_tables_json_and_a_page(live: LiveGateway, tmp_path: P
     shown = CliRunner(env={"COLUMNS": "130"}).invoke(app, ["shadow", "report", *words])
     assert shown.exit_code == 0, shown.output
     assert f"{COUNT} of {COUNT} pairs compared" in shown.output and "passes forbidden" in shown.output
-    shown = CliRunner().invoke(app, ["shadow", "report", "--json", "--limit", "3", *words])
+    shown = CliRunner().invoke(
+        app, ["shadow", "report", "--json", "--limit", "3", "--since", "2020-01-01", *words]
+    )
     assert json.loads(shown.stdout)["pairs"] == 3
     (tmp_path / "report.json").write_text(shown.stdout)
     page = tmp_path / "page.html"
