@@ -80,6 +80,16 @@ def test_a_worker_that_is_no_address_is_named_with_what_is_allowed(tmp_path: Pat
     assert "--url" not in done.stderr and "secret" not in done.stderr
 
 
+def test_an_unknown_level_of_the_log_is_named_with_what_is_allowed(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ops.cli", "serve", "--log-level", "loud"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    allowed = "debug, info, warning, error, critical"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        1,
+        f"sluice: --log-level is 'loud'; allowed: {allowed}",
+    )
+
+
 def test_the_version_is_an_option_too() -> None:
     asked = [sys.executable, "-m", "ops.cli"]
     option, word = (

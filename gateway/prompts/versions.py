@@ -119,7 +119,9 @@ class PromptVersions:
         """
         folder = Path(path)
         if not folder.is_dir():
-            raise PromptFileError(f"{path}: no such folder; needed: a folder of prompt versions (*.yaml)")
+            raise PromptFileError(
+                f"{path}: no such folder; allowed in prompts.folder: a folder of *.yaml files"
+            )
         files = sorted(folder.glob("*.yaml"))
         if len(files) > MAX_VERSIONS:
             raise PromptFileError(f"{path}: {len(files)} prompt versions; allowed: up to {MAX_VERSIONS}")

@@ -100,6 +100,9 @@ def make_prices(settings: Settings) -> PriceBook:
     ]
     try:
         book = PriceBook() if path is None else read_price_file(Path(path))
+    except PriceError as error:
+        raise ConfigError(f"ledger.prices: {error}") from None
+    try:
         return with_backends(book, own, version=_name_of(own, found), models=found)
     except PriceError as error:
         raise ConfigError(str(error)) from None

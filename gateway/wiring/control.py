@@ -136,6 +136,9 @@ def read_seed(file: str | None, known: KnownNames) -> Seed:
         return Seed("the default route", default_routing(known.backends))
     try:
         config = read_routing(path)
+    except RoutingFileError as error:
+        return Seed(path.name, None, RoutingFileError(f"routing.file: {error}"))
+    try:
         make_revision(1, config, known, source=str(path))
     except RoutingFileError as error:
         return Seed(path.name, None, error)

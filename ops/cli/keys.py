@@ -26,7 +26,7 @@ def create(
     ],
     role: Annotated[
         str,
-        typer.Option(help="caller, front (another Sluice, which names the tenants), operator or admin."),
+        typer.Option(help="caller, viewer, operator, admin, or front (another Sluice, which names tenants)."),
     ] = "caller",
     org: Annotated[str | None, typer.Option(help="The tenant's organization, for reports.")] = None,
     max_priority: Annotated[

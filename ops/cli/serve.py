@@ -16,7 +16,7 @@ from gateway.config.settings import Settings, load_settings
 from gateway.server import Around, listen, run
 from gateway.wiring.build import build
 from gateway.wiring.control import DEFAULT_FILE
-from observability.logs import configure_logging
+from observability.logs import LEVELS, configure_logging
 from ops.cli.init import worker_configuration
 from ops.cli.startup import start_errors
 from ops.gpus.layout import NUMBER_VARIABLE, gpus_of
@@ -42,6 +42,8 @@ def serve(
     logs, number = None, os.environ.get(NUMBER_VARIABLE)
     name = "sluice" if number is None else f"sluice: worker {number}"
     try:
+        if log_level.lower() not in LEVELS:
+            raise ConfigError(f"--log-level is {log_level!r}; allowed: {', '.join(LEVELS)}")
         if urls and (gpus is not None or workers is not None):
             raise ConfigError("--worker: it names running workers; leave out --gpus and --workers")
         base = worker_configuration(urls, os.environ) if urls else None

@@ -207,7 +207,7 @@ def test_a_wrong_price_file_stops_the_start_with_the_place(tmp_path: Path, text:
     (tmp_path / "prices.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         make_prices(Settings.model_validate({"ledger": {"prices": str(tmp_path / "prices.yaml")}}))
-    assert words in str(caught.value)
+    assert str(caught.value).startswith("ledger.prices: ") and words in str(caught.value)
 
 
 def test_a_fallback_target_is_priced_by_the_same_book_as_rows(tmp_path: Path) -> None:
