@@ -64,10 +64,10 @@ class NewKeyChecks:
             if len(free) == len(backends):
                 raise not_allowed(
                     field,
-                    f"is in US dollars, and would limit nothing: no price covers {_listed(free)}",
+                    f"is in US dollars, and would limit nothing: no price covers {_listed(free)} now",
                     "limits of tokens, or prices: backends.<name>.price, models.<id>.price, ledger.prices",
                 )
-            yield f"{field}: no price covers {_listed(free)}; what they answer costs nothing"
+            yield f"{field}: no price covers {_listed(free)} now; what they answer costs nothing"
 
 
 def _listed(names: Collection[str]) -> str:

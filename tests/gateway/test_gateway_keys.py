@@ -187,18 +187,18 @@ async def test_a_budget_is_refused_where_no_price_counts_and_warns_where_only_so
     daily = {"usd_per_day": 5.0}
     async with running(one):
         assert (await one.create(budget=daily))["warnings"] == [
-            "budget: no price covers other; what they answer costs nothing"
+            "budget: no price covers other now; what they answer costs nothing"
         ]
         assert (await one.create(budget=daily, routes=["chat"]))["warnings"] == []
         assert (await one.create(budget=daily, models=["later"]))["warnings"], "unknown, so it may be priced"
-        with pytest.raises(InvalidRequest, match=r"^budget is in US dollars, .*: no price covers other;"):
+        with pytest.raises(InvalidRequest, match=r"^budget is in US dollars, .*: no price covers other now;"):
             await one.create(budget=daily, models=["small"])
         with pytest.raises(
-            InvalidRequest, match=r"^model_limits.small is .* no price covers other; allowed: "
+            InvalidRequest, match=r"^model_limits.small is .* no price covers other now; allowed: "
         ):
             await one.create(model_limits={"qwen3-8b": daily, "small": daily})
         one.priced.clear()
-        with pytest.raises(InvalidRequest, match="no price covers local, other;"):
+        with pytest.raises(InvalidRequest, match="no price covers local, other now;"):
             await one.create(budget=daily)
         assert len(one.listed()) == 3, "a refused key is not made"
 
