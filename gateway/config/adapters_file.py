@@ -76,7 +76,9 @@ def read_registry_file(path: Path) -> RegistryContent:
 
     An adapter without ``engine_id`` gets the next number above all given ones, in the file's order.
     """
-    file = read_yaml(path, _RegistryFile, RegistryFileError, if_empty={})
+    file = read_yaml(
+        path, _RegistryFile, lambda text: RegistryFileError(f"adapters.file: {text}"), if_empty={}
+    )
     highest = max((entry.engine_id or 0 for entry in file.adapters), default=0)
     adapters = []
     for entry in file.adapters:

@@ -164,7 +164,9 @@ def test_a_wrong_file_is_refused_with_the_key_what_was_given_and_what_is_allowed
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RegistryFileError, match=r"nowhere.yaml: cannot be read: No such file"):
+    with pytest.raises(
+        RegistryFileError, match=r"^adapters\.file: .*nowhere.yaml: cannot be read: No such file"
+    ):
         read_registry_file(tmp_path / "nowhere.yaml")
 
 
