@@ -27,7 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random
 
 from accounting.day_sums import sum_a_day
-from accounting.errors import LedgerUnavailable
+from accounting.errors import AccountingError, LedgerUnavailable
+from accounting.events import error_kind
 from accounting.store_schema import bring_up
 from accounting.tables import RowInsert, counts_upsert
 from accounting.values import EngineCount, UsageRow
@@ -270,8 +271,8 @@ def _repair_companions(database: Path) -> None:
 
 
 def unavailable(what: str, error: Exception) -> LedgerUnavailable:
-    """An error with the message ``what`` and the class of the driver's error."""
-    return LedgerUnavailable(f"{what} ({type(getattr(error, 'orig', None) or error).__name__})")
+    """An error with the message ``what`` and the kind of the driver's error."""
+    return LedgerUnavailable(f"{what} ({error_kind(error)})")
 
 
 def is_the_rows_fault(error: Exception) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from accounting.events import error_kind
 from gateway.prompts.versions import PromptFileError, PromptVersions
 from gateway.state.errors import Conflict, StateError
 from gateway.state.port import MAX_READ, StateStore
@@ -184,5 +185,5 @@ def _table(path: Path | None) -> Mapping[str, Published]:
                 return {}
             rows = connection.execute("SELECT id, sha256, published_at FROM published_prompts").fetchall()
     except sqlite3.Error as error:
-        raise StoreUnreachable(type(error).__name__) from error
+        raise StoreUnreachable(error_kind(error)) from error
     return {name: Published(sha256, at) for name, sha256, at in rows}
