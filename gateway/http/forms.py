@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive
+from starlette.types import Message
 
 from gateway.errors import BodyTooLarge, InvalidRequest
 from gateway.http.body import BODY_TIMEOUT_S, BodyTooSlow, check_encoding, unsupported
@@ -22,36 +22,7 @@ MAX_FIELDS: Final = 16
 _PIECE: Final = 1 << 18
 
 
-class _Bounded:
-    """Receives a request's body, and refuses it if it is too large or arrives too slowly."""
-
-    def __init__(
-        self, receive: Receive, exchange: Exchange, most: int, arrived: Callable[[int], None]
-    ) -> None:
-        self._receive = receive
-        self._exchange = exchange
-        self._most = most
-        self._arrived = arrived
-        self._size = 0
-
-    async def __call__(self) -> Message:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                message = await self._receive()
-        except TimeoutError:
-            raise BodyTooSlow(f"nothing of the body arrived for {BODY_TIMEOUT_S:g} s") from None
-        size = len(message.get("body", b""))
-        self._size += size
-        if self._size > self._most:
-            raise BodyTooLarge(f"the body is larger than {self._most} bytes", param="file")
-        self._arrived(size)
-        self._exchange.hold_body(min(self._size, MultiPartParser.spool_max_size))
-        return message
-
-
-async def read_form(
-    request: Request, most: int, arrived: Callable[[int], None] = lambda size: None
-) -> FormData:
+async def read_form(request: Request, most: int, arrived: Callable[[int], None]) -> FormData:
     """Read the form, which the caller must close; a file of more than 1 MiB is on disk. ``arrived`` is called
     with the size of each piece, and may raise.
 
@@ -65,7 +36,24 @@ async def read_form(
         raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise unsupported(exchange, b"content-type", "multipart/form-data")
-    bounded = Request(request.scope, _Bounded(request.receive, exchange, most + FORM_BYTES, arrived))
+    whole = 0
+
+    async def receive() -> Message:
+        nonlocal whole
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await request.receive()
+        except TimeoutError:
+            raise BodyTooSlow(f"nothing of the body arrived for {BODY_TIMEOUT_S:g} s") from None
+        size = len(message.get("body", b""))
+        whole += size
+        if whole > most + FORM_BYTES:
+            raise BodyTooLarge(f"the body is larger than {most + FORM_BYTES} bytes", param="file")
+        arrived(size)
+        exchange.hold_body(min(whole, MultiPartParser.spool_max_size))
+        return message
+
+    bounded = Request(request.scope, receive)
     parser = MultiPartParser(
         bounded.headers, bounded.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=FORM_BYTES
     )
