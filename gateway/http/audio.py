@@ -1,6 +1,5 @@
 """``/v1/audio``: transcriptions and translations of recordings, made by workers."""
 
-from collections.abc import Callable
 from typing import Final
 
 from fastapi import Request, Response
@@ -15,19 +14,18 @@ from gateway.contracts.values import Caller
 from gateway.errors import BodyTooLarge, public_error
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.files import UploadRoute
 from gateway.http.forms import read_form
 from gateway.http.generate import in_time, origin_of
 from gateway.http.repeats import Repeatable, Repeats
 from gateway.http.respond import CALLER_ERRORS, response_of
-from gateway.http.routes import AuthenticatedCaller, ServicesDep, callers_router
+from gateway.http.routes import AuthenticatedCaller, CreationRoute, ServicesDep, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 
 HEAD_BYTES: Final = 32
 """Bytes of a recording's beginning that are read to estimate its length."""
 
-router = callers_router(UploadRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504, prefix="/v1/audio")
+router = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504, prefix="/v1/audio")
 
 
 @router.post("/transcriptions")
@@ -49,39 +47,27 @@ async def translations(
 async def _answer(
     task: Task, request: Request, services: Services, caller: Caller, repeats: Repeatable
 ) -> Response:
+    exchange, most = repeats.exchange, services.limits.max_audio_bytes
     with services.recordings.holding(caller.tenant) as arrived:
-        return await _held(task, request, services, caller, arrived, repeats)
+        form = await in_time(services, read_form(request, most, arrived))
+        try:
+            asked = await _asked(task, form, most, origin_of(services, exchange, caller))
+            async with until_gone(exchange, request.receive, services.clock) as watch:
+                if asked.recording.stream:
+                    exchange.reported = True
+                    return await _stream(asked, services, exchange)
 
+                async def run() -> Reply:
+                    exchange.reported = True
+                    answer = await in_time(services, services.embeddings.transcribe(asked, _no_event))
+                    watch.release()
+                    body, media_type = transcript_body(asked, answer.body or {})
+                    return Reply(200, body, media_type)
 
-async def _held(
-    task: Task,
-    request: Request,
-    services: Services,
-    caller: Caller,
-    arrived: Callable[[int], None],
-    repeats: Repeatable,
-) -> Response:
-    exchange = repeats.exchange
-    most = services.limits.max_audio_bytes
-    form = await in_time(services, read_form(request, most, arrived))
-    try:
-        asked = await _asked(task, form, most, origin_of(services, exchange, caller))
-        async with until_gone(exchange, request.receive, services.clock) as watch:
-            if asked.recording.stream:
-                exchange.reported = True
-                return await _stream(asked, services, exchange)
-
-            async def run() -> Reply:
-                exchange.reported = True
-                answer = await in_time(services, services.embeddings.transcribe(asked, _no_event))
-                watch.release()
-                body, media_type = transcript_body(asked, answer.body or {})
-                return Reply(200, body, media_type)
-
-            reply = await repeats.once_of(form, run, lambda: services.embeddings.may_ask(asked))
-            return response_of(reply)
-    finally:
-        await form.close()
+                reply = await repeats.once_of(form, run, lambda: services.embeddings.may_ask(asked))
+                return response_of(reply)
+        finally:
+            await form.close()
 
 
 async def _asked(task: Task, form: FormData, most: int, origin: RequestOrigin) -> AudioRequest:

@@ -1,10 +1,10 @@
 """Cancels work whose caller has disconnected or reads nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from msgspec import Struct
 from starlette.types import Receive
@@ -15,8 +15,6 @@ from gateway.http.exchange import Exchange
 STALL_S: Final = 60.0
 """Longest time that one send may take; a slower reader would occupy a slot for nothing."""
 _CHECKS_PER_STALL: Final = 4
-
-T = TypeVar("T")
 
 
 class DisconnectWatch(Protocol):
@@ -101,14 +99,6 @@ async def _watching(
                 watcher.cancel()
     except BaseExceptionGroup as errors:
         raise _single(errors) from None
-
-
-async def run_until_gone(
-    work: Awaitable[T], exchange: Exchange, receive: Receive, clock: Callable[[], float]
-) -> T:
-    """Await ``work`` under :func:`until_gone`."""
-    async with until_gone(exchange, receive, clock):
-        return await work
 
 
 async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float) -> None:

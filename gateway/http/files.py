@@ -18,7 +18,7 @@ from gateway.http.exchange import Reply
 from gateway.http.forms import read_form
 from gateway.http.repeats import Repeats
 from gateway.http.respond import json_of, page_of, response_of
-from gateway.http.routes import AuthenticatedCaller, CallerRoute, EdgeRoute, ServicesDep, callers_router
+from gateway.http.routes import AuthenticatedCaller, CallerRoute, CreationRoute, ServicesDep, callers_router
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
@@ -26,15 +26,7 @@ UPLOAD_S: Final = 3_600.0
 """Longest time of an upload: 200 MiB at half a Mbit/s."""
 
 router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 413, 429, 503, prefix="/v1/files")
-
-
-class UploadRoute(EdgeRoute):
-    """A counted route for any key whose endpoint reads the body itself."""
-
-    counted = True
-
-
-uploads = callers_router(UploadRoute, 400, 401, 403, 409, 413, 429, 503)
+uploads = callers_router(CreationRoute, 400, 401, 403, 409, 413, 429, 503)
 
 
 @uploads.post("/v1/files", response_model=FileBody)

@@ -22,7 +22,7 @@ from gateway.contracts.refusals import not_allowed, parse, path_of
 from gateway.contracts.values import Caller, CallerRole
 from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
-from gateway.http.disconnect_watch import run_until_gone, until_gone
+from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
 from gateway.http.idempotency import Idempotency
 from gateway.http.repeats import IdempotencyKey, Repeatable
@@ -108,13 +108,11 @@ class EdgeRoute(APIRoute):
                 raw = await read_body(exchange, request.receive, services.limits.max_body_bytes)
             running = services.limiter.running(await _caller(request)) if self.counted else nullcontext()
 
-            async def work() -> Response:
+            ends = request.method in self.ends_with_caller
+            watch = until_gone(exchange, request.receive, services.clock) if ends else nullcontext()
+            async with watch:
                 with running:
                     return await handle(_ReadRequest(request, raw or b"{}"))
-
-            if request.method not in self.ends_with_caller:
-                return await work()
-            return await run_until_gone(work(), exchange, request.receive, services.clock)
 
         return checked
 
@@ -132,7 +130,9 @@ class CountedRoute(CallerRoute):
 
 
 class CreationRoute(EdgeRoute):
-    """A counted route for any key. A disconnect cancels nothing: object and stored answer remain."""
+    """A counted route for any key, whose endpoint may read the body itself. A disconnect cancels nothing:
+    object and stored answer remain.
+    """
 
     counted = True
 
@@ -170,6 +170,12 @@ class OperatorRoute(EdgeRoute):
     """A route for operators and admins."""
 
     role = CallerRole.OPERATOR
+
+
+class CancellableRoute(OperatorRoute):
+    """An operator's route whose work is cancelled on a disconnect: it takes long, or changes nothing."""
+
+    ends_with_caller = CallerRoute.ends_with_caller
 
 
 class AdminRoute(EdgeRoute):

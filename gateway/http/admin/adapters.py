@@ -18,18 +18,11 @@ from gateway.contracts.fields import Body
 from gateway.contracts.values import CallerRole
 from gateway.http.authorize import require_role
 from gateway.http.exchange import Exchange
-from gateway.http.routes import OPERATORS, Author, Json, OperatorRoute, ServicesDep
-
-
-class AdapterRoute(OperatorRoute):
-    """An operator's route whose work is cancelled on a disconnect: adding a version may take an hour."""
-
-    ends_with_caller = frozenset({"GET", "POST"})
-
+from gateway.http.routes import OPERATORS, Author, CancellableRoute, Json, ServicesDep
 
 NOTHING = Body()
 """Default body of changes without fields; a body with fields is refused."""
-router = APIRouter(prefix="/admin/adapters", route_class=AdapterRoute, **OPERATORS)
+router = APIRouter(prefix="/admin/adapters", route_class=CancellableRoute, **OPERATORS)
 
 
 @router.get("")

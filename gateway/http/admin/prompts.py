@@ -15,17 +15,11 @@ from gateway.contracts.refusals import parse
 from gateway.errors import UnknownPromptVersion
 from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of
-from gateway.http.routes import OPERATORS, AuthenticatedCaller, OperatorRoute, ServicesDep
+from gateway.http.routes import OPERATORS, AuthenticatedCaller, CancellableRoute, ServicesDep
 
 
 class NoSuchPrompt(UnknownPromptVersion, status=404, code="unknown_prompt_version"):
     """The path names a prompt version that is not registered."""
-
-
-class PreviewRoute(OperatorRoute):
-    """An operator's route whose work is cancelled on a disconnect: a preview changes nothing."""
-
-    ends_with_caller = frozenset({"GET", "POST"})
 
 
 class PromptsBody(TypedDict):
@@ -51,7 +45,7 @@ def _preview(raw: bytes) -> NativeRequest | ChatPreview:
     return parse(NativeRequest, raw)
 
 
-router = APIRouter(prefix="/admin", route_class=PreviewRoute, **OPERATORS)
+router = APIRouter(prefix="/admin", route_class=CancellableRoute, **OPERATORS)
 
 
 @router.get("/prompts")
