@@ -32,12 +32,13 @@ MAX_REQUEST_ID: Final = 128
 
 
 class Reply(Struct, frozen=True):
-    """A whole HTTP answer, ready to send."""
+    """A whole HTTP answer, ready to send; ``keep``: it may be stored for repeated requests."""
 
     status: int
     body: bytes
     content_type: bytes = JSON
     headers: tuple[Header, ...] = ()
+    keep: bool = True
 
 
 class Exchange(Struct, eq=False):

@@ -20,7 +20,7 @@ from gateway.http.client_disconnect import ClientGone
 from gateway.http.disconnect_watch import DisconnectWatch, until_gone
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.fan_out import run_prompts
-from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
+from gateway.http.idempotency import Idempotency, fingerprint_of, key_of
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
 from gateway.http.sinks import StreamSink, WholeSink
 from gateway.ports import Services
@@ -138,7 +138,7 @@ class GenerationEndpoint:
                 if asked.request.stream:
                     await self._stream(exchange, asked)
                 elif key is None:
-                    await exchange.reply((await self._whole(exchange, asked, watch)).reply)
+                    await exchange.reply(await self._whole(exchange, asked, watch))
                 else:
                     once = self._idempotency.answer(
                         exchange,
@@ -179,22 +179,15 @@ class GenerationEndpoint:
             await journey
             keeping_alive.cancel()
 
-    async def _whole(
-        self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch
-    ) -> ReplayableReply:
+    async def _whole(self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch) -> Reply:
         sink = WholeSink()
         exchange.reported = True
         await run_journey(self._services, asked.request, sink, asked.further)
         watch.release()
-        return await self._outcome(exchange, asked, sink)
-
-    async def _outcome(self, exchange: Exchange, asked: ParsedRequest, sink: WholeSink) -> ReplayableReply:
         answer = sink.answer
         if answer is None:
             error = sink.error or public_error(Internal("the request ended without an answer"))
-            return ReplayableReply(error_reply(error, exchange.request_id, self._dialect.error), keep=False)
+            return error_reply(error, exchange.request_id, self._dialect.error)
         exchange.trace_id = answer.trace_id or exchange.trace_id
-        reply = Reply(
-            200, await self._body(asked, answer), headers=tuple(self._dialect.headers(answer.budget))
-        )
-        return ReplayableReply(reply, keep=answer.backend not in NOT_GENERATED)
+        body, headers = await self._body(asked, answer), tuple(self._dialect.headers(answer.budget))
+        return Reply(200, body, headers=headers, keep=answer.backend not in NOT_GENERATED)

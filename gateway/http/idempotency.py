@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from msgspec import Struct
-
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
 from gateway.http.exchange import Exchange, Reply
@@ -34,13 +32,6 @@ HEADER: Final = "Idempotency-Key"
 _REPLAY: Final = (b"x-idempotent-replay", b"true")
 
 _log = logging.getLogger("gateway.http")
-
-
-class ReplayableReply(Struct, frozen=True):
-    """A reply, and whether it is stored for repeated requests."""
-
-    reply: Reply
-    keep: bool
 
 
 @dataclass(slots=True)
@@ -83,28 +74,17 @@ class Idempotency:
         exchange: Exchange,
         key: str,
         fingerprint: str,
-        run: Callable[[], Awaitable[ReplayableReply]],
+        run: Callable[[], Awaitable[Reply]],
         allowed: Callable[[], bool],
     ) -> Reply:
-        """:meth:`once` for this exchange's caller; sets ``replayed`` if the reply is a stored one."""
-        assert exchange.caller is not None
-        reply = await self.once(exchange.caller.tenant, key, fingerprint, run, allowed)
-        exchange.replayed = _REPLAY in reply.headers
-        return reply
-
-    async def once(
-        self,
-        tenant: str,
-        key: str,
-        fingerprint: str,
-        run: Callable[[], Awaitable[ReplayableReply]],
-        allowed: Callable[[], bool] = lambda: True,
-    ) -> Reply:
         """The stored reply if ``allowed()`` is true, else that of ``run``, which refuses forbidden requests.
+        A stored reply sets ``replayed`` of the exchange.
 
         Raises IdempotencyConflict; DuplicateRequest: the first one is still running after ``wait_s``, or too
         many wait; BackendUnavailable: the store cannot be read.
         """
+        assert exchange.caller is not None
+        tenant = exchange.caller.tenant
         turn = self._turns.setdefault((tenant, key), _Turn(fingerprint))
         if turn.fingerprint != fingerprint:
             raise _conflict()
@@ -112,46 +92,28 @@ class Idempotency:
             raise _still_running()
         turn.users += 1
         try:
-            await self._acquire(turn)
             try:
-                return await self._first_or_stored(tenant, key, fingerprint, run, allowed)
+                async with asyncio.timeout(self._wait_s):
+                    await turn.lock.acquire()
+            except TimeoutError:
+                raise _still_running() from None
+            try:
+                found = await self._read(tenant, key)
+                if found is not None and found[0] != fingerprint:
+                    raise _conflict()
+                if found is not None and allowed():
+                    stored, exchange.replayed = found[1], True
+                    return Reply(stored.status, stored.body, stored.content_type.encode(), (_REPLAY,))
+                reply = await run()
+                if reply.keep:
+                    await self._write(tenant, key, fingerprint, reply)
+                return reply
             finally:
                 turn.lock.release()
         finally:
             turn.users -= 1
             if not turn.users:
                 del self._turns[tenant, key]
-
-    async def _acquire(self, turn: _Turn) -> None:
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await turn.lock.acquire()
-        except TimeoutError:
-            raise _still_running() from None
-
-    async def _first_or_stored(
-        self,
-        tenant: str,
-        key: str,
-        fingerprint: str,
-        run: Callable[[], Awaitable[ReplayableReply]],
-        allowed: Callable[[], bool],
-    ) -> Reply:
-        found = await self._read(tenant, key)
-        if found is not None and found[0] != fingerprint:
-            raise _conflict()
-        if found is not None and allowed():
-            stored = found[1]
-            return Reply(
-                stored.status,
-                stored.body,
-                stored.content_type.encode(),
-                headers=(_REPLAY,),
-            )
-        outcome = await run()
-        if outcome.keep:
-            await self._write(tenant, key, fingerprint, outcome.reply)
-        return outcome.reply
 
     async def _read(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
         try:

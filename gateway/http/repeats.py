@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.forms import form_content
-from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
+from gateway.http.idempotency import Idempotency, fingerprint_of, key_of
 
 IdempotencyKey = Annotated[
     str | None,
@@ -45,14 +45,15 @@ class Repeatable(Struct, frozen=True):
         run: Callable[[], Awaitable[Reply]],
         allowed: Callable[[], bool] = lambda: True,
     ) -> Awaitable[Reply]:
-        """The reply stored for this key and ``body``, or that of ``run``; as :meth:`Idempotency.once`.
+        """The reply stored for this key and ``body``, or that of ``run``; as :meth:`Idempotency.answer`.
 
         An error that ``run`` raises is not stored.
         """
         # No coroutine of its own: it would be one more frame to resume at every wait of a request.
         if self.key is None:
             return run()
-        return self._once(self.key, fingerprint_of(self.path, body), run, allowed)
+        content = fingerprint_of(self.path, body)
+        return self.idempotency.answer(self.exchange, self.key, content, run, allowed)
 
     async def once_of(
         self,
@@ -62,14 +63,6 @@ class Repeatable(Struct, frozen=True):
     ) -> Reply:
         """:meth:`once` for a request whose body is a form."""
         return await self.once(b"" if self.key is None else await form_content(form), run, allowed)
-
-    async def _once(
-        self, key: str, fingerprint: str, run: Callable[[], Awaitable[Reply]], allowed: Callable[[], bool]
-    ) -> Reply:
-        async def kept() -> ReplayableReply:
-            return ReplayableReply(await run(), keep=True)
-
-        return await self.idempotency.answer(self.exchange, key, fingerprint, kept, allowed)
 
 
 async def _repeatable(request: Request, idempotency_key: IdempotencyKey = None) -> Repeatable:

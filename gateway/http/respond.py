@@ -38,7 +38,12 @@ def shape_of(exchange: Exchange, path: str) -> ErrorShape:
 def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply:
     """The whole answer for an error, with its headers."""
     status, body = shape(error, request_id)
-    return Reply(status, body, headers=tuple(_error_headers(error, status)))
+    headers: list[Header] = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return Reply(status, body, headers=tuple(headers), keep=False)
 
 
 def response_of(reply: Reply) -> Response:
@@ -80,12 +85,3 @@ def log_defect(error: BaseException, request_id: str) -> None:
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_LOGGED:]
     place = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
     _log.error("unexpected %s in request %s at %s", type(error).__name__, request_id, place or "no frame")
-
-
-def _error_headers(error: PublicError, status: int) -> list[Header]:
-    headers: list[Header] = []
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    return headers

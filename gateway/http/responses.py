@@ -29,7 +29,7 @@ from gateway.errors import InvalidKey
 from gateway.http.disconnect_watch import DisconnectWatch
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
-from gateway.http.idempotency import Idempotency, ReplayableReply
+from gateway.http.idempotency import Idempotency
 from gateway.http.respond import json_of, page_of
 from gateway.http.routes import AuthenticatedCaller, CallerRoute, ServicesDep, callers_router
 from gateway.http.sinks import STREAM_HEADERS
@@ -71,15 +71,13 @@ class ResponsesEndpoint(GenerationEndpoint):
             await exchange.body(event, more=True)
         await exchange.body(b"", more=False)
 
-    async def _whole(
-        self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch
-    ) -> ReplayableReply:
+    async def _whole(self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch) -> Reply:
         own = cast("ResponsesRequest", asked)
         if not own.background:
             return await super()._whole(exchange, asked, watch)
         exchange.reported = True
         run = await self._services.background.start(own, partial(_run, self._services))
-        return ReplayableReply(Reply(200, orjson.dumps(run.state())), keep=True)
+        return Reply(200, orjson.dumps(run.state()))
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
         own = cast("ResponsesRequest", asked)

@@ -9,8 +9,9 @@ from budgeting.plan import Offload
 from budgeting.values import SectionBudgets
 from gateway.admin.admission import AdmissionBody
 from gateway.admin.prompts import PreviewBody, PromptBody, PromptListed
-from gateway.contracts.values import GenerateRequest
+from gateway.contracts.values import Caller, CallerRole, GenerateRequest
 from gateway.errors import UnknownPromptVersion
+from gateway.http.exchange import Exchange
 
 
 class FakePrompts:
@@ -81,3 +82,14 @@ def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None
         if time.monotonic() > end:
             raise AssertionError("it did not happen in time")
         time.sleep(0.002)
+
+
+def exchange_of(tenant: str) -> Exchange:
+    """The exchange of a tenant's request, which sends nothing."""
+
+    async def send(message: object) -> None:
+        """Send nothing."""
+
+    exchange = Exchange.open({"headers": []}, send, clock=time.monotonic, request_id="r", trace_id="t")
+    exchange.caller = Caller(tenant, CallerRole.CALLER, "key")
+    return exchange

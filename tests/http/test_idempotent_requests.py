@@ -9,8 +9,9 @@ from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Fallback
 from gateway.errors import DuplicateRequest, PublicError
 from gateway.http.exchange import Reply
-from gateway.http.idempotency import MAX_WAITING, Idempotency, ReplayableReply
+from gateway.http.idempotency import MAX_WAITING, Idempotency
 from gateway.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
+from tests.http.fakes import exchange_of
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = {"model": "demo", **BODY}
@@ -119,15 +120,15 @@ async def test_waiting_for_an_equal_request_is_bounded_in_time(connect: Any) -> 
     replies = Idempotency(MemoryIdempotency(), wait_s=0.02)
     release = asyncio.Event()
 
-    async def slow() -> ReplayableReply:
+    async def slow() -> Reply:
         await release.wait()
-        return ReplayableReply(Reply(200, b"{}"), keep=True)
+        return Reply(200, b"{}")
 
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(replies.once("t", "k", "f", slow))
+        first = group.create_task(replies.answer(exchange_of("t"), "k", "f", slow, lambda: True))
         await asyncio.sleep(0)
         with pytest.raises(DuplicateRequest):
-            await replies.once("t", "k", "f", slow)
+            await replies.answer(exchange_of("t"), "k", "f", slow, lambda: True)
         release.set()
     assert first.result().body == b"{}"
     assert replies.in_flight == 0
@@ -138,16 +139,16 @@ async def test_the_number_of_requests_that_wait_for_one_key_is_bounded() -> None
     replies = Idempotency(MemoryIdempotency(), wait_s=5)
     release = asyncio.Event()
 
-    async def slow() -> ReplayableReply:
+    async def slow() -> Reply:
         await release.wait()
-        return ReplayableReply(Reply(200, b"{}"), keep=True)
+        return Reply(200, b"{}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(MAX_WAITING + 1):
-            group.create_task(replies.once("t", "k", "f", slow))
+            group.create_task(replies.answer(exchange_of("t"), "k", "f", slow, lambda: True))
         await asyncio.sleep(0)
         with pytest.raises(DuplicateRequest):
-            await replies.once("t", "k", "f", slow)
+            await replies.answer(exchange_of("t"), "k", "f", slow, lambda: True)
         release.set()
     assert replies.in_flight == 0
 
@@ -157,15 +158,18 @@ async def test_cancelled_requests_of_one_key_leave_none_in_flight() -> None:
     runs = 0
     begun, release = asyncio.Event(), asyncio.Event()
 
-    async def slow() -> ReplayableReply:
+    async def slow() -> Reply:
         nonlocal runs
         runs += 1
         begun.set()
         await release.wait()
-        return ReplayableReply(Reply(200, b"{}"), keep=True)
+        return Reply(200, b"{}")
 
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(replies.once("t", "k", "f", slow)) for _ in range(4)]
+        calls = [
+            group.create_task(replies.answer(exchange_of("t"), "k", "f", slow, lambda: True))
+            for _ in range(4)
+        ]
         await begun.wait()
         calls[0].cancel()
         calls[2].cancel()

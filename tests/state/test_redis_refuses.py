@@ -21,13 +21,14 @@ from gateway.config.state import StateConfig
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import BackendUnavailable, RateLimited
 from gateway.http.exchange import Reply
-from gateway.http.idempotency import Idempotency, ReplayableReply
+from gateway.http.idempotency import Idempotency
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.shared_limits import SharedLimits
 from gateway.state.limits_redis import RedisLimitStore
 from gateway.state.redis_client import connect
 from gateway.wiring.state import make_state
 from tests.gateway.test_gateway_keys import WHO, Process, running, until
+from tests.http.fakes import exchange_of
 from tests.state.servers import RedisServer, redis_server
 
 ANSWER = Reply(200, b'{"text": "an answer"}')
@@ -57,10 +58,10 @@ class Site:
         assert self.here.knows(self.valid) and self.other.knows(self.valid)
 
     async def ask(self, key: str) -> Reply:
-        async def run() -> ReplayableReply:
-            return ReplayableReply(ANSWER, keep=True)
+        async def run() -> Reply:
+            return ANSWER
 
-        return await self.answers.once("acme", key, "print", run)
+        return await self.answers.answer(exchange_of("acme"), key, "print", run, lambda: True)
 
 
 def process(server: RedisServer, folder: Path) -> Process:
