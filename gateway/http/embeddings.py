@@ -1,34 +1,31 @@
 """``/v1/embeddings``: vectors of texts, by workers."""
 
 import asyncio
-from typing import Final
-
-from fastapi import APIRouter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
 
 from gateway.contracts.embeddings import (
     EmbeddingsAnswer,
     EmbeddingsAnswerBody,
     EmbeddingsBody,
+    PooledRequest,
     embeddings_body,
     embeddings_request,
 )
-from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.repeats import Repeats
-from gateway.http.routes import KEY, AuthenticatedCaller, DirectRoute, Json, Raw, ServicesDep, errors
+from gateway.http.repeats import Repeatable, Repeats
+from gateway.http.routes import AuthenticatedCaller, DirectRoute, Json, Raw, ServicesDep, callers_router
+from gateway.ports import Services
 
 INLINE_NUMBERS: Final = 65_536
 """Most characters of base64 that are written as numbers on the event loop; 1 MB takes 20 ms."""
 INLINE_BASE64: Final = 262_144
 """Most characters of base64 that are written on the event loop: they take less time than a thread."""
 
-router = APIRouter(
-    tags=["openai"],
-    route_class=DirectRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 409, 413, 429, 503, 504, model=OpenAIErrorBody),
-)
+T = TypeVar("T")
+router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
@@ -41,13 +38,26 @@ async def embeddings(
 ) -> Reply:
     """Vectors of texts or token ids."""
     asked = embeddings_request(given, origin_of(services, repeats.exchange, caller))
+    ask = partial(services.embeddings.run, asked)
+    return await pooled(services, raw, repeats, asked, ask, lambda answer: vectors_body(answer, given))
+
+
+async def pooled(
+    services: Services,
+    raw: bytes,
+    repeats: Repeatable,
+    asked: PooledRequest,
+    ask: Callable[[], Awaitable[T]],
+    body: Callable[[T], Awaitable[bytes]],
+) -> Reply:
+    """The ``body`` of what workers answer to ``ask``; for a repeated request the stored reply."""
 
     async def run() -> Reply:
-        with services.limiter.running(caller):
+        with services.limiter.running(asked.caller):
             repeats.exchange.reported = True
-            answer = await in_time(services, services.embeddings.run(asked))
+            answer = await in_time(services, ask())
             repeats.release()
-            return Reply(200, await vectors_body(answer, given))
+            return Reply(200, await body(answer))
 
     return await repeats.once(raw, run, lambda: services.embeddings.may_ask(asked))
 

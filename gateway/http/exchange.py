@@ -61,7 +61,7 @@ class Exchange(Struct, eq=False):
     disconnect: ClientDisconnect | None
     request_id: str
     trace_id: str
-    trace_parent: str | None
+    trace_parent: str | None = None
     trace_state: str | None = None
     bodies: BodyMemory | None = None
     # Called when the answer begins, so that the headers report the key's limits at that time.
@@ -80,30 +80,14 @@ class Exchange(Struct, eq=False):
 
     @staticmethod
     def open(
-        scope: Scope,
-        send: Send,
-        *,
-        clock: Callable[[], float],
-        request_id: str,
-        trace_id: str,
-        trace_parent: str | None = None,
-        trace_state: str | None = None,
-        bodies: BodyMemory | None = None,
+        scope: Scope, send: Send, *, clock: Callable[[], float], request_id: str, trace_id: str
     ) -> "Exchange":
         """Create the exchange of a request that has just arrived, and store it for :meth:`of`."""
+        address: str = (scope.get("client") or ("",))[0]
+        method: str = scope.get("method", "WS")
+        headers, disconnect = dict(scope["headers"]), scope.get(SCOPE_KEY)
         exchange = scope[_SCOPE_KEY] = Exchange(
-            send,
-            clock,
-            clock(),
-            dict(scope["headers"]),
-            (scope.get("client") or ("",))[0],
-            scope.get("method", "WS"),
-            scope.get(SCOPE_KEY),
-            request_id,
-            trace_id,
-            trace_parent,
-            trace_state,
-            bodies,
+            send, clock, clock(), headers, address, method, disconnect, request_id, trace_id
         )
         path: str = scope.get("path", "")
         exchange.is_anthropic = path.startswith("/v1/messages") or (

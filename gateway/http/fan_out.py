@@ -7,6 +7,7 @@ from dataclasses import astuple
 from functools import reduce
 from typing import Final, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from budgeting.values import Plan
@@ -25,33 +26,28 @@ class _PromptFailed(Exception):  # ends the group; the part has the error
     """One prompt has no answer, so the other prompts are cancelled."""
 
 
-class _PartSink:
-    """The sink of one prompt. Its choices come after those of the prompts before it."""
+class _PartSink(Struct, eq=False):
+    """The sink of one prompt; forwards all but the end. Its choices come after those of earlier prompts."""
 
-    def __init__(self, sink: Sink, lock: asyncio.Lock, first_choice: int) -> None:
-        self._sink = sink
-        self._lock = lock
-        self._first_choice = first_choice
-        self.answer: Answer | None = None
-        self.failure: tuple[PublicError, str, str] | None = None
+    sink: Sink
+    lock: asyncio.Lock
+    first_choice: int
+    answer: Answer | None = None
+    failure: tuple[PublicError, str, str] | None = None
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Forward the plan."""
-        self._sink.planned(plan, model)
+        self.sink.planned(plan, model)
 
     async def delta(self, delta: Delta) -> None:
-        """Forward a piece with the index that its choice has in the whole answer."""
-        if self._first_choice:
-            delta = replace(delta, index=self._first_choice + delta.index)
-        async with self._lock:
-            await self._sink.delta(delta)
+        if self.first_choice:
+            delta = replace(delta, index=self.first_choice + delta.index)
+        async with self.lock:
+            await self.sink.delta(delta)
 
     async def finish(self, answer: Answer) -> None:
-        """Store the answer."""
         self.answer = answer
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Store the error."""
         self.failure = (error, request_id, trace_id)
 
 

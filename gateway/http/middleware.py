@@ -24,16 +24,10 @@ class EdgeMiddleware:
     framework's responses reach it by a wrapped ``send``.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        services: Services,
-        labels: PathLabels | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, services: Services, labels: PathLabels) -> None:
         self._app = app
         self._services = services
-        self._labels = labels if labels is not None else PathLabels(())
+        self._labels = labels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
@@ -99,13 +93,15 @@ class EdgeMiddleware:
         headers = dict(scope["headers"])
         traceparent, label = headers.get(b"traceparent"), headers.get(b"x-request-id")
         trace_id = None if traceparent is None else trace_of(traceparent)
-        return Exchange.open(
+        exchange = Exchange.open(
             scope,
             send,
             clock=services.clock,
-            bodies=services.bodies,
             request_id=(label and usable_request_id(label)) or services.new_id("req"),
             trace_id=trace_id or os.urandom(16).hex(),
-            trace_parent=traceparent.decode("latin-1").strip() if traceparent and trace_id else None,
-            trace_state=usable_tracestate(headers.get(b"tracestate")) if trace_id else None,
         )
+        exchange.bodies = services.bodies
+        if traceparent and trace_id:
+            exchange.trace_parent = traceparent.decode("latin-1").strip()
+            exchange.trace_state = usable_tracestate(headers.get(b"tracestate"))
+        return exchange

@@ -1,6 +1,6 @@
 """``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``: scores of texts, by workers."""
 
-from collections.abc import Callable
+from functools import partial
 
 from gateway.contracts.rerank import (
     RerankAnswerBody,
@@ -8,15 +8,15 @@ from gateway.contracts.rerank import (
     ScoreAnswer,
     ScoreAnswerBody,
     ScoreBody,
-    ScoreRequest,
     rerank_body,
     rerank_request,
     score_body,
     score_request,
 )
 from gateway.contracts.values import Caller
+from gateway.http.embeddings import pooled
 from gateway.http.exchange import Reply
-from gateway.http.generate import in_time, origin_of
+from gateway.http.generate import origin_of
 from gateway.http.repeats import Repeatable, Repeats
 from gateway.http.routes import AuthenticatedCaller, DirectRoute, Json, Raw, ServicesDep, callers_router
 from gateway.ports import Services
@@ -46,7 +46,11 @@ async def score(
 ) -> Reply:
     """The scores of pairs of texts."""
     asked = score_request(given, origin_of(services, repeats.exchange, caller))
-    return await _scored(services, raw, repeats, asked, lambda answer: score_body(asked, answer))
+
+    async def body(answer: ScoreAnswer) -> bytes:
+        return score_body(asked, answer)
+
+    return await pooled(services, raw, repeats, asked, partial(services.embeddings.score, asked), body)
 
 
 async def _rerank(
@@ -60,24 +64,7 @@ async def _rerank(
 ) -> Reply:
     asked = rerank_request(given, origin_of(services, repeats.exchange, caller))
 
-    def body(answer: ScoreAnswer) -> bytes:
+    async def body(answer: ScoreAnswer) -> bytes:
         return rerank_body(given, asked, answer, documents=documents)
 
-    return await _scored(services, raw, repeats, asked, body)
-
-
-async def _scored(
-    services: Services,
-    raw: bytes,
-    repeats: Repeatable,
-    asked: ScoreRequest,
-    body: Callable[[ScoreAnswer], bytes],
-) -> Reply:
-    async def run() -> Reply:
-        with services.limiter.running(asked.caller):
-            repeats.exchange.reported = True
-            answer = await in_time(services, services.embeddings.score(asked))
-            repeats.release()
-            return Reply(200, body(answer))
-
-    return await repeats.once(raw, run, lambda: services.embeddings.may_ask(asked))
+    return await pooled(services, raw, repeats, asked, partial(services.embeddings.score, asked), body)

@@ -35,15 +35,6 @@ POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
 
 
-class _Unusable(Exception):
-    """The first frame is not a request; has the error to send and the close code."""
-
-    def __init__(self, error: InvalidRequest | BodyTooLarge, close_code: int) -> None:
-        self.error = error
-        self.close_code = close_code
-        super().__init__(error.message)
-
-
 class GenerateSocket:
     """A plain ASGI app for the WebSocket."""
 
@@ -70,7 +61,7 @@ class GenerateSocket:
     async def _serve(self, exchange: Exchange, receive: Receive) -> None:
         sink = SocketSink(exchange)
         try:
-            body = await self._first_frame(receive)
+            body = await self._first_frame(receive, sink)
             # The key may have been revoked since the handshake.
             caller = identify(self._services, exchange)
             await self._services.limiter.enter(caller)
@@ -83,30 +74,30 @@ class GenerateSocket:
                 exchange.reported = True
                 await run_journey(self._services, replace(asked.request, stream=True), sink)
             return
-        except _Unusable as unusable:
-            error, sink.close_code = public_error(unusable.error), unusable.close_code
         except CALLER_ERRORS as refused:
             error = public_error(refused)
         exchange.status, exchange.error = error.status, error
         await sink.fail(error, request_id=exchange.request_id, trace_id=exchange.trace_id)
 
-    async def _first_frame(self, receive: Receive) -> bytes:
+    async def _first_frame(self, receive: Receive, sink: SocketSink) -> bytes:
+        """The request. Raises the error for a frame that is none, after setting the close code."""
         limit = self._services.limits.max_body_bytes
         try:
             async with asyncio.timeout(self._first_frame_s):
                 message = await receive()
         except TimeoutError:
-            late = InvalidRequest(f"no request came within {self._first_frame_s:g} s")
-            raise _Unusable(late, POLICY_VIOLATION) from None
+            sink.close_code = POLICY_VIOLATION
+            raise InvalidRequest(f"no request came within {self._first_frame_s:g} s") from None
         if message["type"] == "websocket.disconnect":
             raise ClientGone
         text = message.get("text")
         if text is None:
-            raise _Unusable(InvalidRequest("the frame is binary; allowed: a text frame"), UNSUPPORTED_DATA)
+            sink.close_code = UNSUPPORTED_DATA
+            raise InvalidRequest("the frame is binary; allowed: a text frame")
         body: bytes = text.encode()
         if len(body) > limit:
-            error = BodyTooLarge(f"the frame is larger than {limit} bytes; allowed: {limit} or fewer")
-            raise _Unusable(error, MESSAGE_TOO_BIG)
+            sink.close_code = MESSAGE_TOO_BIG
+            raise BodyTooLarge(f"the frame is larger than {limit} bytes; allowed: {limit} or fewer")
         return body
 
 

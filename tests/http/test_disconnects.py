@@ -204,7 +204,7 @@ class Clock:
 
 def exchange_over(send: Any, clock: Callable[[], float]) -> Exchange:
     scope = {"type": "http", "headers": []}
-    return Exchange.open(scope, send, clock=clock, request_id="r", trace_id="t", trace_parent=None)
+    return Exchange.open(scope, send, clock=clock, request_id="r", trace_id="t")
 
 
 async def never() -> Any:

@@ -16,6 +16,7 @@ from gateway.config.settings import ServerConfig
 from gateway.errors import PublicError
 from gateway.http.exchange import Exchange
 from gateway.http.middleware import EdgeMiddleware
+from gateway.http.path_labels import PathLabels
 from gateway.http.sinks import SocketSink
 from gateway.http.websocket import GenerateSocket
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services, serving
@@ -140,9 +141,8 @@ async def test_the_sink_sends_the_close_frame_together_with_its_last_event() -> 
         sent.append((message["type"], message.get("code")))
 
     exchange = Exchange.open(
-        {"type": "websocket", "headers": []}, send, clock=time.monotonic, request_id="r", trace_id="t",
-        trace_parent=None,
-    )  # fmt: skip
+        {"type": "websocket", "headers": []}, send, clock=time.monotonic, request_id="r", trace_id="t"
+    )
     await SocketSink(exchange).fail(PublicError(503, "draining", "no"), request_id="r", trace_id="t")
     assert sent == [("websocket.send", None), ("websocket.close", 1000)]
 
@@ -162,7 +162,8 @@ async def test_a_caller_who_sends_nothing_is_closed() -> None:
         sent.append(message)
 
     services = fake_services()
-    app = EdgeMiddleware(GenerateSocket(services, first_frame_s=0.01), services=services)
+    socket = GenerateSocket(services, first_frame_s=0.01)
+    app = EdgeMiddleware(socket, services=services, labels=PathLabels(()))
     scope = {
         "type": "websocket",
         "path": "/v1/generate/ws",

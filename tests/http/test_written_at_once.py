@@ -32,9 +32,7 @@ def exchange(server: Server, flow: Flow | None) -> Exchange:
     scope: dict[str, Any] = {"headers": []}
     if flow is not None:
         scope[SCOPE_KEY] = ClientDisconnect(flow)
-    return Exchange.open(
-        scope, server.send, clock=lambda: 0.0, request_id="req_1", trace_id="0" * 32, trace_parent=None
-    )
+    return Exchange.open(scope, server.send, clock=lambda: 0.0, request_id="req_1", trace_id="0" * 32)
 
 
 def test_a_piece_is_sent_before_write_returns() -> None:
