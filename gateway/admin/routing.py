@@ -20,7 +20,7 @@ from gateway.routing.change import (
     weights_of,
     with_weight,
 )
-from gateway.routing.projection import RoutingProjection
+from gateway.routing.projection import RoutingProjection, UnusableRevision
 from gateway.routing.records import Draft, Stored
 from gateway.routing.refusals import operator_errors
 from gateway.state.audit import Audit
@@ -80,18 +80,11 @@ class RevisionBody(TypedDict):
     config: Mapping[str, Any]
 
 
-class UnusableRevisionBody(TypedDict):
-    """The last revision, which this process cannot use, and the reason."""
-
-    revision: int
-    reason: str
-
-
 class RevisionInForceBody(RevisionBody):
     """The revision in force in this process."""
 
     in_force_since: str
-    behind: UnusableRevisionBody | None
+    behind: UnusableRevision | None
 
 
 class RevisionMadeBody(TypedDict):
@@ -139,13 +132,13 @@ class RoutingAdmin:
 
     def show(self) -> RevisionInForceBody:
         """Return the revision in force in this process, and the last one if this process cannot use it."""
-        stored, behind = self.revisions.in_force, self.revisions.unusable
+        stored = self.revisions.in_force
         if stored is None:
             raise RuntimeError("there is no routing yet")
         return {
             **_shown(stored),
             "in_force_since": _time(self.revisions.in_force_since),
-            "behind": None if behind is None else {"revision": behind.number, "reason": behind.reason},
+            "behind": self.revisions.unusable,
         }
 
     async def apply(self, given: RouteApplyBody, *, who: str) -> RevisionMadeBody:
@@ -193,10 +186,7 @@ class RoutingAdmin:
         given: RouteChangeBody,
         who: str,
     ) -> RevisionMadeBody:
-        def made() -> Awaitable[RevisionMadeBody]:
-            return self._made(action, make, given.comment, given.expected_revision, given.dry_run, who)
-
-        return await self._audited(action, target, given, who, made)
+        return await self._audited(action, target, given, who, lambda: self._made(action, make, given, who))
 
     async def _rolled_back(self, given: RouteRollbackBody, who: str) -> RevisionMadeBody:
         for left in reversed(range(ROLLBACK_TRIES)):
@@ -204,9 +194,9 @@ class RoutingAdmin:
             head = self.revisions.head
             source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
             comment = ": ".join(filter(None, (f"rollback to revision {source.number}", given.comment)))
-            again = _same_as(source)
+            change = given.model_copy(update={"comment": comment, "expected_revision": head})
             try:
-                return await self._made("rollback", again, comment, head, given.dry_run, who)
+                return await self._made("rollback", _same_as(source), change, who)
             except Conflict:
                 # Another change came in between: try again from the revision that is now the last.
                 retried = left and given.expected_revision is None
@@ -218,47 +208,36 @@ class RoutingAdmin:
         self,
         action: str,
         make: Callable[[Stored], Mapping[str, object]],
-        comment: str,
-        expected: int | None,
-        dry_run: bool,
+        given: RouteChangeBody,
         who: str,
     ) -> RevisionMadeBody:
+        """Make the change, unless it alters nothing or is a dry run."""
+
         def decide(last: Stored) -> Draft:
             config, canary = make(last), last.draft.canary
             if canary is not None and not _same_on(canary.route, config, last.draft.config):
                 canary = None  # this change ends the canary
-            return Draft(config, comment, action, canary)
+            return Draft(config, given.comment, action, canary)
 
-        if dry_run:
-            await self.revisions.expect_last(expected)
-            return self._preview(decide)
-        if (unchanged := await self._unchanged(decide, expected)) is not None:
-            return {**_shown(unchanged), "changes": []}  # type: ignore[typeddict-item]  # as below
-        before, stored = await self.revisions.change(decide, author=who, expected=expected)
+        await self.revisions.expect_last(given.expected_revision)
+        last = self.revisions.last()
+        draft = decide(last)
+        self.revisions.check(draft, "config")
+        if given.dry_run:
+            return {
+                "dry_run": True,
+                "revision": None,
+                "parent": self.revisions.head,
+                "comment": draft.comment,
+                "config": draft.config,
+                "changes": differences(last.draft.config, draft.config),
+            }
+        in_force = last.number == self.revisions.head and self.revisions.unusable is None
+        if in_force and same(draft.config, last.draft.config):
+            return {**_shown(last), "changes": []}  # type: ignore[typeddict-item]  # as below
+        before, stored = await self.revisions.change(decide, author=who, expected=given.expected_revision)
         changes = differences(before.draft.config, stored.draft.config)
         return {**_shown(stored), "changes": changes}  # type: ignore[typeddict-item]  # mypy: dry_run may be in it
-
-    async def _unchanged(self, decide: Callable[[Stored], Draft], expected: int | None) -> Stored | None:
-        """Return the revision in force if the change would not alter it."""
-        await self.revisions.expect_last(expected)
-        last = self.revisions.last()
-        draft = decide(last)
-        self.revisions.check(draft, "config")
-        in_force = last.number == self.revisions.head and self.revisions.unusable is None
-        return last if in_force and same(draft.config, last.draft.config) else None
-
-    def _preview(self, decide: Callable[[Stored], Draft]) -> RevisionMadeBody:
-        last = self.revisions.last()
-        draft = decide(last)
-        self.revisions.check(draft, "config")
-        return {
-            "dry_run": True,
-            "revision": None,
-            "parent": self.revisions.head,
-            "comment": draft.comment,
-            "config": draft.config,
-            "changes": differences(last.draft.config, draft.config),
-        }
 
     async def _audited(
         self,

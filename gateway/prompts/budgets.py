@@ -19,7 +19,7 @@ from gateway.contracts.values import Contract, GenerateRequest
 from gateway.prompts.models import Models
 from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersion
-from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
+from gateway.routing.revision import NO_ROUTE_BUDGETS, RouteBudgets
 
 # With ``truncation: auto`` and no budgets, the oldest turns are cut, and only to fit the context length.
 TRUNCATED = SectionBudgets(recent_turns=10**9, older_summary=0)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from gateway.config.section import Section
 from gateway.routing.route_limits import RouteAdmission, RouteResume
 
 
-class _Part(BaseModel):
+class _Part(Section):
     # Records are JSON, which has no infinity or NaN.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 _ModelName = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]

@@ -45,7 +45,7 @@ class NotInForce(Exception):
 class UnusableRevision:
     """The stream's last revision, when this process cannot use it, and the reason."""
 
-    number: int
+    revision: int
     reason: str
 
 

@@ -14,14 +14,35 @@ from budgeting.values import PromptSection
 from gateway.config.yaml_file import explain, load_yaml
 from gateway.routing.check import KnownNames, check_names
 from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig, SimilarQuestions
-from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.route_limits import RESUME, resume_rules, route_limits
+from observability.slo_metrics import SloTargets
 from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
 from resilience.resume import ResumeRules
 
 
 class RoutingFileError(Exception):
     """The routing file cannot be used; the message has one line per fault, with its path in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteBudgets:
+    """A route's token budgets; ``None`` and missing sections take the prompt version's values.
+
+    Args:
+        reserve: tokens reserved for the answer.
+        spare: sections that may use the unused tokens of other sections, in order.
+        max_input_tokens: tokens of the longest prompt; ``None``: as long as the model allows.
+        trim_in: the contracts whose prompts may be trimmed.
+    """
+
+    sections: Mapping[PromptSection, int] = field(default_factory=dict)
+    reserve: int | None = None
+    spare: tuple[PromptSection, ...] | None = None
+    max_input_tokens: int | None = None
+    trim_in: tuple[str, ...] = ("native",)
+
+
+NO_ROUTE_BUDGETS = RouteBudgets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,8 @@ class Revision:
     comment: str = ""
     # For each model that a route names, the route.
     route_of: Mapping[str, str] = field(default_factory=dict)
+    # The service levels of each route, as the metrics read them.
+    targets: Mapping[str, SloTargets] = field(default_factory=dict)
 
 
 def answering(revision: Revision) -> Mapping[str, Collection[str]]:
@@ -135,8 +158,16 @@ def make_revision(
         raise RoutingFileError("\n".join(f"{source}: {fault}" for fault in faults))
     routes = {name: _freeze(name, route, known.limits) for name, route in config.routes.items()}
     route_of = {model: name for name, route in config.routes.items() for model in route.models}
-    frozen = MappingProxyType(routes)
-    return Revision(number, frozen, openai_route, author, comment, MappingProxyType(route_of))
+    targets = {name: SloTargets(route.ttft_slo_ms, route.total_slo_ms) for name, route in routes.items()}
+    return Revision(
+        number,
+        MappingProxyType(routes),
+        openai_route,
+        author,
+        comment,
+        MappingProxyType(route_of),
+        MappingProxyType(targets),
+    )
 
 
 def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Route:

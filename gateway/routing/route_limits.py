@@ -3,16 +3,17 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from admission.values import AdmissionLimits
 from gateway.config.admission import RungConfig
+from gateway.config.section import Section
 from resilience.resume import ResumeRules
 
 _Ms = Annotated[float, Field(ge=0, le=3_600_000)]
 
 
-class RouteAdmission(BaseModel):
+class RouteAdmission(Section):
     """Admission thresholds of one route; an unset one has the value of the section ``admission``.
 
     Keys of a backend, not of a request (``max_in_flight``, ``aging_seconds``, ``output_quantile``,
@@ -23,8 +24,6 @@ class RouteAdmission(BaseModel):
     * ``refuse_late``: a request whose first token would be later than ``ttft_ms`` is refused at once.
     * ``limit_follows``: the targets of the adaptive limit; unset: both, if the route has a ``tpot_ms``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
@@ -77,7 +76,7 @@ def route_limits(
     return replace(default, **own) if own else base
 
 
-class RouteResume(BaseModel):
+class RouteResume(Section):
     """The route's ``resume`` section.
 
     Args:
@@ -90,8 +89,6 @@ class RouteResume(BaseModel):
             0 buffers none, so that the first token is never delayed.
         commit_ms: longest time that they are buffered; a quarter of the 200 ms target for the first token.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = True
     wait_ms: _Ms = 2_000

@@ -7,7 +7,6 @@ from prometheus_client.registry import Collector
 from gateway.admin.admission import AdmissionAdmin
 from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
-from gateway.routing.slo_targets import RevisionTargets
 from gateway.wiring.core import Core
 from gateway.wiring.serving import ServingParts
 from observability.admission_metrics import gate_families
@@ -55,7 +54,7 @@ def make_metrics(
         sluice_requests_in_flight=lambda: serving.in_flight.in_flight,
         sluice_routing_revision=lambda: routing.number,
     )
-    metrics.slo.read(RevisionTargets(core.control.revision))
+    metrics.slo.read(lambda: core.control.revision().targets)
     for collector in collectors(core, serving, admission):
         metrics.registry.register(collector)
     if dropped_log_lines is not None:

@@ -31,7 +31,6 @@ from gateway.ports import Services
 from gateway.requests.body_memory import RECORDINGS, UPLOADS, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
-from gateway.routing.slo_targets import RevisionTargets
 from gateway.routing.target import may_use
 from gateway.wiring.core import Core
 from gateway.wiring.foundation import Foundation, seal_keys_of
@@ -155,7 +154,7 @@ def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
         figures=base.rolling_stats.figures,
         backends=backends,
         workers=core.backends.engines.workers,
-        targets=RevisionTargets(core.control.revision),
+        targets=lambda: core.control.revision().targets,
         store=base.state.store,
         version=base.version,
         audit=base.audit,

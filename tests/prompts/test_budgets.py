@@ -14,8 +14,7 @@ from gateway.contracts.values import Caller, CallerRole, Contract, GenerateReque
 from gateway.prompts.budgets import TRUNCATED, budget_request
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.check import KnownNames
-from gateway.routing.revision import RoutingFileError, make_revision
-from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
+from gateway.routing.revision import NO_ROUTE_BUDGETS, RouteBudgets, RoutingFileError, make_revision
 
 PROMPT = CanonicalPrompt(system=("S",))
 

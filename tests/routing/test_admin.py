@@ -345,7 +345,7 @@ async def test_a_process_that_cannot_use_a_revision_keeps_the_last_good_one_and_
             shown = small.admin.show()
             assert shown["revision"] == 2 and small.weights() == {"local": 100}
             assert shown["behind"] is not None
-            assert shown["behind"]["revision"] == 3 and "'pool'" in shown["behind"]["reason"]
+            assert shown["behind"].revision == 3 and "'pool'" in shown["behind"].reason
             await small.roll_back(2)
             assert small.admin.show()["revision"] == 4 and small.admin.show()["behind"] is None
 
