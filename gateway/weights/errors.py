@@ -15,40 +15,12 @@ class UnknownLocation(FetchError):
     """The address is not a folder, hub id or S3 prefix."""
 
 
-class LibraryMissing(FetchError):
-    """The library that this location needs is not installed."""
-
-
 class NotThere(FetchError):
     """The source has no such bucket, prefix, key, model or revision."""
 
 
-class AccessDenied(FetchError):
-    """There are no credentials, or they do not allow this."""
-
-
 class Unreachable(FetchError):
     """The source does not answer, or the connection broke repeatedly."""
-
-
-class Changed(FetchError):
-    """A file was replaced at its source while it was fetched."""
-
-
-class Corrupt(FetchError):
-    """A file's checksum was wrong, also after a second fetch."""
-
-
-class DiskFull(FetchError):
-    """The cache folder has no room."""
-
-
-class CacheUnusable(FetchError):
-    """The cache folder cannot be read or written."""
-
-
-class TookTooLong(FetchError):
-    """``weights.timeout_seconds`` have passed."""
 
 
 class FetchStopped(FetchError):
@@ -58,10 +30,10 @@ class FetchStopped(FetchError):
 def disk_error(error: OSError, folder: Path) -> FetchError:
     """Return the fetch error for an error of the file system under ``folder``."""
     if error.errno in _FULL:
-        return DiskFull(
+        return FetchError(
             f"{folder}: {error.strerror}; free some space or set weights.cache_folder to a larger disk, what "
             "has arrived is kept"
         )
-    return CacheUnusable(
+    return FetchError(
         f"{folder}: {error.strerror or error}; set weights.cache_folder to a folder that this user may write"
     )

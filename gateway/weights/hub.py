@@ -4,7 +4,7 @@ The library cannot be interrupted, so a stop kills the child; received bytes sta
 the next fetch. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are honoured.
 
 The child gets one argument, ``{"repo", "revision", "small"}``, and prints one JSON object per line: twice a
-second ``{"done", "total"}``, at the end ``{"path"}`` or ``{"error", "message"}`` with the name of an error.
+second ``{"done", "total"}``, at the end ``{"path"}`` or ``{"error"}``.
 """
 
 import errno
@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gateway.weights import errors
+from gateway.weights.errors import FetchError, FetchStopped, UnknownLocation
 from gateway.weights.location import HubModel, is_small, locate, needed, unneeded_patterns
 from gateway.weights.values import OnProgress, Progress, ignore
 
@@ -29,12 +29,12 @@ HUB_TIMEOUT_S = 10.0
 class HubFetcher:
     """Fetches from the hub; ``into`` is ignored, because the hub's cache is shared with other programs.
 
-    The constructor raises LibraryMissing without huggingface_hub.
+    The constructor raises FetchError without huggingface_hub.
     """
 
     def __init__(self) -> None:
         if importlib.util.find_spec("huggingface_hub") is None:
-            raise errors.LibraryMissing("a hub id needs huggingface_hub: pip install 'sluice-gateway[hub]'")
+            raise FetchError("a hub id needs huggingface_hub: pip install 'sluice-gateway[hub]'")
 
     def fetch(
         self,
@@ -47,7 +47,7 @@ class HubFetcher:
     ) -> Path:
         location = locate(url)
         if not isinstance(location, HubModel):
-            raise errors.UnknownLocation(f"{url!r} is not hf://org/name")
+            raise UnknownLocation(f"{url!r} is not hf://org/name")
         repo = location.repo
         request = {"repo": repo, "revision": location.revision, "small": small}
         with subprocess.Popen(
@@ -62,22 +62,21 @@ class HubFetcher:
             try:
                 for line in child.stdout:
                     if stop is not None and stop.is_set():
-                        raise errors.FetchStopped(f"{repo}: fetching was stopped; what has arrived is kept")
+                        raise FetchStopped(f"{repo}: fetching was stopped; what has arrived is kept")
                     if not line.startswith("{"):
                         continue
                     message = json.loads(line)
                     if "path" in message:
                         return Path(message["path"])
                     if "error" in message:
-                        raise getattr(errors, message["error"])(f"{repo}: {message['message']}")
+                        raise FetchError(f"{repo}: {message['error']}")
                     on_progress(Progress(message["done"], message["total"]))
             finally:
                 child.kill()
-        raise errors.Unreachable(f"{repo}: the hub's library ended without an answer; start again")
+        raise FetchError(f"{repo}: the hub's library ended without an answer; start again")
 
 
 def main() -> None:
-    """Run the child process."""
     request = json.loads(sys.argv[1])
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -106,8 +105,7 @@ def main() -> None:
         try:
             answer = {"path": _download(request["repo"], request["revision"], request["small"], Counter)}
         except Exception as error:  # the library raises its own errors, its HTTP client's and OSErrors
-            kind, message = _meaning(error)
-            answer = {"error": kind.__name__, "message": message}
+            answer = {"error": _meaning(error)}
         over.set()
         ticker.join()
         _send(**answer)
@@ -138,36 +136,31 @@ def _download(repo: str, revision: str | None, small: bool, counter: Any) -> str
     )
 
 
-def _meaning(error: Exception) -> tuple[type[errors.FetchError], str]:
+def _meaning(error: Exception) -> str:
     import huggingface_hub.errors as hub
 
     if isinstance(error, hub.GatedRepoError):
-        return errors.AccessDenied, "the model is gated; accept its terms on the hub and set HF_TOKEN"
+        return "the model is gated; accept its terms on the hub and set HF_TOKEN"
     if isinstance(error, hub.RepositoryNotFoundError):
-        return errors.NotThere, (
-            "there is no such folder here, and no such model on the hub that HF_TOKEN may read"
-        )
+        return "there is no such folder here, and no such model on the hub that HF_TOKEN may read"
     if isinstance(error, hub.RevisionNotFoundError):
-        return errors.NotThere, "the model has no such revision; check the part after @ in engine.model"
+        return "the model has no such revision; check the part after @ in engine.model"
     if isinstance(error, (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)):
-        return errors.Unreachable, (
+        return (
             "not in the hub's cache (HF_HOME), and the hub is not reached or HF_HUB_OFFLINE is set; fetch it "
             "once with the network, or give engine.model a folder or s3:// prefix"
         )
     if isinstance(error, hub.HfHubHTTPError):
         status = getattr(error.response, "status_code", 0)
-        if status in (401, 403):
-            return (
-                errors.AccessDenied,
-                f"the hub says {status}; set HF_TOKEN to a token that may read the model",
-            )
-        return errors.Unreachable, f"the hub says {status}; try again later"
+        denied = status in (401, 403)
+        advice = "set HF_TOKEN to a token that may read the model" if denied else "try again later"
+        return f"the hub says {status}; {advice}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return errors.DiskFull, "the disk of HF_HOME is full; free some space or set HF_HOME to a larger disk"
+        return "the disk of HF_HOME is full; free some space or set HF_HOME to a larger disk"
     if isinstance(error, PermissionError):
-        return errors.CacheUnusable, "HF_HOME cannot be written; set it to a folder that this user may write"
+        return "HF_HOME cannot be written; set it to a folder that this user may write"
     text = " ".join(str(error).split())[:300]
-    return errors.Unreachable, (
+    return (
         f"there is no such folder here, and the hub does not answer ({type(error).__name__}: {text}); give "
         "engine.model an existing folder, or check the network, HF_ENDPOINT and the proxy"
     )

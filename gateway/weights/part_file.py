@@ -50,7 +50,6 @@ class PartFile:
 
     @property
     def received_bytes(self) -> int:
-        """The number of received bytes."""
         return sum(self._counts)
 
     @property

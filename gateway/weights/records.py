@@ -20,7 +20,6 @@ class CacheFolder:
         self._state = folder / STATE
 
     def path(self, name: str) -> Path:
-        """Return the path of a complete file."""
         return self.folder / name
 
     def part(self, name: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from gateway.config.engine import WeightsSection
-from gateway.weights.errors import DiskFull, NotThere, UnknownLocation, Unreachable, disk_error
+from gateway.weights.errors import FetchError, NotThere, UnknownLocation, Unreachable, disk_error
 from gateway.weights.location import S3Prefix, is_safe, is_small, locate, needed
 from gateway.weights.records import CacheFolder
 from gateway.weights.s3_client import make_client, meaning
@@ -27,7 +27,7 @@ MAX_FILES = 10_000
 class S3Fetcher:
     """Fetches from S3 with one client; ``free_bytes`` returns the free disk space of a folder.
 
-    Raises LibraryMissing without boto3 or filelock.
+    Raises FetchError without boto3 or filelock.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class S3Fetcher:
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
-        """Fetch the files under ``s3://bucket/prefix``; see :class:`values.Fetcher`."""
         prefix = _prefix(url)
         cache = CacheFolder(self.folder(url, into))
         try:
@@ -104,7 +103,7 @@ class S3Fetcher:
         here = sum(_blocks_on_disk(cache.part(file.name)) for file in files)
         free = self._free_bytes(cache.folder)
         if lacking - here > free:
-            raise DiskFull(
+            raise FetchError(
                 f"{cache.folder}: {(lacking - here) / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are "
                 "free; free some space or set weights.cache_folder to a larger disk"
             )

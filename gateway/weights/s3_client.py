@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.config.engine import WeightsSection
-from gateway.weights.errors import AccessDenied, Changed, FetchError, LibraryMissing, NotThere, Unreachable
+from gateway.weights.errors import FetchError, NotThere, Unreachable
 
 # The client's attempts for one request, until the body begins.
 REQUEST_ATTEMPTS = 3
@@ -18,14 +18,14 @@ _CHANGED = frozenset({"412", "PreconditionFailed"})
 def make_client(section: WeightsSection) -> Any:
     """Make a thread-safe client; credentials come from the AWS SDK's usual chain.
 
-    Raises LibraryMissing, or FetchError for malformed credentials or a malformed endpoint.
+    Raises FetchError without boto3, for malformed credentials or a malformed endpoint.
     """
     try:
         import boto3
         import botocore.config
         import botocore.exceptions
     except ImportError:
-        raise LibraryMissing("s3:// needs boto3: pip install 'sluice-gateway[s3]'") from None
+        raise FetchError("s3:// needs boto3: pip install 'sluice-gateway[s3]'") from None
     try:
         return boto3.session.Session(region_name=section.region).client(
             "s3",
@@ -42,9 +42,7 @@ def make_client(section: WeightsSection) -> Any:
             ),
         )
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise AccessDenied(
-            f"S3 client: {one_line(error)}; see weights.endpoint_url and AWS_PROFILE"
-        ) from None
+        raise FetchError(f"S3 client: {one_line(error)}; see weights.endpoint_url and AWS_PROFILE") from None
 
 
 def transient(error: BaseException) -> bool:
@@ -69,15 +67,15 @@ def meaning(error: Exception, where: str) -> FetchError:
         if code in _NOT_THERE:
             return NotThere(f"{message}; check the bucket and the prefix of engine.model")
         if code in _DENIED:
-            return AccessDenied(
+            return FetchError(
                 f"{message}; the credentials need s3:ListBucket and s3:GetObject there (AWS_PROFILE, "
                 "AWS_ACCESS_KEY_ID or the machine's role)"
             )
         if code in _CHANGED:
-            return Changed(f"{where} was replaced while it was fetched; start again")
+            return FetchError(f"{where} was replaced while it was fetched; start again")
         return Unreachable(f"{message}; try again, or see weights.endpoint_url and weights.region")
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError, boto.TokenRetrievalError)):
-        return AccessDenied(
+        return FetchError(
             f"{where}: no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or give the machine a role"
         )
@@ -87,5 +85,4 @@ def meaning(error: Exception, where: str) -> FetchError:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of a library's error on one line."""
     return " ".join(str(error).split())

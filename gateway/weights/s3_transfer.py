@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
-from gateway.weights.errors import Corrupt, FetchError, FetchStopped, LibraryMissing, Unreachable
+from gateway.weights.errors import FetchError, FetchStopped, Unreachable
 from gateway.weights.location import S3Prefix, is_small
 from gateway.weights.part_file import PartFile
 from gateway.weights.records import CacheFolder
@@ -121,7 +121,7 @@ class Transfer:
                     return
                 part.discard()
                 self._bytes.add(-file.size)
-        raise Corrupt(
+        raise FetchError(
             f"{self._prefix.url}/{file.name}: {wrong}, twice; the source's file is damaged: upload it again"
         )
 
@@ -183,7 +183,7 @@ class Transfer:
         try:
             from filelock import FileLock, Timeout
         except ImportError:
-            raise LibraryMissing("s3:// needs filelock: pip install 'sluice-gateway[s3]'") from None
+            raise FetchError("s3:// needs filelock: pip install 'sluice-gateway[s3]'") from None
         lock = FileLock(self._cache.lock(file.name))
         try:
             lock.acquire(poll_interval=LOCK_POLL_S, cancel_check=self._stopped)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gateway.config.engine import EngineSection, WeightsSection
 from gateway.config.settings import Settings
-from gateway.weights.errors import FetchStopped, TookTooLong
+from gateway.weights.errors import FetchError, FetchStopped
 from gateway.weights.hub import HubFetcher
 from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, locate
 from gateway.weights.s3 import S3Fetcher
@@ -38,7 +38,6 @@ class Weights:
 
     @property
     def remote(self) -> bool:
-        """Whether there is something to fetch."""
         return self.url is not None
 
     async def fetch(self, on_progress: OnProgress = ignore) -> Path:
@@ -53,7 +52,7 @@ class Weights:
                     fetcher.fetch, url, self.cache, on_progress=on_progress, stop=stop
                 )
         except TimeoutError:
-            raise TookTooLong(
+            raise FetchError(
                 f"{self.source}: not here after weights.timeout_seconds ({self.timeout_s:g}); what has "
                 "arrived is kept: start again, or raise it"
             ) from None
@@ -125,7 +124,7 @@ def _small(fetcher: Fetcher, location: HubModel | S3Prefix, cache: Path) -> Path
     try:
         return fetcher.fetch(url, cache, small=True, stop=stop)
     except FetchStopped:
-        raise TookTooLong(
+        raise FetchError(
             f"{url}: configuration and tokenizer are not here after {SMALL_TIMEOUT_S:g} s; start again"
         ) from None
     finally:

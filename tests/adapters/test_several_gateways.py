@@ -20,7 +20,7 @@ from gateway.admin.adapters import AddBody, CommentBody, PromoteBody, ReportBody
 from gateway.config.adapters_file import RegistryContent
 from gateway.errors import BackendUnavailable, NoSuchAdapter
 from gateway.state.memory import MemoryStreams
-from gateway.weights.errors import AccessDenied, NotThere
+from gateway.weights.errors import FetchError, NotThere
 from gateway.weights.values import OnProgress, Progress, ignore
 from resilience.failures import BackendFailure
 from tests.adapters import crafted
@@ -248,7 +248,7 @@ async def test_an_adapter_comes_from_s3_and_what_is_not_there_or_not_allowed_is_
         with pytest.raises(AdapterRejected) as caught:
             await one.admin.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
         assert caught.value.code is Rejection.NOT_FOUND
-        bucket.error = AccessDenied("s3://bucket/b: not allowed")
+        bucket.error = FetchError("s3://bucket/b: not allowed")
         with pytest.raises(AdapterNotHere, match="not allowed"):
             await one.admin.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
         bucket.total = 9 << 30

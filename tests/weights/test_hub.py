@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.weights.errors import AccessDenied, FetchError, FetchStopped, NotThere, Unreachable
+from gateway.weights.errors import FetchError
 from gateway.weights.hub import HubFetcher
 from gateway.weights.values import Progress
 from tests.weights.fake_hub import COMMIT, Hub, hub
@@ -61,19 +61,17 @@ def test_the_hubs_cache_serves_without_the_hub(
 
 
 @pytest.mark.parametrize(
-    ("url", "kind", "message"),
+    ("url", "message"),
     [
-        ("org/nothing", NotThere, "no such model"),
-        ("org/llama@v9", NotThere, "no such revision"),
-        ("org/gated", AccessDenied, "gated"),
+        ("org/nothing", "no such model"),
+        ("org/llama@v9", "no such revision"),
+        ("org/gated", "gated"),
     ],
 )
-def test_what_the_hub_refuses_is_one_clear_line(
-    models: Hub, tmp_path: Path, url: str, kind: type[FetchError], message: str
-) -> None:
+def test_what_the_hub_refuses_is_one_clear_line(models: Hub, tmp_path: Path, url: str, message: str) -> None:
     models.models["org/gated"] = dict(FILES)
     models.gated.add("org/gated")
-    with pytest.raises(kind, match=message) as caught:
+    with pytest.raises(FetchError, match=message) as caught:
         HubFetcher().fetch(url, tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -82,7 +80,7 @@ def test_offline_with_an_empty_cache_says_what_to_do(
     models: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(Unreachable, match="HF_HUB_OFFLINE"):
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE"):
         HubFetcher().fetch("org/llama", tmp_path)
 
 
@@ -92,6 +90,6 @@ def test_a_stop_ends_the_child(models: Hub, tmp_path: Path, monkeypatch: pytest.
     stop = threading.Event()
     stop.set()
     began = time.monotonic()
-    with pytest.raises((FetchStopped, Unreachable)):
+    with pytest.raises(FetchError):
         HubFetcher().fetch("org/llama", tmp_path, stop=stop)
     assert time.monotonic() - began < 9
