@@ -41,7 +41,6 @@ class AdmissionConfig(Section):
     ladder: tuple[RungConfig, ...] | None = None
 
     def limits(self) -> AdmissionLimits:
-        """Convert the thresholds to admission's units."""
         return AdmissionLimits(
             max_queue=self.max_queue,
             max_queue_tokens=self.max_queue_tokens,

@@ -177,28 +177,21 @@ class OpenAIBackend(AffinitySection):
         return (self.unknown_fields or by_dialect).features
 
     @model_validator(mode="after")
-    def _workers_can_load(self) -> Self:
-        """Refuse ``load_adapters`` for other dialects: only vLLM has endpoints to load adapters."""
+    def _fits_together(self) -> Self:
+        """Refuse ``load_adapters`` for dialects that have no endpoints for it, all but vLLM's; two sources of
+        the API key; TLS settings that no URL would use; and a worker that is named twice.
+        """
         if self.load_adapters and self.dialect not in ("auto", "vllm"):
             raise ValueError(
                 f"load_adapters: workers of dialect {self.dialect!r} load none for us;"
                 " allowed: 'vllm' or 'auto'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_key_and_used_tls(self) -> Self:
-        """Refuse two sources of the API key, and TLS settings that no URL would use."""
         if self.api_key_env is not None and self.api_key_file is not None:
             raise ValueError("api_key_env and api_key_file are both set; allowed: one of both")
         if self.tls.key_file is not None and self.tls.cert_file is None:
             raise ValueError("tls.key_file needs tls.cert_file, the certificate of this key")
         if self.tls != TlsSection() and not any(url.startswith("https:") for url in self.base_urls):
             raise ValueError("tls: none of base_urls is https://; leave it out, or correct base_urls")
-        return self
-
-    @model_validator(mode="after")
-    def _urls_differ(self) -> Self:
         bare = [url.rstrip("/") for url in self.base_urls]
         if len(set(bare)) != len(bare):
             raise ValueError("base_urls: a worker is named twice; name each once")

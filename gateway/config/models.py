@@ -36,7 +36,6 @@ class ModelSection(Section):
 
     @property
     def image_cost(self) -> ImageCost:
-        """How many tokens an image uses."""
         return DEFAULT_COST if self.images is None else self.images.cost
 
 

@@ -79,28 +79,21 @@ class ServerConfig(Section):
     console: bool = True
 
     @model_validator(mode="after")
-    def _lame_duck_within_drain(self) -> Self:
-        """Refuse a lame-duck time longer than the drain, which includes it."""
+    def _fits_together(self) -> Self:
+        """Refuse a lame-duck time longer than the drain, which includes it; a body memory of which one
+        tenant's share, a half, cannot hold the largest body; and one port for both listeners, because the
+        port decides which paths a request may reach.
+        """
         if self.lame_duck_seconds > self.drain_seconds:
             raise ValueError(
                 f"server.lame_duck_seconds is {self.lame_duck_seconds:g}; "
                 f"allowed: at most server.drain_seconds, {self.drain_seconds:g}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_body_within_a_share(self) -> Self:
-        """Refuse a body memory of which one tenant's share, a half, cannot hold the largest body."""
         if self.max_bodies_bytes is not None and self.max_bodies_bytes < 2 * self.max_body_bytes:
             raise ValueError(
                 f"server.max_bodies_bytes is {self.max_bodies_bytes}; allowed: at least twice "
                 f"server.max_body_bytes, {2 * self.max_body_bytes}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _two_ports(self) -> Self:
-        """Refuse one port for both listeners: the port decides which paths a request may reach."""
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("server.admin_host needs server.admin_port")
         if self.admin_port and self.admin_port == self.port:
@@ -247,17 +240,8 @@ class Settings(Section):
         sections = self.engine_sections
         return {name: sections[one.engine] for name, one in self.backends.items() if one.kind == "engine"}
 
-    @model_validator(mode="after")
-    def _models_are_served(self) -> Self:
-        """Refuse a name that two models have, and a model that no backend serves."""
-        fault = next(model_faults(self.models, self.backends, self.engine_sections), None)
-        if fault is not None:
-            raise ValueError(fault)
-        return self
-
     @property
     def model_aliases(self) -> Mapping[str, str]:
-        """The model's id for each alias."""
         return {alias: model for model, section in self.models.items() for alias in section.aliases}
 
     def incapable(self, model: str) -> frozenset[Feature]:
@@ -283,8 +267,13 @@ class Settings(Section):
         return backend.price or next((one.price for one in sections), None)
 
     @model_validator(mode="after")
-    def _limits_are_of_backends(self) -> Self:
-        """Refuse a limit of an unknown backend, and limits of money where no price counts."""
+    def _models_and_limits_are_of_backends(self) -> Self:
+        """Refuse a name that two models have, a model that no backend serves, a limit of an unknown backend,
+        and limits of money where no price counts.
+        """
+        fault = next(model_faults(self.models, self.backends, self.engine_sections), None)
+        if fault is not None:
+            raise ValueError(fault)
         if self.auth.tenant_budgets and not self.priced:
             raise ValueError(
                 "auth.tenant_budgets needs a price, else it limits nothing; allowed: a price in "
