@@ -89,8 +89,8 @@ async def generate(
         return StreamingResponse(events(), media_type="text/event-stream")
     sink = WholeSink()
     await run_journey(services, asked, sink)
-    assert sink.answer is not None
-    return orjson.loads(answer_json(sink.answer))
+    assert isinstance(sink.end, Answer)
+    return orjson.loads(answer_json(sink.end))
 
 
 async def ask(app: ASGIApp, path: str, body: bytes) -> int:

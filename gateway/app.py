@@ -21,7 +21,7 @@ from gateway.errors import PublicError, public_error
 from gateway.http import (
     audio,
     batches,
-    count_tokens,
+    console,
     embeddings,
     files,
     models,
@@ -31,13 +31,10 @@ from gateway.http import (
     responses,
     tokenize,
 )
-from gateway.http import console as console_pages
 from gateway.http.admin import (
     adapters,
     canary,
     chaos,
-    console,
-    evaluations,
     keys,
     process,
     prompts,
@@ -62,11 +59,11 @@ _ROUTERS: Final = (
     monitors.deep_router,
     models.router,
     tokenize.router,
-    count_tokens.router,
+    tokenize.messages,
     embeddings.router,
     rerank.router,
     audio.router,
-    count_tokens.responses,
+    tokenize.responses,
     responses.router,
     files.uploads,
     files.router,
@@ -74,8 +71,6 @@ _ROUTERS: Final = (
     batches.router,
     adapters.router,
     canary.router,
-    console.router,
-    evaluations.router,
     keys.router,
     process.router,
     prompts.router,
@@ -193,7 +188,7 @@ def create_app(
     app.state.direct = endpoints
     app.state.created = int(services.unix_time())
     app.router.routes.extend(routes)
-    static = (*pages.ROUTES, *console_pages.ROUTES) if services.limits.console else pages.ROUTES
+    static = (*pages.ROUTES, *console.ROUTES) if services.limits.console else pages.ROUTES
     app.router.routes.extend(page for page in static if shown(page.path))
     for error in CALLER_ERRORS:
         app.add_exception_handler(error, _known_error)

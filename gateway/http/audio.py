@@ -10,15 +10,14 @@ from gateway.contracts.audio import AudioRequest, Task, audio_request, transcrip
 from gateway.contracts.openai_answer import error_json
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
-from gateway.contracts.values import Caller
 from gateway.errors import BodyTooLarge, public_error
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.forms import read_form
 from gateway.http.generate import in_time, origin_of
-from gateway.http.repeats import Repeatable, Repeats
+from gateway.http.idempotency import Call, CallDep
 from gateway.http.respond import CALLER_ERRORS, response_of
-from gateway.http.routes import AuthenticatedCaller, CreationRoute, ServicesDep, callers_router
+from gateway.http.routes import CreationRoute, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 
@@ -29,29 +28,24 @@ router = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503, 5
 
 
 @router.post("/transcriptions")
-async def transcriptions(
-    request: Request, services: ServicesDep, caller: AuthenticatedCaller, repeats: Repeats
-) -> Response:
+async def transcriptions(request: Request, call: CallDep) -> Response:
     """Text of a recording in its own language; the body is a form with ``file``, ``model``, and options."""
-    return await _answer("transcriptions", request, services, caller, repeats)
+    return await _answer("transcriptions", request, call)
 
 
 @router.post("/translations")
-async def translations(
-    request: Request, services: ServicesDep, caller: AuthenticatedCaller, repeats: Repeats
-) -> Response:
+async def translations(request: Request, call: CallDep) -> Response:
     """The text of a recording in English, or in ``to_language``."""
-    return await _answer("translations", request, services, caller, repeats)
+    return await _answer("translations", request, call)
 
 
-async def _answer(
-    task: Task, request: Request, services: Services, caller: Caller, repeats: Repeatable
-) -> Response:
-    exchange, most = repeats.exchange, services.limits.max_audio_bytes
-    with services.recordings.holding(caller.tenant) as arrived:
+async def _answer(task: Task, request: Request, call: Call) -> Response:
+    services, exchange = call.services, call.exchange
+    most = services.limits.max_audio_bytes
+    with services.recordings.holding(call.caller.tenant) as arrived:
         form = await in_time(services, read_form(request, most, arrived))
         try:
-            asked = await _asked(task, form, most, origin_of(services, exchange, caller))
+            asked = await _asked(task, form, most, origin_of(services, exchange, call.caller))
             async with until_gone(exchange, request.receive, services.clock) as watch:
                 if asked.recording.stream:
                     exchange.reported = True
@@ -64,7 +58,7 @@ async def _answer(
                     body, media_type = transcript_body(asked, answer.body or {})
                     return Reply(200, body, media_type)
 
-                reply = await repeats.once_of(form, run, lambda: services.embeddings.may_ask(asked))
+                reply = await call.once_of(form, run, lambda: services.embeddings.may_ask(asked))
                 return response_of(reply)
         finally:
             await form.close()

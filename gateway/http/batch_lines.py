@@ -17,7 +17,7 @@ from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.values import Answer, Caller, CallerRole
-from gateway.errors import Internal, InvalidKey, PublicError, public_error
+from gateway.errors import InvalidKey, PublicError, public_error
 from gateway.http.embeddings import vectors_body
 from gateway.http.generate import run_journey
 from gateway.http.generating import dialects_of
@@ -55,11 +55,9 @@ class BatchLines:
         self._dialects = dialects_of(services)
 
     def ready(self) -> bool:
-        """Whether this gateway takes requests."""
         return not self._stopping() and self._services.health.ready()[0]
 
     def stopping(self) -> bool:
-        """Whether the gateway drains."""
         return self._stopping()
 
     def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
@@ -79,7 +77,6 @@ class BatchLines:
         return None
 
     async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
-        """Run a line. If this is cancelled, nothing is billed."""
         own = f"{batch.batch_id.removeprefix('batch_')}_{line.number}"
         origin: RequestOrigin | None = None
         try:
@@ -120,9 +117,8 @@ class BatchLines:
         services, sink = self._services, WholeSink()
         deadline = services.clock() + services.limits.request_timeout_seconds
         await run_journey(services, structs.replace(asked.request, deadline=deadline), sink)
-        if sink.answer is not None:
-            return sink.answer
-        return sink.error or public_error(Internal("the request ended without an answer"))
+        assert sink.end is not None  # run_journey ends every sink
+        return sink.end
 
     def _parsed(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         asked = self._dialects[batch.endpoint].parse(body, origin)

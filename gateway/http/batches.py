@@ -8,14 +8,13 @@ from fastapi import Query, Response
 from gateway.contracts.batches import BatchBody, BatchesBody, BatchObject
 from gateway.errors import Forbidden
 from gateway.http.exchange import Reply
-from gateway.http.repeats import Repeats
+from gateway.http.idempotency import CallDep
 from gateway.http.respond import json_of, page_of, response_of
 from gateway.http.routes import (
     AuthenticatedCaller,
     CallerRoute,
     CreationRoute,
     Json,
-    Raw,
     ServicesDep,
     callers_router,
 )
@@ -25,10 +24,9 @@ creation = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503)
 
 
 @creation.post("/v1/batches", response_model=BatchObject)
-async def create_batch(
-    given: Json[BatchBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
-) -> Response:
+async def create_batch(given: Json[BatchBody], call: CallDep) -> Response:
     """Begin a batch; its file is checked first."""
+    services, caller = call.services, call.caller
     if caller.by_front:
         raise Forbidden("a key of role 'front' may not use batches: a front runs those of its tenants itself")
 
@@ -36,7 +34,7 @@ async def create_batch(
         made = await services.batches.create(caller, services.new_id("batch"), given)
         return Reply(200, orjson.dumps(made))
 
-    return response_of(await repeats.once(raw, run))
+    return response_of(await call.once(run))
 
 
 @router.get("", response_model=BatchesBody)

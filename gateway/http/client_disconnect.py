@@ -1,7 +1,9 @@
 """Notification of the request in progress on a connection that its caller has disconnected."""
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
+
+from uvicorn.protocols.http.flow_control import FlowControl
 
 SCOPE_KEY: Final = "sluice.disconnect"
 
@@ -14,21 +16,15 @@ class ReaderTooSlow(ClientGone):
     """The caller has read nothing for :data:`gateway.http.disconnect_watch.STALL_S`; treated as gone."""
 
 
-class WriteFlow(Protocol):
-    """uvicorn's flow control: whether writing is paused because the caller reads too slowly."""
-
-    write_paused: bool
-
-
 class ClientDisconnect:
     """The disconnect of one connection: calls ``listener``, set by one request at a time, with its kind.
 
-    ``flow`` tells whether the caller reads too slowly.
+    ``flow``, uvicorn's, tells whether writing is paused because the caller reads too slowly.
     """
 
     __slots__ = ("flow", "listener", "why")
 
-    def __init__(self, flow: WriteFlow | None = None) -> None:
+    def __init__(self, flow: FlowControl | None = None) -> None:
         self.flow = flow
         self.why: type[ClientGone] | None = None
         self.listener: Callable[[type[ClientGone]], None] | None = None

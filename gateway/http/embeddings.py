@@ -15,9 +15,8 @@ from gateway.contracts.embeddings import (
 )
 from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.repeats import Repeatable, Repeats
-from gateway.http.routes import AuthenticatedCaller, DirectRoute, Json, Raw, ServicesDep, callers_router
-from gateway.ports import Services
+from gateway.http.idempotency import Call, CallDep
+from gateway.http.routes import DirectRoute, Json, callers_router
 
 INLINE_NUMBERS: Final = 65_536
 """Most characters of base64 that are written as numbers on the event loop; 1 MB takes 20 ms."""
@@ -29,37 +28,30 @@ router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
-async def embeddings(
-    given: Json[EmbeddingsBody],
-    services: ServicesDep,
-    caller: AuthenticatedCaller,
-    raw: Raw,
-    repeats: Repeats,
-) -> Reply:
+async def embeddings(given: Json[EmbeddingsBody], call: CallDep) -> Reply:
     """Vectors of texts or token ids."""
-    asked = embeddings_request(given, origin_of(services, repeats.exchange, caller))
-    ask = partial(services.embeddings.run, asked)
-    return await pooled(services, raw, repeats, asked, ask, lambda answer: vectors_body(answer, given))
+    asked = embeddings_request(given, origin_of(call.services, call.exchange, call.caller))
+    ask = partial(call.services.embeddings.run, asked)
+    return await pooled(call, asked, ask, lambda answer: vectors_body(answer, given))
 
 
 async def pooled(
-    services: Services,
-    raw: bytes,
-    repeats: Repeatable,
+    call: Call,
     asked: PooledRequest,
     ask: Callable[[], Awaitable[T]],
     body: Callable[[T], Awaitable[bytes]],
 ) -> Reply:
     """The ``body`` of what workers answer to ``ask``; for a repeated request the stored reply."""
+    services = call.services
 
     async def run() -> Reply:
         with services.limiter.running(asked.caller):
-            repeats.exchange.reported = True
+            call.exchange.reported = True
             answer = await in_time(services, ask())
-            repeats.release()
+            call.release()
             return Reply(200, await body(answer))
 
-    return await repeats.once(raw, run, lambda: services.embeddings.may_ask(asked))
+    return await call.once(run, lambda: services.embeddings.may_ask(asked))
 
 
 async def vectors_body(answer: EmbeddingsAnswer, asked: EmbeddingsBody) -> bytes:

@@ -167,7 +167,6 @@ class Exchange(Struct, eq=False):
         raise RuntimeError("the server waits although the caller is not behind")
 
     def body(self, data: bytes, *, more: bool) -> Awaitable[None]:
-        """Send a piece of the body."""
         return self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, reply: Reply) -> None:
@@ -208,7 +207,6 @@ class Exchange(Struct, eq=False):
 
     @property
     def reads(self) -> bool:
-        """Whether the method only reads."""
         return self.method in ("GET", "HEAD")
 
     def check_origin(self) -> None:

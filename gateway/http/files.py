@@ -16,7 +16,7 @@ from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow
 from gateway.http.exchange import Reply
 from gateway.http.forms import read_form
-from gateway.http.repeats import Repeats
+from gateway.http.idempotency import CallDep
 from gateway.http.respond import json_of, page_of, response_of
 from gateway.http.routes import AuthenticatedCaller, CallerRoute, CreationRoute, ServicesDep, callers_router
 from gateway.ports import Services
@@ -30,13 +30,12 @@ uploads = callers_router(CreationRoute, 400, 401, 403, 409, 413, 429, 503)
 
 
 @uploads.post("/v1/files", response_model=FileBody)
-async def upload(
-    request: Request, services: ServicesDep, caller: AuthenticatedCaller, repeats: Repeats
-) -> Response:
+async def upload(request: Request, call: CallDep) -> Response:
     """Store a file; the body is a form with ``file``, ``purpose`` and optionally ``expires_after``."""
+    services, tenant = call.services, call.caller.tenant
     most = services.files.section.max_file_bytes
     services.files.store  # noqa: B018 - refuses the upload before it is read if files are off
-    with services.uploads.holding(caller.tenant) as arrived:
+    with services.uploads.holding(tenant) as arrived:
         try:
             async with asyncio.timeout(UPLOAD_S):
                 form = await read_form(request, most, arrived)
@@ -44,11 +43,11 @@ async def upload(
             raise BodyTooSlow(f"the file did not arrive within {UPLOAD_S:g} s") from None
 
         async def run() -> Reply:
-            row = await _stored(services, caller.tenant, form)
+            row = await _stored(services, tenant, form)
             return Reply(200, orjson.dumps(file_body(row)))
 
         try:
-            return response_of(await repeats.once_of(form, run))
+            return response_of(await call.once_of(form, run))
         finally:
             await form.close()
 

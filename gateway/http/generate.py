@@ -164,7 +164,6 @@ class GenerationEndpoint:
         """Store a streamed answer before its end is sent, if its contract stores answers."""
 
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """The body of a whole answer."""
         return self._dialect.whole(asked, answer)
 
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
@@ -184,10 +183,10 @@ class GenerationEndpoint:
         exchange.reported = True
         await run_journey(self._services, asked.request, sink, asked.further)
         watch.release()
-        answer = sink.answer
-        if answer is None:
-            error = sink.error or public_error(Internal("the request ended without an answer"))
-            return error_reply(error, exchange.request_id, self._dialect.error)
+        answer = sink.end
+        assert answer is not None  # run_journey ends every sink
+        if isinstance(answer, PublicError):
+            return error_reply(answer, exchange.request_id, self._dialect.error)
         exchange.trace_id = answer.trace_id or exchange.trace_id
         body, headers = await self._body(asked, answer), tuple(self._dialect.headers(answer.budget))
         return Reply(200, body, headers=headers, keep=answer.backend not in NOT_GENERATED)

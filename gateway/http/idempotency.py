@@ -14,12 +14,21 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
+
+from fastapi import Depends, Header
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.datastructures import FormData
+from starlette.requests import Request
 
 from gateway.contracts.refusals import not_allowed
+from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
 from gateway.http.exchange import Exchange, Reply
+from gateway.http.forms import form_content
 from gateway.http.respond import log_defect
+from gateway.ports import Services
 from gateway.state.idempotency import IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255
@@ -147,3 +156,79 @@ def _still_running() -> DuplicateRequest:
     return DuplicateRequest(
         f"the first request with this {HEADER} is still running", param=HEADER, retry_after_ms=RETRY_MS
     )
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="Whole answers only: the same key and body give the stored answer again."),
+]
+
+
+class Call(Struct, frozen=True):
+    """A request other than a generation, and the key under which its answer is stored, if it has one.
+
+    Args:
+        raw: the bytes of the body, unless that is a form.
+        release: is called once the work is done or billed; from then on a disconnect does not cancel it.
+    """
+
+    services: Services
+    exchange: Exchange
+    idempotency: Idempotency
+    path: str
+    key: str | None
+    raw: bytes
+    release: Callable[[], None] = lambda: None
+
+    @staticmethod
+    def of(
+        services: Services,
+        exchange: Exchange,
+        idempotency: Idempotency,
+        path: str,
+        raw: bytes,
+        release: Callable[[], None] = lambda: None,
+    ) -> "Call":
+        """The request of this exchange. Raises InvalidRequest: the key is not valid."""
+        header = exchange.headers.get(b"idempotency-key")
+        key = None if header is None else key_of(header)
+        return Call(services, exchange, idempotency, path, key, raw, release)
+
+    @property
+    def caller(self) -> Caller:
+        """The authenticated caller."""
+        assert self.exchange.caller is not None
+        return self.exchange.caller
+
+    def once(
+        self, run: Callable[[], Awaitable[Reply]], allowed: Callable[[], bool] = lambda: True
+    ) -> Awaitable[Reply]:
+        """The reply stored for this key and body, or that of ``run``; as :meth:`Idempotency.answer`.
+
+        An error that ``run`` raises is not stored.
+        """
+        # No coroutine of its own: it would be one more frame to resume at every wait of a request.
+        if self.key is None:
+            return run()
+        content = fingerprint_of(self.path, self.raw)
+        return self.idempotency.answer(self.exchange, self.key, content, run, allowed)
+
+    async def once_of(
+        self,
+        form: FormData,
+        run: Callable[[], Awaitable[Reply]],
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> Reply:
+        """:meth:`once` for a request whose body is a form."""
+        call = self if self.key is None else replace(self, raw=await form_content(form))
+        return await call.once(run, allowed)
+
+
+async def _call(request: Request, idempotency_key: IdempotencyKey = None) -> Call:
+    """The FastAPI dependency; its parameter only documents the header in the OpenAPI document."""
+    scope, state = request.scope, request.app.state
+    exchange, raw = Exchange.of(scope), await request.body()
+    return Call.of(state.services, exchange, state.idempotency, scope["path"], raw)
+
+
+CallDep = Annotated[Call, Depends(_call)]

@@ -30,7 +30,6 @@ class EdgeMiddleware:
         self._labels = labels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

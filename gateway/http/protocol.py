@@ -107,7 +107,6 @@ class GatewayProtocol(HttpToolsProtocol):
         cls.table = ConnectionTable(cls.limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """A caller has connected."""
         super().connection_made(transport)
         self._disconnect = ClientDisconnect(self.flow)
         self._surplus = self.table.open(self, self.client[0] if self.client else "")
@@ -120,7 +119,6 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The caller has disconnected."""
         self.table.close(self)
         if self._running is not None:
             # uvicorn only marks the newest request, which may still wait for this one's answer.
@@ -137,7 +135,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have arrived."""
         if self._ends_after_answer or self.transport.is_closing():
             return
         if self.timeout_keep_alive_task is not None:
@@ -166,7 +163,6 @@ class GatewayProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self.head_s, self._refuse, _HEAD_TOO_SLOW)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(_NOT_HTTP)
         super().on_message_begin()
@@ -195,7 +191,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The headers are complete."""
         seen: set[bytes] = set()
         for name, value in self.headers:
             if name not in _CHECKED:
@@ -230,7 +225,6 @@ class GatewayProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
-        """A request's body is complete."""
         self._in_message = False
         if self._head_timer is not None:
             self._cancel_head_timer()

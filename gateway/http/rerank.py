@@ -13,58 +13,42 @@ from gateway.contracts.rerank import (
     score_body,
     score_request,
 )
-from gateway.contracts.values import Caller
 from gateway.http.embeddings import pooled
 from gateway.http.exchange import Reply
 from gateway.http.generate import origin_of
-from gateway.http.repeats import Repeatable, Repeats
-from gateway.http.routes import AuthenticatedCaller, DirectRoute, Json, Raw, ServicesDep, callers_router
-from gateway.ports import Services
+from gateway.http.idempotency import Call, CallDep
+from gateway.http.routes import DirectRoute, Json, callers_router
 
 router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504)
 
 
 @router.post("/v1/rerank", response_model=RerankAnswerBody)
-async def rerank(
-    given: Json[RerankBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
-) -> Reply:
+async def rerank(given: Json[RerankBody], call: CallDep) -> Reply:
     """The documents in the order of their relevance, with their texts."""
-    return await _rerank(given, services, caller, raw, repeats, documents=True)
+    return await _rerank(given, call, documents=True)
 
 
 @router.post("/v2/rerank", response_model=RerankAnswerBody)
-async def rerank_v2(
-    given: Json[RerankBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
-) -> Reply:
+async def rerank_v2(given: Json[RerankBody], call: CallDep) -> Reply:
     """The documents in the order of their relevance, without texts, as in Cohere's second version."""
-    return await _rerank(given, services, caller, raw, repeats, documents=False)
+    return await _rerank(given, call, documents=False)
 
 
 @router.post("/v1/score", response_model=ScoreAnswerBody)
-async def score(
-    given: Json[ScoreBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
-) -> Reply:
+async def score(given: Json[ScoreBody], call: CallDep) -> Reply:
     """The scores of pairs of texts."""
-    asked = score_request(given, origin_of(services, repeats.exchange, caller))
+    asked = score_request(given, origin_of(call.services, call.exchange, call.caller))
 
     async def body(answer: ScoreAnswer) -> bytes:
         return score_body(asked, answer)
 
-    return await pooled(services, raw, repeats, asked, partial(services.embeddings.score, asked), body)
+    return await pooled(call, asked, partial(call.services.embeddings.score, asked), body)
 
 
-async def _rerank(
-    given: RerankBody,
-    services: Services,
-    caller: Caller,
-    raw: bytes,
-    repeats: Repeatable,
-    *,
-    documents: bool,
-) -> Reply:
-    asked = rerank_request(given, origin_of(services, repeats.exchange, caller))
+async def _rerank(given: RerankBody, call: Call, *, documents: bool) -> Reply:
+    asked = rerank_request(given, origin_of(call.services, call.exchange, call.caller))
 
     async def body(answer: ScoreAnswer) -> bytes:
         return rerank_body(given, asked, answer, documents=documents)
 
-    return await pooled(services, raw, repeats, asked, partial(services.embeddings.score, asked), body)
+    return await pooled(call, asked, partial(call.services.embeddings.score, asked), body)

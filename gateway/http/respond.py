@@ -36,7 +36,6 @@ def shape_of(exchange: Exchange, path: str) -> ErrorShape:
 
 
 def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply:
-    """The whole answer for an error, with its headers."""
     status, body = shape(error, request_id)
     headers: list[Header] = []
     if error.retry_after_s is not None:
@@ -47,7 +46,6 @@ def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply
 
 
 def response_of(reply: Reply) -> Response:
-    """The reply as a FastAPI response."""
     headers = {name.decode(): value.decode() for name, value in reply.headers}
     return Response(reply.body, reply.status, headers, media_type=reply.content_type.decode())
 

@@ -164,7 +164,6 @@ class ResponsesRerun:
         self._services = services
 
     def ready(self) -> bool:
-        """Whether this gateway takes requests."""
         return self._services.health.ready()[0]
 
     async def asked(self, row: StoredResponse) -> ResponsesRequest:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, Security, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from msgspec import Struct
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
@@ -24,8 +25,7 @@ from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
-from gateway.http.idempotency import Idempotency
-from gateway.http.repeats import IdempotencyKey, Repeatable
+from gateway.http.idempotency import Call, Idempotency, IdempotencyKey
 from gateway.ports import Services
 
 KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
@@ -85,7 +85,6 @@ class EdgeRoute(APIRoute):
     counted: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """A handler that runs the checks and then calls FastAPI's handler."""
         handle = super().get_route_handler()
         fields = () if self.role is None else get_flat_params(self.dependant)
         parameters = [
@@ -138,7 +137,7 @@ class CreationRoute(EdgeRoute):
 
 
 class DirectRoute(CountedRoute):
-    """A counted route whose function takes (body, services, caller, raw body, repeats) and returns a Reply.
+    """A counted route whose function takes (body, call) and returns a Reply.
 
     FastAPI only documents it: the app's posts go straight to :meth:`answer`, past the framework, whose layers
     are a quarter of the cost of a request for vectors. The function itself counts the request against the
@@ -161,8 +160,8 @@ class DirectRoute(CountedRoute):
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         given = parse(self._model, body)
         async with until_gone(exchange, receive, services.clock) as watch:
-            repeats = Repeatable.of(exchange, scope["path"], idempotency, watch.release)
-            reply = await self.endpoint(given, services, caller, body, repeats)
+            call = Call.of(services, exchange, idempotency, scope["path"], body, watch.release)
+            reply = await self.endpoint(given, call)
         await exchange.reply(reply)
 
 
@@ -208,19 +207,26 @@ async def _caller(request: Request) -> Caller:
     return caller
 
 
-async def _raw(request: Request) -> bytes:
-    return await request.body()
+class Command(Struct, frozen=True):
+    """An operator's request; ``who`` is the id of its key, for the audit log."""
+
+    services: Services
+    exchange: Exchange
+    who: str
+
+    def require_admin(self) -> None:
+        """Raises Forbidden, if the key is not an admin's."""
+        require_role(self.services, self.exchange, CallerRole.ADMIN)
 
 
-async def _author(request: Request) -> str:
-    return (await _caller(request)).key_id
+async def _command(request: Request) -> Command:
+    caller = await _caller(request)
+    return Command(await services_of(request), Exchange.of(request.scope), caller.key_id)
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]
 AuthenticatedCaller = Annotated[Caller, Depends(_caller)]
-Raw = Annotated[bytes, Depends(_raw)]
-Author = Annotated[str, Depends(_author)]
-"""The id of the caller's key, for the audit log."""
+By = Annotated[Command, Depends(_command)]
 
 
 def errors(*statuses: int, model: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:

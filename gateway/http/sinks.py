@@ -28,13 +28,12 @@ NORMAL_CLOSURE: Final = 1000
 class WholeSink(Struct, eq=False):
     """Stores the end of the journey, to be sent as one body."""
 
-    answer: Answer | None = None
-    error: PublicError | None = None
+    end: Answer | PublicError | None = None
 
     @property
     def ended(self) -> bool:
         """Whether the journey has reported its end."""
-        return self.answer is not None or self.error is not None
+        return self.end is not None
 
     def planned(self, plan: Plan, model: str) -> None:
         """Ignore the plan: the answer contains its report."""
@@ -43,12 +42,10 @@ class WholeSink(Struct, eq=False):
         """Ignore the piece: the answer contains the whole text."""
 
     async def finish(self, answer: Answer) -> None:
-        """Store the answer."""
-        self.answer = answer
+        self.end = answer
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Store the error."""
-        self.error = error
+        self.end = error
 
 
 PING_CHECK_S: Final = 5.0
@@ -138,7 +135,6 @@ class StreamSink:
         await self._exchange.body(data, more=True)
 
     async def finish(self, answer: Answer) -> None:
-        """Send the last events and end the response."""
         await self._end()
         if self._keep is not None:
             await self._keep(self._asked, self._frames, answer)
@@ -148,7 +144,6 @@ class StreamSink:
         await self._exchange.body(data, more=False)
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Send an HTTP error before the first event, an error event afterwards."""
         await self._end()
         if self._open:
             await self._exchange.body(self._frames.fail(error, request_id, partial=True), more=False)
@@ -192,11 +187,9 @@ class SocketSink:
             await self._text('{"type":"token","delta":' + orjson.dumps(delta.text).decode() + "}")
 
     async def finish(self, answer: Answer) -> None:
-        """Send the ``done`` event, and close."""
         await self._last(done_event(answer))
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Send the ``error`` event, and close."""
         await self._last(error_event(error, request_id, partial=self._partial))
 
     async def _last(self, event: bytes) -> None:

@@ -46,7 +46,6 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._timer = self.loop.call_later(self.handshake_s, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The peer has disconnected."""
         self._cancel_timers()
         super().connection_lost(exc)
         if self.on_lost is not None:

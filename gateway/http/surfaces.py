@@ -14,12 +14,10 @@ Shown = Callable[[str], bool]
 
 
 def everything(path: str) -> bool:
-    """All paths."""
     return True
 
 
 def nothing(path: str) -> bool:
-    """No path."""
     return False
 
 
@@ -50,7 +48,6 @@ class ByPort:
         self._port = admin_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry."""
         server = scope.get("server")
         app = self._admin if server is not None and server[1] == self._port else self._public
         await app(scope, receive, send)

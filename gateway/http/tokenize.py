@@ -1,4 +1,5 @@
-"""``/tokenize`` and ``/detokenize``: direct access to the served model's tokenizer.
+"""``/tokenize`` and ``/detokenize``: direct access to the served model's tokenizer. And the number of tokens
+that an answer's usage would have: ``/v1/messages/count_tokens`` and ``/v1/responses/input_tokens``.
 
 Nothing is generated, so an ``Idempotency-Key`` has no effect. A request counts against the key's limits: as a
 request, and as tokens by the size of its body. A body that would block the event loop for too long is
@@ -10,22 +11,28 @@ from typing import Final
 
 import orjson
 from fastapi import Request, Response
+from typing_extensions import TypedDict
 
 from budgeting.plan import INLINE_CHARS
 from budgeting.template import CONTINUES
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.images import refuse_images
+from gateway.contracts.messages.answer import MessagesErrorBody
+from gateway.contracts.messages.body import CountRequest
+from gateway.contracts.messages.request import counted_request
 from gateway.contracts.model_card import CardKind
 from gateway.contracts.openai import to_messages
 from gateway.contracts.refusals import not_allowed
+from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.contracts.tools import chat_ending, template_kwargs, to_tools
-from gateway.contracts.values import Caller
+from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import InvalidRequest
-from gateway.http.exchange import Reply
-from gateway.http.generate import in_time
+from gateway.http.exchange import Exchange, Reply
+from gateway.http.generate import in_time, origin_of
 from gateway.http.models import card_of
 from gateway.http.respond import response_of
+from gateway.http.responses import asked_of
 from gateway.http.routes import AuthenticatedCaller, CountedRoute, Json, ServicesDep, callers_router
 from gateway.ports import Services
 from gateway.prompts.text import TokenizerText
@@ -138,3 +145,46 @@ def _text_of(text: TokenizerText, request: DetokenizeRequest) -> DetokenizeBody:
         return {"prompt": text.decode(request.tokens)}
     except ValueError:
         raise not_allowed("tokens", "has an id outside the vocabulary", "ids of the served model") from None
+
+
+class MessageTokens(TypedDict):
+    """The number of tokens of the whole prompt, cached or not."""
+
+    input_tokens: int
+
+
+class ResponseTokens(TypedDict):
+    """The number of tokens of the whole prompt, cached or not."""
+
+    object: str
+    input_tokens: int
+
+
+messages = callers_router(
+    CountedRoute, 400, 401, 403, 404, 413, 429, 504, tag="anthropic", model=MessagesErrorBody
+)
+responses = callers_router(CountedRoute, 400, 401, 403, 404, 413, 429, 504)
+
+
+@messages.post("/v1/messages/count_tokens")
+async def count_tokens(
+    given: Json[CountRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
+) -> MessageTokens:
+    """The number of tokens of a prompt."""
+    asked = counted_request(given, origin_of(services, Exchange.of(request.scope), caller))
+    return {"input_tokens": await _counted(asked, request, services, caller)}
+
+
+@responses.post("/v1/responses/input_tokens")
+async def input_tokens(
+    given: Json[ResponsesBody], request: Request, services: ServicesDep, caller: AuthenticatedCaller
+) -> ResponseTokens:
+    """The number of tokens of a prompt; the body is that of ``/v1/responses``."""
+    asked = await asked_of(services, given, origin_of(services, Exchange.of(request.scope), caller))
+    count = await _counted(asked.request, request, services, caller)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+async def _counted(asked: GenerateRequest, request: Request, services: Services, caller: Caller) -> int:
+    await services.limiter.spend(caller, len(await request.body()) // BYTES_PER_TOKEN)
+    return await in_time(services, services.prompts.count(asked, services.text_threads.of(asked)))

@@ -1,6 +1,6 @@
 """``/admin/adapters``: the LoRA registry, for operators; only admins may force a promotion."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from gateway.admin.adapters import (
     AdapterBody,
@@ -15,10 +15,7 @@ from gateway.admin.adapters import (
     VerifiedBody,
 )
 from gateway.contracts.fields import Body
-from gateway.contracts.values import CallerRole
-from gateway.http.authorize import require_role
-from gateway.http.exchange import Exchange
-from gateway.http.routes import OPERATORS, Author, CancellableRoute, Json, ServicesDep
+from gateway.http.routes import OPERATORS, By, CancellableRoute, Json, ServicesDep
 
 NOTHING = Body()
 """Default body of changes without fields; a body with fields is refused."""
@@ -32,13 +29,11 @@ async def list_adapters(services: ServicesDep) -> AdaptersBody:
 
 
 @router.post("", status_code=201, responses={200: {"model": AdapterOrAlias, "description": "A dry run"}})
-async def add_adapter(
-    given: Json[AddBody], response: Response, services: ServicesDep, who: Author
-) -> AdapterOrAlias:
+async def add_adapter(given: Json[AddBody], response: Response, by: By) -> AdapterOrAlias:
     """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
         response.status_code = 200
-    return await services.adapters.add(given, who=who)
+    return await by.services.adapters.add(given, who=by.who)
 
 
 @router.get("/{id}")
@@ -48,80 +43,62 @@ async def show_adapter(id: str, services: ServicesDep) -> AdapterOrAlias:
 
 
 @router.post("/{id}/verify")
-async def verify_adapter(
-    id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING
-) -> VerifiedBody:
+async def verify_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> VerifiedBody:
     """Check a version's copy on this machine again."""
-    return await services.adapters.verify(id, who=who)
+    return await by.services.adapters.verify(id, who=by.who)
 
 
 @router.post("/{id}/preload")
-async def preload_adapter(
-    id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING
-) -> AdapterBody:
+async def preload_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> AdapterBody:
     """Load a version in every gateway."""
-    return await services.adapters.preload(id, who=who)
+    return await by.services.adapters.preload(id, who=by.who)
 
 
 @router.post("/{id}/promote")
-async def promote_adapter(
-    id: str, given: Json[PromoteBody], request: Request, services: ServicesDep, who: Author
-) -> AdapterOrAlias:
+async def promote_adapter(id: str, given: Json[PromoteBody], by: By) -> AdapterOrAlias:
     """Promote a version."""
     if given.force:
-        require_role(services, Exchange.of(request.scope), CallerRole.ADMIN)
-    return await services.adapters.promote(id, given, who=who)
+        by.require_admin()
+    return await by.services.adapters.promote(id, given, who=by.who)
 
 
 @router.post("/{id}/retire")
-async def retire_adapter(
-    id: str, given: Json[CommentBody], services: ServicesDep, who: Author
-) -> AdapterOrAlias:
+async def retire_adapter(id: str, given: Json[CommentBody], by: By) -> AdapterOrAlias:
     """Stop serving a version."""
-    return await services.adapters.retire(id, given, who=who)
+    return await by.services.adapters.retire(id, given, who=by.who)
 
 
 @router.post("/{id}/pin")
-async def pin_adapter(id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING) -> AdapterOrAlias:
+async def pin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> AdapterOrAlias:
     """Keep a version loaded."""
-    return await services.adapters.pin(id, True, who=who)
+    return await by.services.adapters.pin(id, True, who=by.who)
 
 
 @router.post("/{id}/unpin")
-async def unpin_adapter(
-    id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING
-) -> AdapterOrAlias:
+async def unpin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> AdapterOrAlias:
     """Remove a version's pin."""
-    return await services.adapters.pin(id, False, who=who)
+    return await by.services.adapters.pin(id, False, who=by.who)
 
 
 @router.post("/{id}/labels")
-async def label_adapter(
-    id: str, given: Json[LabelsBody], services: ServicesDep, who: Author
-) -> AdapterOrAlias:
+async def label_adapter(id: str, given: Json[LabelsBody], by: By) -> AdapterOrAlias:
     """Replace a version's labels."""
-    return await services.adapters.label(id, given, who=who)
+    return await by.services.adapters.label(id, given, who=by.who)
 
 
 @router.post("/{id}/evaluation")
-async def report_evaluation(
-    id: str, given: Json[ReportBody], services: ServicesDep, who: Author
-) -> AdapterOrAlias:
+async def report_evaluation(id: str, given: Json[ReportBody], by: By) -> AdapterOrAlias:
     """Store an evaluation's report with a version."""
-    return await services.adapters.evaluated(id, given, who=who)
+    return await by.services.adapters.evaluated(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/rollback")
-async def roll_alias_back(
-    id: str, given: Json[RollbackBody], services: ServicesDep, who: Author
-) -> AdapterOrAlias:
+async def roll_alias_back(id: str, given: Json[RollbackBody], by: By) -> AdapterOrAlias:
     """Point an alias to its previous version, or to a given one."""
-    return await services.adapters.roll_back(id, given, who=who)
+    return await by.services.adapters.roll_back(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/end-canary")
-async def end_alias_canary(
-    id: str, given: Json[CommentBody], services: ServicesDep, who: Author
-) -> AdapterOrAlias:
+async def end_alias_canary(id: str, given: Json[CommentBody], by: By) -> AdapterOrAlias:
     """End an alias' canary."""
-    return await services.adapters.end_canary(id, given, who=who)
+    return await by.services.adapters.end_canary(id, given, who=by.who)

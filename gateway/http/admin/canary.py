@@ -1,45 +1,53 @@
-"""``/admin/canary``: the canary, for operators."""
+"""``/admin/canary`` and ``/admin/evaluations``: the canary, and comparisons of backends, for operators."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from gateway.admin.canary import CanaryAbortBody, CanaryBody, CanaryShownBody, CanaryStartBody
-from gateway.contracts.values import CallerRole
-from gateway.http.authorize import require_role
-from gateway.http.exchange import Exchange
-from gateway.http.routes import OPERATORS, Author, Json, OperatorRoute, ServicesDep
+from gateway.admin.evaluations import EvaluationBody, EvaluationsBody
+from gateway.http.routes import OPERATORS, By, Json, OperatorRoute, ServicesDep
 
-router = APIRouter(prefix="/admin/canary", route_class=OperatorRoute, **OPERATORS)
+router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
 
 
-@router.get("")
+@router.get("/canary")
 async def show_canary(services: ServicesDep) -> CanaryShownBody:
     """The current or last canary."""
     return services.canary.show()
 
 
-@router.post("/start")
-async def start_canary(
-    given: Json[CanaryStartBody], request: Request, services: ServicesDep, who: Author
-) -> CanaryShownBody:
+@router.post("/canary/start")
+async def start_canary(given: Json[CanaryStartBody], by: By) -> CanaryShownBody:
     """Start a canary: shift a route's traffic to a backend, step by step."""
     if given.force:
-        require_role(services, Exchange.of(request.scope), CallerRole.ADMIN)
-    return await services.canary.start(given, who=who)
+        by.require_admin()
+    return await by.services.canary.start(given, who=by.who)
 
 
-@router.post("/pause")
-async def pause_canary(given: Json[CanaryBody], services: ServicesDep, who: Author) -> CanaryShownBody:
+@router.post("/canary/pause")
+async def pause_canary(given: Json[CanaryBody], by: By) -> CanaryShownBody:
     """Pause the canary: its share stays, and it is not judged."""
-    return await services.canary.pause(given, who=who)
+    return await by.services.canary.pause(given, who=by.who)
 
 
-@router.post("/resume")
-async def resume_canary(given: Json[CanaryBody], services: ServicesDep, who: Author) -> CanaryShownBody:
+@router.post("/canary/resume")
+async def resume_canary(given: Json[CanaryBody], by: By) -> CanaryShownBody:
     """Resume judging the canary."""
-    return await services.canary.resume(given, who=who)
+    return await by.services.canary.resume(given, who=by.who)
 
 
-@router.post("/abort")
-async def abort_canary(given: Json[CanaryAbortBody], services: ServicesDep, who: Author) -> CanaryShownBody:
+@router.post("/canary/abort")
+async def abort_canary(given: Json[CanaryAbortBody], by: By) -> CanaryShownBody:
     """End the canary and restore the previous weights."""
-    return await services.canary.abort(given, who=who)
+    return await by.services.canary.abort(given, who=by.who)
+
+
+@router.get("/evaluations")
+async def show_evaluations(services: ServicesDep) -> EvaluationsBody:
+    """Each backend's digest and last evaluation."""
+    return services.evaluations.show()
+
+
+@router.post("/evaluations")
+async def store_evaluation(given: Json[EvaluationBody], by: By) -> EvaluationsBody:
+    """Store a signed evaluation report."""
+    return await by.services.evaluations.add(given, who=by.who)

@@ -15,7 +15,7 @@ from gateway.admin.routing import (
     RouteRollbackBody,
     RouteWeightBody,
 )
-from gateway.http.routes import OPERATORS, Author, Json, OperatorRoute, ServicesDep
+from gateway.http.routes import OPERATORS, By, Json, OperatorRoute, ServicesDep
 from gateway.routing.change import ConfigChange
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
@@ -48,31 +48,27 @@ async def show_routing(services: ServicesDep) -> RevisionInForceBody:
 
 
 @router.put("/routing")
-async def apply_routing(given: Json[RouteApplyBody], services: ServicesDep, who: Author) -> RevisionMadeBody:
+async def apply_routing(given: Json[RouteApplyBody], by: By) -> RevisionMadeBody:
     """Apply a configuration."""
-    return await services.routing.apply(given, who=who)
+    return await by.services.routing.apply(given, who=by.who)
 
 
 @router.post("/routing/weights")
-async def set_weight(given: Json[RouteWeightBody], services: ServicesDep, who: Author) -> RevisionMadeBody:
+async def set_weight(given: Json[RouteWeightBody], by: By) -> RevisionMadeBody:
     """Set a backend's share of a route."""
-    return await services.routing.set_weight(given, who=who)
+    return await by.services.routing.set_weight(given, who=by.who)
 
 
 @router.post("/routing/promote")
-async def promote_backend(
-    given: Json[RoutePromoteBody], services: ServicesDep, who: Author
-) -> RevisionMadeBody:
+async def promote_backend(given: Json[RoutePromoteBody], by: By) -> RevisionMadeBody:
     """Give a backend all of a route's traffic."""
-    return await services.routing.promote(given, who=who)
+    return await by.services.routing.promote(given, who=by.who)
 
 
 @router.post("/routing/rollback")
-async def roll_routing_back(
-    given: Json[RouteRollbackBody], services: ServicesDep, who: Author
-) -> RevisionMadeBody:
+async def roll_routing_back(given: Json[RouteRollbackBody], by: By) -> RevisionMadeBody:
     """Apply an earlier revision's configuration as a new revision."""
-    return await services.routing.roll_back(given, who=who)
+    return await by.services.routing.roll_back(given, who=by.who)
 
 
 @router.get("/routing/history")
