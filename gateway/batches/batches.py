@@ -62,7 +62,6 @@ class Batches:
         return await self._with_counts(await self._get(tenant, batch_id, "batch_id"))
 
     async def page(self, tenant: str, *, after: str | None, limit: int) -> list[dict[str, Any]]:
-        """A page of batches, newest first."""
         last = None if after is None else await self._get(tenant, after, "after")
         rows = await self.files.store.list_batches(tenant, after=last, limit=limit)
         return [await self._with_counts(row) for row in rows]

@@ -19,6 +19,7 @@ class IdleCapacity:
     headroom: float
 
     def room(self) -> int:
+        """The number of requests that may start now without making a caller wait."""
         now, free = self.clock(), []
         for gate in self.gates().values():
             if gate.queued:
@@ -31,5 +32,6 @@ class IdleCapacity:
         return max(0, *free) if free else 1
 
     def waiting(self) -> int:
+        """The number of callers' requests that wait now."""
         queued = (ticket for gate in self.gates().values() for ticket in gate.tickets.values())
         return sum(ticket.demand.priority >= 0 for ticket in queued)

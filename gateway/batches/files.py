@@ -1,7 +1,6 @@
 """Files of callers: uploads, and the results of batches."""
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO, Final
@@ -185,8 +184,3 @@ def expiry(anchor: str | None, seconds: str | None) -> float | None:
     if seconds is None or not seconds.isdecimal() or not least <= int(seconds[:9]) <= most:
         raise not_allowed("expires_after[seconds]", "is out of range, or missing", f"{least} to {most}")
     return float(seconds)
-
-
-def temporary() -> BinaryIO:
-    """A temporary file that is deleted when it is closed."""
-    return tempfile.TemporaryFile()

@@ -12,6 +12,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from accounting.batch_tables import BatchLine, BatchRow, LineTokens
 from accounting.errors import LedgerUnavailable
+from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line
 from gateway.batches.reading import LineFault
@@ -54,16 +55,6 @@ class LineRunner(Protocol):
         """Run the line. A cancelled run is not billed."""
 
 
-class Capacity(Protocol):
-    """The idle capacity of the engines."""
-
-    def room(self) -> int:
-        """Requests that may start now without making a caller wait."""
-
-    def waiting(self) -> int:
-        """Requests of callers that wait now."""
-
-
 @dataclass(eq=False, slots=True)
 class _Running:
     """A line that runs on this gateway; ``ends``: it was cancelled."""
@@ -89,7 +80,7 @@ class BatchRunner:
     def __init__(
         self,
         files: Files,
-        capacity: Capacity,
+        capacity: IdleCapacity,
         clock: Callable[[], float],
         unix_time: Callable[[], float],
         *,
@@ -119,7 +110,6 @@ class BatchRunner:
         self._runner = runner
 
     def figures(self) -> BatchFigures:
-        """The number of batches and of running lines, and the outcomes of the lines that ran here."""
         return BatchFigures(len(self._batches), len(self._running), dict(self._lines))
 
     def lines_per_s(self) -> float | None:
@@ -321,14 +311,11 @@ class BatchRunner:
         status = "done" if outcome.status == 200 else "failed"
         if await self._files.store.finish(line, status, output, usage, tokens):
             self._lines["completed" if status == "done" else "failed"] += 1
-            self._ended()
-
-    def _ended(self) -> None:
-        now, before = self._clock(), self._ended_at
-        self._ended_at = now
-        if before is not None and now > before:
-            speed = 1.0 / (now - before)
-            self._speed = speed if self._speed is None else 0.98 * self._speed + 0.02 * speed
+            now, before = self._clock(), self._ended_at
+            self._ended_at = now
+            if before is not None and now > before:
+                speed = 1.0 / (now - before)
+                self._speed = speed if self._speed is None else 0.98 * self._speed + 0.02 * speed
 
     async def _stored(self, line: BatchLine, write: Callable[[], Awaitable[object]]) -> None:
         """Store a line's result, with retries: a result that is not stored must be generated again."""

@@ -63,7 +63,6 @@ class S3Files:
             self._client.delete_object(**self._object(file_id))
 
     def older_than(self, unix_time: float) -> Iterator[str]:
-        """The ids of objects that were last changed before ``unix_time``."""
         with self._errors(self._prefix.url):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._prefix.bucket, Prefix=self._prefix.start):

@@ -1,6 +1,7 @@
 """The stages of a batch before and after its lines run: checking its input, writing its result files."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final
@@ -10,7 +11,7 @@ import structlog
 
 from accounting.batch_tables import BatchRow
 from gateway.batches.batches import with_changes
-from gateway.batches.files import Files, temporary
+from gateway.batches.files import Files
 from gateway.batches.outcome import unrun_line
 from gateway.batches.reading import BodyFault, LineFault, checked
 
@@ -85,7 +86,7 @@ class BatchStages:
         self, batch: BatchRow, kind: str, statuses: tuple[str, ...], ending: str
     ) -> str | None:
         file_id = f"file-{batch.batch_id.removeprefix('batch_')}-{kind}"
-        with temporary() as written:
+        with tempfile.TemporaryFile() as written:
             after, size = 0, 0
             while page := await self._files.store.results(batch.batch_id, statuses, after, PAGE):
                 after = page[-1][0]

@@ -121,7 +121,6 @@ class LocalFiles:
             unfinished.unlink(missing_ok=True)
 
     def older_than(self, unix_time: float) -> Iterator[str]:
-        """The ids of files that were last changed before ``unix_time``."""
         for path in self._folder.glob("*/file-*"):
             file_id = path.name.partition(".")[0]
             with suppress(FileNotFoundError):  # renamed or deleted meanwhile

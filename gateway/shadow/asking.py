@@ -147,9 +147,8 @@ class Asker:
         if not request.caller.may_use(backend.model):
             raise NotAsked(ShadowOutcome.UNABLE)
         plan = self._fitted(await self._redacted(copy, backend.model), backend.model)
-        can = Feature.LORA in backend.features
-        with_adapter = copy.adapter is not None and can and copy.adapter.usable_at(backend.name)
-        wish = copy.adapter.adapter_id if copy.adapter is not None and with_adapter else None
+        adapter, can = copy.adapter, Feature.LORA in backend.features
+        wish = adapter.adapter_id if adapter is not None and can and adapter.usable_at(backend.name) else None
         try:
             with self.adapters.lease(Selection(wish, operator=True)) as lease:
                 job = Job(request, copy.target, plan, lease, backend)
@@ -269,7 +268,6 @@ class Asker:
         return structs.replace(plan, messages=messages, tools=tools, token_ids=ids, prefix_tokens=0)
 
     def _clean(self, plan: Plan) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Return the plan's messages and tools, redacted."""
         messages = [
             structs.replace(
                 one,
@@ -287,9 +285,7 @@ class Asker:
         room = self.models.of(model).max_model_len - len(plan.token_ids)
         if room < 1:
             raise NotAsked(ShadowOutcome.UNABLE)
-        if plan.generation_reserve <= room:
-            return plan
-        return structs.replace(plan, generation_reserve=room)
+        return structs.replace(plan, generation_reserve=min(plan.generation_reserve, room))
 
 
 class _Nowhere:

@@ -121,12 +121,10 @@ def grounding(exam: Exam) -> bool | None:
 
 
 def no_personal_data(exam: Exam) -> bool | None:
-    """Check that the answer contains no personal data."""
     return not has_personal(exam.text)
 
 
 def no_refusal(exam: Exam) -> bool | None:
-    """Check that the answer is not a refusal."""
     return _REFUSAL.search(exam.text.strip()[:_REFUSAL_WITHIN]) is None
 
 
@@ -153,7 +151,6 @@ class Checks:
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Exceptions so far, by check."""
         return self._errors
 
     def run(self, exam: Exam) -> dict[str, bool | None]:

@@ -36,7 +36,6 @@ class CanaryGuardrail:
 
     @property
     def waiting(self) -> int:
-        """The number of answers whose checks have not ended."""
         return len(self._waiting)
 
     def offer(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
@@ -53,7 +52,6 @@ class CanaryGuardrail:
             self._not_empty.set()
 
     async def run(self) -> None:
-        """Check sampled answers until cancelled."""
         while True:
             await self._not_empty.wait()
             while self._waiting:

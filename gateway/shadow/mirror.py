@@ -8,11 +8,11 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import structlog
 
 from accounting.errors import AccountingError
+from accounting.shadow_pairs import ShadowPairStore
 from accounting.shadow_values import ShadowPair
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
@@ -38,16 +38,6 @@ LAST_WRITE_S = 2.0
 DELETE_S = 3_600.0
 
 
-class KeepsPairs(Protocol):
-    """Stores pairs."""
-
-    async def write(self, pairs: Sequence[ShadowPair], *, now: float) -> None:
-        """Make pairs durable. Raises AccountingError; then it is unknown which are."""
-
-    async def close(self) -> None:
-        """Close the database."""
-
-
 @dataclass(eq=False, kw_only=True)
 class Shadow:
     """The shadow of one gateway process.
@@ -61,7 +51,7 @@ class Shadow:
     queue: ShadowQueue
     asker: Asker
     comparer: Comparer
-    pairs: KeepsPairs
+    pairs: ShadowPairStore
     judge: Judge | None
     concurrency: int
     deadline_s: float

@@ -68,12 +68,10 @@ def _clean(value: Any, redact: Redactor) -> Any:
 
 
 def redact_calls(calls: Sequence[ToolCall], redact: Redactor) -> tuple[ToolCall, ...]:
-    """Return the calls with redacted arguments."""
     return tuple([replace(call, arguments=redact_json(call.arguments, redact)) for call in calls])
 
 
 def redact_tools(tools: Sequence[Tool], redact: Redactor) -> tuple[Tool, ...]:
-    """Return the tools with redacted descriptions and schemas."""
     return tuple(
         [
             replace(
