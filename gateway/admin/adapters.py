@@ -171,7 +171,6 @@ class AdapterAdmin:
     evaluation_key: bytes
 
     def show_all(self) -> AdaptersBody:
-        """Return all versions and aliases, the adapters loaded here, and the downloads in progress."""
         catalogue = self.projection.catalogue
         refused = self.registry.offered.refused
         return {
@@ -194,8 +193,6 @@ class AdapterAdmin:
         return self._shown(name, self.projection.catalogue)
 
     async def add(self, given: AddBody, *, who: str) -> AdapterOrAlias:
-        """Fetch, check and register a version as staged; a dry run only fetches and checks."""
-
         async def registering(check: Callable[..., Awaitable[Verified]]) -> Decide:
             changes.check_new(self.projection.catalogue, given.id, given.labels)
             try:
@@ -221,7 +218,6 @@ class AdapterAdmin:
         return await self.audit.attempt(who, "adapter.add", given.id, adding, comment=given.comment)
 
     async def verify(self, adapter_id: str, *, who: str) -> VerifiedBody:
-        """Check a version's copy on this machine again."""
         self._version(adapter_id)
         verified = await self.audit.attempt(
             who, "adapter.verify", adapter_id, lambda: self.source.check_kept(adapter_id)
@@ -319,7 +315,6 @@ class AdapterAdmin:
         )
 
     async def roll_back(self, alias: str, given: RollbackBody, *, who: str) -> AdapterOrAlias:
-        """Point an alias back to the previous version, or to a given one."""
         self._check_alias(alias)
         return await self._change(
             who,
@@ -330,7 +325,6 @@ class AdapterAdmin:
         )
 
     async def end_canary(self, alias: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
-        """End an alias's canary: all sessions get the alias's target again."""
         self._check_alias(alias)
         return await self._change(
             who, "end_canary", alias, lambda now: changes.end_canary(now, alias, comment=given.comment), given

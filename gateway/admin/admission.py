@@ -50,7 +50,6 @@ class AdmissionAdmin:
         self._refused: deque[tuple[float, RefusedEvent]] = deque(maxlen=KEPT_REFUSED)
 
     def watch(self, controller: AdmissionController) -> None:
-        """Show the gates of ``controller``."""
         self._gates = lambda: controller.gates
         self._gate_name = controller.gate_name
 

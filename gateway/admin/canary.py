@@ -106,6 +106,9 @@ class CanaryShownBody(TypedDict):
     changes: NotRequired[list[ConfigChange]]
 
 
+Made = Awaitable[canary.CanaryState]
+
+
 @dataclass(frozen=True, slots=True)
 class CanaryAdmin:
     """Commands for the canary; there is one canary at a time. ``who`` is the key's id.
@@ -131,38 +134,30 @@ class CanaryAdmin:
     guardrails: tuple[str, ...] = ()
 
     def show(self) -> CanaryShownBody:
-        """Return the last canary, as known to this process."""
         lease = self.driver.lease
         if lease is None:
             return {"canary": None}
         return {"canary": _shown(lease.standing), "driven_by": lease.holder}
 
     async def start(self, given: CanaryStartBody, *, who: str) -> CanaryShownBody:
-        """Start a canary: the backend gets the first step of a route, and the next ones if it passes."""
         if given.dry_run:
             with operator_errors():
                 return self._preview(await self._begin(self.driver.state, given, who))
 
-        def starting() -> Awaitable[None]:
-            return self.driver.change(lambda last: self._begin(last, given, who))
-
-        action = "start.forced" if given.force else "start"
-        return await self._audited(action, f"{given.route}: {given.backend}", who, given.comment, starting)
+        action, target = "start.forced" if given.force else "start", f"{given.route}: {given.backend}"
+        return await self._audited(action, target, given, who, lambda last: self._begin(last, given, who))
 
     async def pause(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
-        """Keep the canary's share and stop its evaluation."""
-        return await self._ordered("pause", who, given.comment, self._pause)
+        return await self._ordered("pause", given, who, self._pause)
 
     async def resume(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
-        """Continue the evaluation of a paused canary."""
-        return await self._ordered("resume", who, given.comment, self._resume)
+        return await self._ordered("resume", given, who, self._resume)
 
     async def abort(self, given: CanaryAbortBody, *, who: str) -> CanaryShownBody:
-        """End the canary and restore the route's weights."""
         if given.dry_run:
             with operator_errors():
                 return self._preview(await self._abort(self._current("abort"), given.comment))
-        return await self._ordered("abort", who, given.comment, self._abort)
+        return await self._ordered("abort", given, who, self._abort)
 
     async def _begin(
         self, now: canary.CanaryState | None, given: CanaryStartBody, who: str
@@ -183,17 +178,10 @@ class CanaryAdmin:
                 f"steps: {given.backend!r} has {has:g} % of the route; allowed: a first step above that",
                 param="steps",
             )
-        bounds = (given.min_samples, given.step_seconds, given.window_seconds)
+        route, backend, comment = given.route, given.backend, given.comment
+        bounds = (given.steps, given.min_samples, given.step_seconds, given.window_seconds)
         plan = canary.CanaryPlan(
-            self.new_id(),
-            given.route,
-            given.backend,
-            before,
-            who,
-            given.comment,
-            given.steps,
-            *bounds,
-            guardrails=self.guardrails,
+            self.new_id(), route, backend, before, who, comment, *bounds, guardrails=self.guardrails
         )
         first = with_weights(last.draft.config, given.route, canary.weights_at(plan, given.steps[0]))
         self.routing.check(Draft(first, "", "canary"), "config")
@@ -229,29 +217,27 @@ class CanaryAdmin:
         return canary.end(state, canary.Phase.ABORTED, comment or "by an operator", self.unix_time())
 
     async def _ordered(
-        self,
-        action: str,
-        who: str,
-        comment: str,
-        make: Callable[[canary.CanaryState, str], Awaitable[canary.CanaryState]],
+        self, action: str, given: CanaryBody, who: str, step: Callable[[canary.CanaryState, str], Made]
     ) -> CanaryShownBody:
         state = self._current(action)
-
-        def changing() -> Awaitable[None]:
-            return self.driver.change(lambda last: make(last or state, comment))
-
+        target = f"{state.plan.route}: {state.plan.backend}"
         return await self._audited(
-            action, f"{state.plan.route}: {state.plan.backend}", who, comment, changing
+            action, target, given, who, lambda last: step(last or state, given.comment)
         )
 
     async def _audited(
-        self, action: str, target: str, who: str, comment: str, begin: Callable[[], Awaitable[None]]
+        self,
+        action: str,
+        target: str,
+        given: CanaryBody,
+        who: str,
+        make: Callable[[canary.CanaryState | None], Made],
     ) -> CanaryShownBody:
-        async def translated() -> None:
+        async def changing() -> None:
             with operator_errors():
-                await begin()
+                await self.driver.change(make)
 
-        await self.audit.attempt(who, f"canary.{action}", target, translated, comment=comment)
+        await self.audit.attempt(who, f"canary.{action}", target, changing, comment=given.comment)
         # This process executes the command now; if the store fails here, the next tick of any process does.
         await self.driver.tick()
         return self.show()

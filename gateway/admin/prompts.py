@@ -146,7 +146,6 @@ class PromptAdmin:
     adapter_ids: Collection[str]
 
     def versions(self) -> list[PromptListed]:
-        """Return the versions, sorted by id, with the routes that use them."""
         routes = self.revision().routes
         return [
             {

@@ -118,6 +118,10 @@ class AuditEntry(TypedDict):
     hash: str
 
 
+Make = Callable[[Stored], Mapping[str, object]]
+"""Makes a configuration of the last revision."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoutingAdmin:
     """Shows and changes the revisions; ``who`` is the key's id.
@@ -131,7 +135,6 @@ class RoutingAdmin:
     audit_log: Audit
 
     def show(self) -> RevisionInForceBody:
-        """Return the revision in force in this process, and the last one if this process cannot use it."""
         stored = self.revisions.in_force
         if stored is None:
             raise RuntimeError("there is no routing yet")
@@ -142,49 +145,37 @@ class RoutingAdmin:
         }
 
     async def apply(self, given: RouteApplyBody, *, who: str) -> RevisionMadeBody:
-        """Make a whole configuration the next revision."""
         return await self._change("apply", "routing", lambda _: given.config, given, who)
 
     async def set_weight(self, given: RouteWeightBody, *, who: str) -> RevisionMadeBody:
-        """Give a backend a share of a route; the other backends share the rest in proportion."""
         target = f"{given.route}: {given.backend} at {given.percent:g} %"
         return await self._change("weights", target, _weight(given, given.percent), given, who)
 
     async def promote(self, given: RoutePromoteBody, *, who: str) -> RevisionMadeBody:
-        """Give a backend the whole route."""
         target = f"{given.route}: {given.backend}"
         return await self._change("promote", target, _weight(given, WHOLE), given, who)
 
     async def roll_back(self, given: RouteRollbackBody, *, who: str) -> RevisionMadeBody:
-        """Make an earlier configuration the next revision."""
         target = "to the one before" if given.to is None else f"to revision {given.to}"
         return await self._audited("rollback", target, given, who, lambda: self._rolled_back(given, who))
 
     async def history(self, limit: int) -> list[RevisionBody]:
-        """Return the last revisions, newest first."""
         with operator_errors(change=False):
             found = await self.revisions.newest(limit)
         return [_shown(stored) for stored in found]
 
     async def diff(self, a: int, b: int) -> list[ConfigChange]:
-        """Return the differences from revision ``a`` to ``b``."""
         with operator_errors(change=False):
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
         return differences(before.draft.config, after.draft.config)
 
     async def audit(self, limit: int, after: int | None = None) -> list[AuditEntry]:
-        """Return operators' last actions, newest first; with ``after``, those after it, oldest first."""
         with operator_errors(change=False):
             read = self.audit_log.last(limit) if after is None else self.audit_log.after(after, limit)
             return [cast("AuditEntry", entry) for entry in await read]
 
     async def _change(
-        self,
-        action: str,
-        target: str,
-        make: Callable[[Stored], Mapping[str, object]],
-        given: RouteChangeBody,
-        who: str,
+        self, action: str, target: str, make: Make, given: RouteChangeBody, who: str
     ) -> RevisionMadeBody:
         return await self._audited(action, target, given, who, lambda: self._made(action, make, given, who))
 
@@ -204,13 +195,7 @@ class RoutingAdmin:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _made(
-        self,
-        action: str,
-        make: Callable[[Stored], Mapping[str, object]],
-        given: RouteChangeBody,
-        who: str,
-    ) -> RevisionMadeBody:
+    async def _made(self, action: str, make: Make, given: RouteChangeBody, who: str) -> RevisionMadeBody:
         """Make the change, unless it alters nothing or is a dry run."""
 
         def decide(last: Stored) -> Draft:
@@ -283,7 +268,7 @@ class RoutingAdmin:
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
 
 
-def _weight(given: RoutePromoteBody, percent: float) -> Callable[[Stored], Mapping[str, object]]:
+def _weight(given: RoutePromoteBody, percent: float) -> Make:
     return lambda last: with_weight(last.draft.config, given.route, given.backend, percent)
 
 
@@ -295,7 +280,7 @@ def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bo
         return False  # an invalid configuration is refused later
 
 
-def _same_as(source: Stored) -> Callable[[Stored], Mapping[str, object]]:
+def _same_as(source: Stored) -> Make:
     return lambda last: source.draft.config
 
 

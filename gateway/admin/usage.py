@@ -96,7 +96,6 @@ class UsageAdmin:
         return {"rows": [dict(report.line(line)) for line in found if line["requests"]]}
 
     async def rows(self, query: RowsQuery) -> UsageRowsBody:
-        """Return a page of rows of all kinds."""
         after = None if query.after is None else _after(query.after)
         found = await self.read(Page(query.span(), query.limit, after).query())
         last = found[-1] if len(found) == query.limit else None
@@ -104,7 +103,6 @@ class UsageAdmin:
         return {"rows": found, "next": mark}
 
     async def reconcile(self, query: SpanQuery) -> UsageSumsBody:
-        """Compare the ledger's tokens with the engines' own counters."""
         span = query.span()
         lines = compared_lines(await self.read(ledger_query(span)), await self.read(engines_query(span)))
         return {"rows": [dict(line) for line in lines]}

@@ -37,28 +37,26 @@ class Ceilings:
         self._concurrent = concurrent
         self._clock = clock
         self._ends_at = 0.0
-        # By key, so bounded by the number of keys.
-        self._requests: Counter[str] = Counter()
-        self._tokens: Counter[str] = Counter()
-        self._money: Counter[str] = Counter()
+        # By limit and key, so bounded by the number of keys.
+        self._used: Counter[tuple[str, str]] = Counter()
         self._running: Counter[str] = Counter()
 
     def count_request(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
         limit = self._limits.requests_per_minute
         if limit is not None and caller.limits.requests_per_minute is None:
-            self._count("requests_per_minute", limit, self._requests, caller, 1)
+            self._count("requests_per_minute", limit, caller, 1)
 
     def count_tokens(self, caller: Caller, tokens: int) -> None:
         """Count the tokens that a request is expected to use. Raises RateLimited."""
         limit = self._limits.tokens_per_minute
         if limit is not None and caller.limits.tokens_per_minute is None:
-            self._count("tokens_per_minute", limit, self._tokens, caller, tokens)
+            self._count("tokens_per_minute", limit, caller, tokens)
 
     def count_money(self, caller: Caller, cost: Callable[[], int]) -> None:
         """Count the money that a request may cost, in nano US dollars. Raises RateLimited."""
         if self._nanousd is not None and caller.role is CallerRole.CALLER and caller.budget == NO_BUDGET:
-            self._count("usd_per_minute", self._nanousd, self._money, caller, cost(), NANOUSD)
+            self._count("usd_per_minute", self._nanousd, caller, cost(), NANOUSD)
 
     def running(self, caller: Caller) -> "Running":
         """Return a context manager in which a request of the key runs. Raises RateLimited."""
@@ -72,24 +70,14 @@ class Ceilings:
             )
         return Running(self._running, key_id) if counted else _UNCOUNTED
 
-    def _count(
-        self,
-        name: str,
-        limit: int,
-        used: Counter[str],
-        caller: Caller,
-        amount: int,
-        unit: int = 1,
-    ) -> None:
+    def _count(self, name: str, limit: int, caller: Caller, amount: int, unit: int = 1) -> None:
         if caller.role is not CallerRole.CALLER:
             return
         now = self._clock()
         if now >= self._ends_at:
-            self._requests.clear()
-            self._tokens.clear()
-            self._money.clear()
+            self._used.clear()
             self._ends_at = now + MINUTE_S
-        before = used[caller.key_id]
+        before = self._used[name, caller.key_id]
         if before and before + amount > limit:
             wait_s = self._ends_at - now
             raise RateLimited(
@@ -97,7 +85,7 @@ class Ceilings:
                 f"is {limit / unit:.15g}; less is left of it now, come again in {math.ceil(wait_s)} s",
                 retry_after_ms=max(1, math.ceil(wait_s * 1000)),
             )
-        used[caller.key_id] = before + amount
+        self._used[name, caller.key_id] = before + amount
 
 
 class Running:

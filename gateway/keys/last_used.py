@@ -55,7 +55,6 @@ class KeyUse:
                 self._everywhere[key_id] = max(at, self._everywhere.get(key_id, at))
 
     def unpublished(self) -> dict[str, float]:
-        """Return the uses that are to be published now."""
         fresh = [
             (key_id, at)
             for key_id, at in self._here.items()

@@ -60,7 +60,6 @@ class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
     """A key was revoked."""
 
     id: str
-    comment: str = ""
 
 
 def made_data(key: StoredKey) -> bytes:

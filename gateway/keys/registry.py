@@ -64,7 +64,15 @@ class KeyProjection(FollowedStream):
         """
         if len(self._ring) >= MAX_KEYS:
             raise Forbidden(f"there are {MAX_KEYS} keys; allowed: no more; revoke some that are not used")
-        if not await self._append(made_data(key), author=author):
+        try:
+            # Without ``expected``: the change does not depend on earlier records.
+            record = await self._store.append(STREAM, made_data(key), author=author)
+        except StateUnavailable as error:
+            raise BackendUnavailable(
+                f"the change may or may not have been made: {error}; look at the keys before you try again",
+                retry_after_ms=RETRY_MS,
+            ) from error
+        if not await self.caught_up_to(record.number):
             # Not an error: the record is written, and the secret can be shown only now.
             self._log.warning("a new key is not accepted here yet", key_id=key.record.key_id)
 
@@ -96,15 +104,3 @@ class KeyProjection(FollowedStream):
     def _forget(self, key_id: str) -> None:
         self._ring.remove(key_id)
         self._use.forget(key_id)
-
-    async def _append(self, data: bytes, *, author: str) -> bool:
-        """Append a record; return whether it is applied here. Raises BackendUnavailable."""
-        try:
-            # Without ``expected``: these changes do not depend on earlier records.
-            record = await self._store.append(STREAM, data, author=author)
-        except StateUnavailable as error:
-            raise BackendUnavailable(
-                f"the change may or may not have been made: {error}; look at the keys before you try again",
-                retry_after_ms=RETRY_MS,
-            ) from error
-        return await self.caught_up_to(record.number)

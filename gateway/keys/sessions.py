@@ -29,7 +29,6 @@ class ConsoleSessions:
         self._unix_time = unix_time
 
     def issue(self, key_id: str) -> str:
-        """Return a token that is valid for :data:`SESSION_S`."""
         text = f"{key_id}.{int(self._unix_time()) + SESSION_S}"
         return f"{text}.{self._signature(text)}"
 

@@ -37,7 +37,6 @@ def lease_of(record: Record) -> CanaryLease:
 
 
 def sample_data(canary: str, window: int, counts: Counts) -> bytes:
-    """Encode a process's counts of one window."""
     counted = {
         check: [one.canary_bad, one.canary, one.baseline_bad, one.baseline] for check, one in counts.items()
     }

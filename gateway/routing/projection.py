@@ -134,7 +134,8 @@ class RoutingProjection(FollowedStream):
                 self._log.warning("the first routing revision is not written yet", reason=str(error))
         if self._revision is None:
             if self._seed.config is None:
-                raise self._no_usable_revision()
+                faults = (self._seed.fault, self.unusable and self.unusable.reason)
+                raise RoutingFileError("\n".join(str(fault) for fault in faults if fault))
             self._adopt(Stored(0, self._unix_time(), SEED_AUTHOR, 0, _seed_draft(self._seed)))
             self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
 
@@ -262,12 +263,6 @@ class RoutingProjection(FollowedStream):
         except Conflict:
             self._log.info("another process wrote the first routing revision")
         await self.caught_up_to(1)
-
-    def _no_usable_revision(self) -> RoutingFileError:
-        faults = [] if self._seed.fault is None else [str(self._seed.fault)]
-        if self.unusable is not None:
-            faults.append(self.unusable.reason)
-        return RoutingFileError("\n".join(faults))
 
     async def expect_last(self, expected: int | None) -> None:
         """Wait until ``expected`` is the last revision here; ``None`` skips the check.

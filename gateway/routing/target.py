@@ -41,7 +41,6 @@ class Target(Struct, frozen=True):
     serving: Sequence[tuple[str, float]] = ()
 
     def selection(self, request: GenerateRequest) -> Selection:
-        """Return the input of adapter selection."""
         fields = {"tenant": request.caller.tenant, "locale": request.locale, "intent": request.intent}
         return Selection(
             self.adapter_id,

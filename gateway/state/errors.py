@@ -25,7 +25,6 @@ class Conflict(StateError):
     code: ClassVar[str] = "state_conflict"
 
     def __init__(self, stream: str, expected: int, found: int) -> None:
-        self.stream = stream
         self.expected = expected
         self.found = found
         super().__init__(
@@ -45,7 +44,6 @@ class StateUnavailable(StateError):
     code: ClassVar[str] = "state_unavailable"
 
     def __init__(self, operation: str, reason: str, *, writes_refused: bool = False) -> None:
-        self.operation = operation
         self.reason = reason
         self.writes_refused = writes_refused
         super().__init__(f"state store: {operation} failed ({reason})")
@@ -57,7 +55,6 @@ class RecordTooLarge(StateError):
     code: ClassVar[str] = "record_too_large"
 
     def __init__(self, stream: str, size: int, allowed: int) -> None:
-        self.stream = stream
         self.size = size
         self.allowed = allowed
         super().__init__(f"stream {stream!r}: given a record of {size} bytes; allowed: {allowed}")

@@ -179,12 +179,10 @@ def check_record(stream: str, data: bytes, author: str) -> None:
 
 
 def check_forget(up_to: int) -> None:
-    """Raise ValueError for a negative number."""
     if up_to < 0:
         raise ValueError(f"up_to: given {up_to}; allowed: from 0")
 
 
 def check_read(after: int, limit: int) -> None:
-    """Raise ValueError for a negative ``after`` or a ``limit`` out of range."""
     if after < 0 or not 1 <= limit <= MAX_READ:
         raise ValueError(f"given after={after}, limit={limit}; allowed: after from 0, limit 1 to {MAX_READ}")
