@@ -31,8 +31,7 @@ from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.native_answer import AnswerBody, NativeFrames, answer_json
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
-from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange
 from gateway.http.generate import origin_of, run_journey
 from gateway.http.routes import AuthenticatedCaller, CallerRoute, Json, ServicesDep
 from gateway.http.sinks import WholeSink

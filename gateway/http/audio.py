@@ -11,9 +11,9 @@ from gateway.contracts.openai_answer import error_json
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge, public_error
+from gateway.http.body import read_form
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.forms import read_form
 from gateway.http.generate import in_time, origin_of
 from gateway.http.idempotency import Call, CallDep
 from gateway.http.respond import CALLER_ERRORS, response_of

@@ -9,8 +9,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 from starlette.types import Receive
 
-from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderTooSlow
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import ClientDisconnect, ClientGone, Exchange, ReaderTooSlow
 
 STALL_S: Final = 60.0
 """Longest time that one send may take; a slower reader would occupy a slot for nothing."""
@@ -74,13 +73,10 @@ class _ServerWatch(Struct, eq=False):
             self._task.cancel()
 
 
-class _TaskWatch:
+class _TaskWatch(Struct, eq=False):
     """The watch under any other server: a task that reads ``receive``."""
 
-    __slots__ = ("_task",)
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
+    _task: asyncio.Task[None]
 
     def release(self) -> None:
         self._task.cancel()

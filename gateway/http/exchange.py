@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 from msgspec import Struct
 from starlette.types import Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.contracts.dialect import Header
 from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
 from gateway.errors import Forbidden, PublicError
-from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
 from gateway.http.security import SECURITY_HEADERS
 from gateway.keys.sessions import COOKIE
 from gateway.requests.body_memory import UNCOUNTED_BYTES, BodyMemory
@@ -20,6 +20,8 @@ from gateway.requests.body_memory import UNCOUNTED_BYTES, BodyMemory
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 
+SCOPE_KEY: Final = "sluice.disconnect"
+"""The key of the connection's :class:`ClientDisconnect` in the scope."""
 _SCOPE_KEY: Final = "sluice.exchange"
 _SESSION: Final = COOKIE.encode()
 # The key headers of Anthropic's and of Azure's clients.
@@ -29,6 +31,32 @@ _PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code)
 _is_plain = re.compile(r"[A-Za-z0-9_.-]*").fullmatch
 MAX_REQUEST_ID: Final = 128
 """Longest ``x-request-id`` that is adopted, in characters."""
+
+
+class ClientGone(Exception):
+    """The caller has closed the connection."""
+
+
+class ReaderTooSlow(ClientGone):
+    """The caller has read nothing for :data:`gateway.http.disconnect_watch.STALL_S`; treated as gone."""
+
+
+class ClientDisconnect(Struct, eq=False):
+    """The disconnect of one connection: calls ``listener``, set by one request at a time, with its kind.
+
+    ``flow``, uvicorn's, tells whether writing is paused because the caller reads too slowly.
+    """
+
+    flow: FlowControl | None = None
+    why: type[ClientGone] | None = None
+    listener: Callable[[type[ClientGone]], None] | None = None
+
+    def set(self, why: type[ClientGone]) -> None:
+        """Report that the caller has disconnected; only the first report counts."""
+        if self.why is None:
+            self.why = why
+            if self.listener is not None:
+                self.listener(why)
 
 
 class Reply(Struct, frozen=True):

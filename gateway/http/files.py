@@ -13,9 +13,8 @@ from gateway.batches.files import PURPOSES, expiry, file_body
 from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge
-from gateway.http.body import BodyTooSlow
+from gateway.http.body import BodyTooSlow, read_form
 from gateway.http.exchange import Reply
-from gateway.http.forms import read_form
 from gateway.http.idempotency import CallDep
 from gateway.http.respond import json_of, page_of, response_of
 from gateway.http.routes import AuthenticatedCaller, CallerRoute, CreationRoute, ServicesDep, callers_router

@@ -16,9 +16,8 @@ from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited,
 from gateway.generation.sink import Sink
 from gateway.http.authorize import caller_of
 from gateway.http.body import read_body
-from gateway.http.client_disconnect import ClientGone
 from gateway.http.disconnect_watch import DisconnectWatch, until_gone
-from gateway.http.exchange import Exchange, Reply
+from gateway.http.exchange import ClientGone, Exchange, Reply
 from gateway.http.fan_out import run_prompts
 from gateway.http.idempotency import Idempotency, fingerprint_of, key_of
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse

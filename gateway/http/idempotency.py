@@ -25,8 +25,8 @@ from starlette.requests import Request
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
+from gateway.http.body import form_content
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.forms import form_content
 from gateway.http.respond import log_defect
 from gateway.ports import Services
 from gateway.state.idempotency import IdempotencyStore, StoredReply

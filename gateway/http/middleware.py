@@ -9,8 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.contracts.origin import EdgeOutcome
 from gateway.errors import Draining
-from gateway.http.client_disconnect import ClientGone
-from gateway.http.exchange import Exchange, trace_of, usable_request_id
+from gateway.http.exchange import ClientGone, Exchange, trace_of, usable_request_id
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services

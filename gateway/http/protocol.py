@@ -21,9 +21,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.contracts.native_answer import error_json
 from gateway.errors import PublicError
 from gateway.http.body import BODY_TIMEOUT_S
-from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect, ClientGone, ReaderTooSlow
 from gateway.http.connections import PROBES, ConnectionLimits, ConnectionTable
 from gateway.http.disconnect_watch import STALL_S
+from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, ClientGone, ReaderTooSlow
 from gateway.http.security import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
 from gateway.http.socket_protocol import SocketProtocol
 

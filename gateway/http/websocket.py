@@ -20,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.contracts.native_answer import NativeDialect, error_json
 from gateway.errors import BodyTooLarge, InvalidRequest, public_error
 from gateway.http.authorize import identify
-from gateway.http.client_disconnect import ClientGone
 from gateway.http.disconnect_watch import until_gone
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import ClientGone, Exchange
 from gateway.http.generate import origin_of, run_journey
 from gateway.http.respond import CALLER_ERRORS, error_reply
 from gateway.http.sinks import SocketSink

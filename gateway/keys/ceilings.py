@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from accounting.keys import NO_BUDGET, CallerRole, KeyLimits
 from gateway.contracts.values import Caller
 from gateway.errors import RateLimited
@@ -88,14 +90,11 @@ class Ceilings:
         self._used[name, caller.key_id] = before + amount
 
 
-class Running:
+class Running(Struct, eq=False):
     """Counts a running request until its block ends."""
 
-    __slots__ = ("_key_id", "_running")
-
-    def __init__(self, running: Counter[str] | None, key_id: str) -> None:
-        self._running = running
-        self._key_id = key_id
+    _running: Counter[str] | None
+    _key_id: str
 
     def __enter__(self) -> None:
         if self._running is not None:

@@ -57,17 +57,14 @@ def budget_of(usd_per_day: float | None, usd_per_month: float | None) -> Budget:
     return Budget(day, month)
 
 
-class TokenReservation:
+class TokenReservation(Struct, eq=False):
     """Tokens and money reserved for a request, counted as used until it is settled."""
 
-    __slots__ = ("_settle_money", "_settle_tokens", "paid", "tokens")
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        # What the tenant pays, in nano US dollars; set when the request is billed.
-        self.paid = 0
-        self._settle_tokens: list[Callable[[int], None]] = []
-        self._settle_money: list[Callable[[int], None]] = []
+    tokens: int
+    # What the tenant pays, in nano US dollars; set when the request is billed.
+    paid: int = 0
+    _settle_tokens: list[Callable[[int], None]] = []
+    _settle_money: list[Callable[[int], None]] = []
 
     def settle(self, used: int) -> None:
         """Replace the reservation by the used tokens and money; a second call changes nothing."""

@@ -6,6 +6,7 @@ text and store nothing.
 
 import pkgutil
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -17,7 +18,6 @@ import structlog
 from budgeting.values import Plan, Role
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.generation.json_schema import schema_faults
-from gateway.shadow.grounding import ungrounded
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import yield_thread
 from gateway.shadow.personal import has_personal
@@ -118,6 +118,59 @@ def grounding(exam: Exam) -> bool | None:
         return None
     names, missing = ungrounded(exam.text, "\n".join((*exam.evidence, exam.said)))
     return None if not names else missing == 0
+
+
+_QUOTED = re.compile(r"『([^『』]{1,80})』|「([^「」]{1,80})」|[\"“]([^\"“”]{1,80})[\"”]")
+_WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
+_NUMBER = re.compile(r"\d[\d.,]*\d")
+_SENTENCE_END = re.compile(r"[.!?:;\n•。！？]\s*[\"“*(\-]*\s*$")
+# Words that are always capitalized: I, months and the like.
+_PLAIN_WORDS = (
+    "i i'm i'd i'll i've january february march april may june july august september october november"
+    " december monday tuesday wednesday thursday friday saturday sunday english japanese manga"
+)
+_PLAIN = frozenset(_PLAIN_WORDS.split())
+MAX_CHARS = 8_000
+
+
+def ungrounded(answer: str, sources: str) -> tuple[int, int]:
+    """Return the number of names and numbers in the answer, and of those that ``sources`` lacks.
+
+    Names are titles in quotation marks, capitalized words inside a sentence, numbers of two or more digits.
+    This finds invented titles, people and prices; a wrong sentence of correct words passes.
+    """
+    answer = unicodedata.normalize("NFKC", answer[:MAX_CHARS])
+    held = unicodedata.normalize("NFKC", sources).lower()
+    words = set(_WORD.findall(held))
+    numbers = {_digits(one) for one in _NUMBER.findall(held)}
+    names = missing = 0
+    for found in _QUOTED.finditer(answer):
+        title = next(filter(None, found.groups()))
+        if not title.isascii():
+            names += 1
+            missing += title.lower() not in held
+    for found in _WORD.finditer(answer):
+        word = found[0]
+        if not word[0].isupper() or word.lower() in _PLAIN or len(word) < 3:
+            continue
+        if _begins_sentence(answer, found.start()) and word.lower() not in words:
+            continue  # the first word of a sentence is always capitalized
+        names += 1
+        # With or without the English genitive.
+        missing += words.isdisjoint((word.lower(), re.sub(r"['’]s$", "", word.lower())))
+    for found in _NUMBER.finditer(answer):
+        names += 1
+        missing += _digits(found[0]) not in numbers
+    return names, missing
+
+
+def _begins_sentence(text: str, place: int) -> bool:
+    before = text[max(0, place - 8) : place]
+    return not before.strip(' "“*(-') or _SENTENCE_END.search(before) is not None
+
+
+def _digits(number: str) -> str:
+    return re.sub(r"[.,](?=\d{3}\b)", "", number)
 
 
 def no_personal_data(exam: Exam) -> bool | None:

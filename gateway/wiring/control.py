@@ -21,11 +21,11 @@ from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import (
     DEFAULT_ROUTE,
     RoutingFileError,
+    ServedRoutes,
     default_routing,
     make_revision,
     read_routing,
 )
-from gateway.routing.served_routes import ServedRoutes
 from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.backends import BackendParts
 from gateway.wiring.foundation import Foundation

@@ -10,8 +10,7 @@ import pytest
 
 from gateway.errors import BodyTooLarge
 from gateway.http.body import DISCARD_FACTOR, BodyTooSlow, read_body
-from gateway.http.client_disconnect import ClientGone
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import ClientGone, Exchange
 from gateway.testing import ADMIN_KEY, fake_services
 
 

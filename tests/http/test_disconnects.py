@@ -18,9 +18,8 @@ import pytest
 from gateway.contracts.batches import BatchBody
 from gateway.contracts.values import Caller
 from gateway.errors import PublicError
-from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderTooSlow
 from gateway.http.disconnect_watch import until_gone
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import ClientDisconnect, ClientGone, Exchange, ReaderTooSlow
 from gateway.http.protocol import GatewayProtocol
 from gateway.state.idempotency import StoredReply
 from gateway.testing import (

@@ -15,7 +15,7 @@ from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
-from gateway.http.forms import form_content
+from gateway.http.body import form_content
 from gateway.keys.ceilings import Running
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeEmbeddings, MemoryIdempotency, fake_services

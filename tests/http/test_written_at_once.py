@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange
 
 
 @dataclass

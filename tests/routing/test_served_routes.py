@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.routing.check import KnownNames
-from gateway.routing.revision import make_revision
-from gateway.routing.served_routes import ServedRoutes
+from gateway.routing.revision import ServedRoutes, make_revision
 
 CONFIG = {
     "routes": {
