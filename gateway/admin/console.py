@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -236,16 +237,13 @@ class ConsoleAdmin:
 
     def requests(self, *, text: str | None, errors: bool, limit: int) -> RequestsBody:
         """Return the requests whose id, tenant, key, model, route, backend or error begins with ``text``."""
-        found = []
-        for at, record in reversed(self._recent_requests):
-            if errors and not record.error_code and record.status < 400:
-                continue
-            if text is not None and not any((one or "").startswith(text) for one in _names(record)):
-                continue
-            found.append(_line(at, record))
-            if len(found) == limit:
-                break
-        return {"requests": found}
+        found = (
+            _line(at, record)
+            for at, record in reversed(self._recent_requests)
+            if (not errors or record.error_code or record.status >= 400)
+            and (text is None or any((one or "").startswith(text) for one in _names(record)))
+        )
+        return {"requests": list(islice(found, limit))}
 
     def request(self, request_id: str) -> Mapping[str, Any] | None:
         """Return the record of a request, which has no texts; ``None`` if it is not kept."""

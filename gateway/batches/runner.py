@@ -1,6 +1,7 @@
 """Runs the lines of batches on idle capacity."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -246,15 +247,13 @@ class BatchRunner:
 
     def _in_turn(self) -> list[BatchRow]:
         """The batches of tenants with the fewest lines running here first, so that tenants take turns."""
-        at_work: dict[str, int] = {}
-        for one in self._running:
-            at_work[one.batch.tenant] = at_work.get(one.batch.tenant, 0) + 1
+        at_work = Counter(one.batch.tenant for one in self._running)
         in_progress = [
             one
             for one in self._batches
             if one.status == "in_progress" and one.batch_id not in self._exhausted
         ]
-        return sorted(in_progress, key=lambda one: (at_work.get(one.tenant, 0), one.created_at))
+        return sorted(in_progress, key=lambda one: (at_work[one.tenant], one.created_at))
 
     async def _end_if_over(self, batch: BatchRow) -> None:
         counts = await self._files.store.counts(batch.batch_id)

@@ -242,8 +242,3 @@ class BedrockSection(Section):
 
 
 BackendConfig = Annotated[EngineBackend | OpenAIBackend | BedrockSection, Field(discriminator="kind")]
-
-
-def default_backends() -> dict[str, BackendConfig]:
-    """Return the backends of a configuration that names none: the in-process engine, as ``local``."""
-    return {"local": EngineBackend(kind="engine")}

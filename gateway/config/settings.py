@@ -17,7 +17,7 @@ import yaml
 from pydantic import Field, IPvAnyNetwork, ValidationError, model_validator
 
 from gateway.config.admission import AdmissionConfig
-from gateway.config.backends import BackendConfig, FallbackSection, PriceConfig, default_backends
+from gateway.config.backends import BackendConfig, EngineBackend, FallbackSection, PriceConfig
 from gateway.config.batches import BatchesSection
 from gateway.config.chaos import ChaosSection
 from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
@@ -152,7 +152,7 @@ class Settings(Section):
     engine: EngineSection = EngineSection()
     engines: Annotated[dict[EngineName, EngineSection], Field(max_length=64)] = Field(default={})
     weights: WeightsSection = WeightsSection()
-    backends: dict[EngineName, BackendConfig] = Field(default_factory=default_backends)
+    backends: dict[EngineName, BackendConfig] = Field(default={"local": EngineBackend(kind="engine")})
     models: Annotated[dict[ModelName, ModelSection], Field(max_length=1_000)] = Field(default={})
     # Built at each load: the default depends on whether an earlier version left a file in the working folder.
     state: StateConfig = Field(default_factory=StateConfig)

@@ -82,10 +82,6 @@ def made_data(key: StoredKey) -> bytes:
     return msgspec.json.encode(made)
 
 
-def revoked_data(key_id: str) -> bytes:
-    return msgspec.json.encode(Revoked(key_id))
-
-
 def key_event(record: Record) -> StoredKey | Revoked:
     """Decode a record. Raises msgspec.MsgspecError if it cannot be decoded."""
     event = msgspec.json.decode(record.data, type=Made | Revoked)

@@ -13,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from accounting.events import error_kind
-from gateway.keys.records import STREAM, revoked_data
+from gateway.keys.records import STREAM, Revoked
 from gateway.state.errors import StateError
 from gateway.state.port import MAX_AUTHOR, Record, StateStore
 
@@ -120,7 +121,7 @@ class Revocations:
 
     async def _append(self, key_id: str) -> Record:
         author = self._unstored.get(key_id, "gateway")
-        record = await self._store.append(STREAM, revoked_data(key_id), author=author)
+        record = await self._store.append(STREAM, msgspec.json.encode(Revoked(key_id)), author=author)
         self._written.add(key_id)
         return record
 

@@ -13,6 +13,7 @@ state is needed: older ones are deleted a hundred at a time, and all of them whe
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import orjson
 import structlog
 
 from gateway.routing.canary import CanaryState, Phase, end, in_force, judge
@@ -20,7 +21,6 @@ from gateway.routing.canary_records import (
     SAMPLES,
     STREAM,
     CanaryLease,
-    lease_data,
     lease_of,
     sample_data,
     windows_of,
@@ -122,7 +122,7 @@ class CanaryDriver(FollowedStream):
     async def put(self, state: CanaryState) -> None:
         """Append a state, and take the lease. Raises Conflict, StateUnavailable."""
         until = self._unix_time() + LEASE_WINDOWS * state.plan.window_s
-        data = lease_data(CanaryLease(state, self._me, until))
+        data = orjson.dumps(CanaryLease(state, self._me, until))
         self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
         await self._forget(state)
 

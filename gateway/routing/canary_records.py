@@ -27,10 +27,6 @@ class CanaryLease:
 _LEASE: Final = TypeAdapter(CanaryLease)
 
 
-def lease_data(lease: CanaryLease) -> bytes:
-    return orjson.dumps(lease)
-
-
 def lease_of(record: Record) -> CanaryLease:
     """Decode a record. Raises ValueError when it is not understood."""
     return _LEASE.validate_json(record.data)

@@ -20,7 +20,6 @@ class NoSuchRoute(Exception):
     """The configuration has no route of that name; the message lists the routes in ``known``."""
 
     def __init__(self, route: str, known: Sequence[str]) -> None:
-        self.route = route
         super().__init__(f"route {route!r} is not configured; known: {', '.join(sorted(known))}")
 
 

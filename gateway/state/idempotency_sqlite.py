@@ -30,11 +30,6 @@ _DROP_OLDEST = (
 )
 
 
-def replies_file(path: Path) -> Path:
-    """Return the path of the replies' file, next to the state store's ``path``."""
-    return path.with_name(f"{path.name}.replies")
-
-
 class SqliteIdempotencyStore:
     """Implements :class:`gateway.state.idempotency.IdempotencyStore`."""
 

@@ -5,6 +5,7 @@ The file is not the state store's: counts need no fsync, and would wake the proc
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from accounting.keys import Budget, KeyLimits
@@ -19,11 +20,6 @@ _TABLES = (
     " WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS limit_holders (holder TEXT PRIMARY KEY, lease REAL NOT NULL) WITHOUT ROWID",
 )
-
-
-def limits_file(path: Path) -> Path:
-    """Return the path of the limits' file, next to the state store's ``path``."""
-    return path.with_name(f"{path.name}.limits")
 
 
 class SqliteLimitStore:
@@ -43,7 +39,7 @@ class SqliteLimitStore:
 
         def decide(connection: sqlite3.Connection) -> QuotaVerdict | None:
             now = self._unix_time()
-            leases = _Leases(connection, now)
+            leases = _leases(connection, now)
             if ask.tokens and ask.hold is not None:
                 if not fresh and not leases(ask.hold.holder):
                     return None
@@ -74,7 +70,7 @@ class SqliteLimitStore:
             now = self._unix_time()
             connection.execute("DELETE FROM limit_holders WHERE lease < ?", (now - LEASE_S,))
             connection.execute("DELETE FROM limit_tallies WHERE at < ?", (now - KEPT_S,))
-            if not _Leases(connection, now)(holder):
+            if not _leases(connection, now)(holder):
                 return False
             _lease(connection, holder, now)
             return True
@@ -82,20 +78,15 @@ class SqliteLimitStore:
         return await self._file.run("renew", keep)
 
 
-class _Leases:
-    """Whether a holder's lease is valid; each holder is looked up once."""
+def _leases(connection: sqlite3.Connection, now: float) -> Callable[[str], bool]:
+    """Return a function that says whether a holder's lease is valid; it looks each holder up once."""
 
-    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
-        self._connection = connection
-        self._now = now
-        self._known: dict[str, bool] = {}
+    @cache
+    def is_valid(holder: str) -> bool:
+        query = "SELECT 1 FROM limit_holders WHERE holder = ? AND lease >= ?"
+        return connection.execute(query, (holder, now)).fetchone() is not None
 
-    def __call__(self, holder: str) -> bool:
-        if holder not in self._known:
-            query = "SELECT 1 FROM limit_holders WHERE holder = ? AND lease >= ?"
-            found = self._connection.execute(query, (holder, self._now)).fetchone()
-            self._known[holder] = found is not None
-        return self._known[holder]
+    return is_valid
 
 
 def _lease(connection: sqlite3.Connection, holder: str, now: float) -> None:

@@ -20,7 +20,7 @@ from gateway.weights.location import S3Prefix, is_small
 from gateway.weights.part_file import PartFile
 from gateway.weights.records import CacheFolder
 from gateway.weights.s3_client import meaning, transient
-from gateway.weights.values import ByteCounter, OnProgress, RemoteFile
+from gateway.weights.values import OnProgress, Progress, RemoteFile
 
 CHUNK_BYTES = 1 << 20
 FILES_AT_ONCE = 4
@@ -57,8 +57,17 @@ class Transfer:
 
     def run(self, files: Collection[RemoteFile], on_progress: OnProgress) -> None:
         """Fetch ``files``: manifests first, then the small ones."""
-        self._bytes = ByteCounter(sum(file.size for file in files), on_progress)
-        self._bytes.add(0)
+        total, done, counting = sum(file.size for file in files), 0, threading.Lock()
+
+        def count(size: int) -> None:
+            nonlocal done
+            with counting:
+                done += size
+                on_progress(Progress(done, total))
+
+        # Counts received bytes, from several threads; negative for discarded ones.
+        self._count = count
+        self._count(0)
         with (
             ThreadPoolExecutor(FILES_AT_ONCE, "weights-file") as self._files,
             ThreadPoolExecutor(self._connections, "weights-range") as self._ranges,
@@ -96,13 +105,13 @@ class Transfer:
     def _file(self, file: RemoteFile) -> None:
         with self._locked(file):
             if self._cache.has(file):
-                self._bytes.add(file.size)
+                self._count(file.size)
                 return
             expected = self._expected(file)
             target = self._cache.path(file.name)
             # A complete file without a record was copied there, or the process died before it was recorded.
             if target.is_file() and fault(target, expected, self._check_stop) is None:
-                self._bytes.add(file.size)
+                self._count(file.size)
             else:
                 self._receive(file, expected, target)
             self._cache.checked(file, expected.kind)
@@ -112,7 +121,7 @@ class Transfer:
         wrong: str | None = None
         for _ in range(2):
             with PartFile(self._cache.part(file.name), file) as part:
-                self._bytes.add(part.received_bytes)
+                self._count(part.received_bytes)
                 self._all(self._ranges, (partial(self._range, file, part, *at) for at in part.missing))
                 part.sync()
                 wrong = fault(part.path, expected, self._check_stop)
@@ -120,7 +129,7 @@ class Transfer:
                     part.finish(target)
                     return
                 part.discard()
-                self._bytes.add(-file.size)
+                self._count(-file.size)
         raise FetchError(
             f"{self._prefix.url}/{file.name}: {wrong}, twice; the source's file is damaged: upload it again"
         )
@@ -136,7 +145,7 @@ class Transfer:
                         part.write(start, chunk)
                         start += len(chunk)
                         failures = 0
-                        self._bytes.add(len(chunk))
+                        self._count(len(chunk))
                         self._check_stop()
             except (FetchError, OSError):
                 raise

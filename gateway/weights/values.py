@@ -52,19 +52,3 @@ class Fetcher(Protocol):
 
 def ignore(progress: Progress) -> None:
     """Ignore progress."""
-
-
-class ByteCounter:
-    """Counts bytes from several threads and reports them."""
-
-    def __init__(self, total: int, on_progress: OnProgress) -> None:
-        self._total = total
-        self._done = 0
-        self._on_progress = on_progress
-        self._lock = threading.Lock()
-
-    def add(self, size: int) -> None:
-        """Count received bytes; negative for discarded ones."""
-        with self._lock:
-            self._done += size
-            self._on_progress(Progress(self._done, self._total))

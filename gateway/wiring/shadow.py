@@ -12,7 +12,7 @@ from gateway.shadow.checks import Checks, HookError, load_hook, make_checks
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
-from gateway.shadow.personal import Redactor, keep_all, redact_personal
+from gateway.shadow.personal import Redactor, redact_personal
 from gateway.shadow.sampling import ShadowQueue
 from gateway.wiring.cache import NANOUSD
 from gateway.wiring.core import Core
@@ -20,7 +20,7 @@ from observability.collectors import ShadowShown
 from resilience.leg_limits import LegLimit, LegLimits
 
 DAY_S = 86_400.0
-REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": keep_all}
+REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": str}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from gateway.config.errors import ConfigError
 from gateway.state.idempotency import IdempotencyStore
-from gateway.state.idempotency_sqlite import SqliteIdempotencyStore, replies_file
+from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.state.limits import LimitStore
-from gateway.state.limits_sqlite import SqliteLimitStore, limits_file
+from gateway.state.limits_sqlite import SqliteLimitStore
 from gateway.state.memory import MemoryStateStore
 from gateway.state.port import StateStore
 from gateway.state.sqlite_store import SqliteStateStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from gateway.routing.canary import (
     start,
     weights_at,
 )
-from gateway.routing.canary_records import CanaryLease, lease_data, lease_of
+from gateway.routing.canary_records import CanaryLease, lease_of
 from gateway.routing.canary_tally import outcomes
 from gateway.routing.evidence import EvidenceWindow
 from gateway.state.port import Record
@@ -108,7 +109,7 @@ def test_a_standing_comes_back_from_its_record_as_it_was() -> None:
     judged = judge(running(), [GOOD, {"ttft": EvidenceWindow(1, 10, 3, 90)}], read_to=7, now=5.0)
     for standing in (running(), judged, end(judged, Phase.ABORTED, "no", 6.0)):
         lease = CanaryLease(standing, "proc_1", 20.0)
-        assert lease_of(Record("canary", 1, 0.0, "canary", lease_data(lease))) == lease
+        assert lease_of(Record("canary", 1, 0.0, "canary", orjson.dumps(lease))) == lease
 
 
 def record(**facts: Any) -> RequestRecord:
