@@ -7,8 +7,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body
-from gateway.errors import InvalidRequest
-from gateway.routing.evaluations import BackendEvaluations, NotAccepted
+from gateway.routing.evaluations import BackendEvaluations
 from gateway.routing.refusals import operator_errors
 from gateway.state.audit import Audit
 
@@ -49,11 +48,8 @@ class EvaluationAdmin:
         """Store a report. Raises InvalidRequest, BackendUnavailable."""
 
         async def adding() -> None:
-            try:
-                with operator_errors():
-                    await self.evaluations.add(given.report, author=who)
-            except NotAccepted as error:
-                raise InvalidRequest(f"report: {error}", param="report") from None
+            with operator_errors():
+                await self.evaluations.add(given.report, author=who)
 
         target = f"{given.report.get('candidate')} against {given.report.get('base')}"
         await self.audit.attempt(who, "backend.evaluated", target, adding)

@@ -9,11 +9,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, UnknownRoute
 from gateway.routing.change import (
     WHOLE,
     ConfigChange,
-    NoSuchRoute,
     differences,
     same,
     same_weights,
@@ -276,7 +275,7 @@ def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bo
     """Whether a route has the same weights in two configurations."""
     try:
         return same_weights(weights_of(one, route), weights_of(other, route))
-    except (NoSuchRoute, KeyError, TypeError, ValueError):
+    except (UnknownRoute, KeyError, TypeError, ValueError):
         return False  # an invalid configuration is refused later
 
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 from starlette.types import Receive
 
-from gateway.http.exchange import ClientDisconnect, ClientGone, Exchange, ReaderTooSlow
+from gateway.http.exchange import ClientDisconnect, ClientGone, Exchange
 
 STALL_S: Final = 60.0
 """Longest time that one send may take; a slower reader would occupy a slot for nothing."""
@@ -42,13 +42,13 @@ class _ServerWatch(Struct, eq=False):
     """The watch under Sluice's own server; cancels the block as ``asyncio.timeout`` does, without a time."""
 
     _disconnect: ClientDisconnect
-    _why: type[ClientGone] | None = None
+    _gone: bool = False
     _task: asyncio.Task[object] | None = None
     _cancels_before: int = 0
 
     async def __aenter__(self) -> DisconnectWatch:
-        if self._disconnect.why is not None:
-            raise self._disconnect.why
+        if self._disconnect.gone:
+            raise ClientGone
         task = asyncio.current_task(asyncio.get_running_loop())
         assert task is not None
         self._task, self._cancels_before = task, task.cancelling()
@@ -59,16 +59,16 @@ class _ServerWatch(Struct, eq=False):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disconnect.listener = None
-        if self._why is not None and self._task is not None:
+        if self._gone and self._task is not None:
             others = self._task.uncancel() > self._cancels_before
             if kind is asyncio.CancelledError and not others:
-                raise self._why from None
+                raise ClientGone from None
 
     def release(self) -> None:
         self._disconnect.listener = None
 
-    def _left(self, why: type[ClientGone]) -> None:
-        self._why = why
+    def _left(self) -> None:
+        self._gone = True
         if self._task is not None:
             self._task.cancel()
 
@@ -106,7 +106,7 @@ async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float
         except TimeoutError:
             since = exchange.sending_since
             if since is not None and clock() - since >= stall_s:
-                raise ReaderTooSlow from None
+                raise ClientGone from None
             continue
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
             raise ClientGone

@@ -34,29 +34,25 @@ MAX_REQUEST_ID: Final = 128
 
 
 class ClientGone(Exception):
-    """The caller has closed the connection."""
-
-
-class ReaderTooSlow(ClientGone):
-    """The caller has read nothing for :data:`gateway.http.disconnect_watch.STALL_S`; treated as gone."""
+    """The caller has closed the connection, or has read nothing for so long that it is treated as gone."""
 
 
 class ClientDisconnect(Struct, eq=False):
-    """The disconnect of one connection: calls ``listener``, set by one request at a time, with its kind.
+    """The disconnect of one connection: calls ``listener``, set by one request at a time.
 
     ``flow``, uvicorn's, tells whether writing is paused because the caller reads too slowly.
     """
 
     flow: FlowControl | None = None
-    why: type[ClientGone] | None = None
-    listener: Callable[[type[ClientGone]], None] | None = None
+    gone: bool = False
+    listener: Callable[[], None] | None = None
 
-    def set(self, why: type[ClientGone]) -> None:
+    def set(self) -> None:
         """Report that the caller has disconnected; only the first report counts."""
-        if self.why is None:
-            self.why = why
+        if not self.gone:
+            self.gone = True
             if self.listener is not None:
-                self.listener(why)
+                self.listener()
 
 
 class Reply(Struct, frozen=True):

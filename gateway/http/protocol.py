@@ -23,7 +23,7 @@ from gateway.errors import PublicError
 from gateway.http.body import BODY_TIMEOUT_S
 from gateway.http.connections import PROBES, ConnectionLimits, ConnectionTable
 from gateway.http.disconnect_watch import STALL_S
-from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, ClientGone, ReaderTooSlow
+from gateway.http.exchange import SCOPE_KEY, ClientDisconnect
 from gateway.http.security import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
 from gateway.http.socket_protocol import SocketProtocol
 
@@ -128,7 +128,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._cancel_stall_timer()
         self._cancel_head_timer()
-        self._disconnect.set(ClientGone)
+        self._disconnect.set()
 
     def give_way(self) -> None:
         """Another connection takes the place of this one, which has no request in progress."""
@@ -366,7 +366,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _abort_stalled(self) -> None:
         """The caller reads nothing: notify the request in progress, and drop what waits to be sent."""
-        self._disconnect.set(ReaderTooSlow)
+        self._disconnect.set()
         self.transport.abort()
 
     def _cancel_stall_timer(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 import structlog
 
+from gateway.errors import BackendUnavailable, InvalidRequest, UnknownRoute
 from gateway.routing.canary import CanaryState, Phase, end, in_force, judge
 from gateway.routing.canary_records import (
     SAMPLES,
@@ -26,8 +27,8 @@ from gateway.routing.canary_records import (
     windows_of,
 )
 from gateway.routing.canary_tally import CanaryTally
-from gateway.routing.change import NoSuchRoute, NothingToShare, same_weights, weights_of, with_weights
-from gateway.routing.projection import ELSEWHERE_S, NotInForce, RoutingBusy, RoutingProjection
+from gateway.routing.change import same_weights, weights_of, with_weights
+from gateway.routing.projection import ELSEWHERE_S, RoutingProjection
 from gateway.routing.records import CanaryShare, Draft, Stored
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
@@ -154,7 +155,7 @@ class CanaryDriver(FollowedStream):
                     await self._place(lease.standing)
                 elif not await self._judge(lease):
                     return
-            except (Conflict, RoutingBusy, NotInForce) as error:
+            except (Conflict, BackendUnavailable) as error:
                 # Another process was first; this one will receive its record.
                 self._log.info("the canary waits", reason=type(error).__name__)
                 return
@@ -228,7 +229,7 @@ class CanaryDriver(FollowedStream):
             revision = stored.number
         except _AlreadyApplied:
             revision = self._routing.head
-        except (_Overridden, NoSuchRoute, NothingToShare, RoutingFileError):
+        except (_Overridden, UnknownRoute, InvalidRequest, RoutingFileError):
             await self._overridden(state)
             return
         await self.put(in_force(state, self._unix_time(), revision))
@@ -251,7 +252,7 @@ class CanaryDriver(FollowedStream):
     def _override(self, state: CanaryState) -> bool:
         try:
             found = weights_of(self._routing.last().draft.config, state.plan.route)
-        except NoSuchRoute:
+        except UnknownRoute:
             return True
         return not same_weights(found, state.wanted)
 

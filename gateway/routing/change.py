@@ -1,12 +1,13 @@
 """Pure functions that change the weights of a routing configuration, and that compare two configurations."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.errors import InvalidRequest, UnknownRoute
 from gateway.routing.file import RoutingConfig
 
 WHOLE = 100.0
@@ -14,17 +15,6 @@ WHOLE = 100.0
 DIGITS = 10
 # Weights that differ by less than this are equal.
 SAME = 1e-6
-
-
-class NoSuchRoute(Exception):
-    """The configuration has no route of that name; the message lists the routes in ``known``."""
-
-    def __init__(self, route: str, known: Sequence[str]) -> None:
-        super().__init__(f"route {route!r} is not configured; known: {', '.join(sorted(known))}")
-
-
-class NothingToShare(Exception):
-    """There is no other backend for the rest of a route's weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +36,20 @@ def with_weight(config: Mapping[str, Any], route: str, backend: str, percent: fl
     backend that the route does not have is added; a backend with weight 0 stays in the route.
 
     Raises:
-        NoSuchRoute: there is no such route.
-        NothingToShare: ``percent`` is below 100 and there is no other backend.
+        UnknownRoute: there is no such route.
+        InvalidRequest: ``percent`` is below 100 and there is no other backend.
     """
     changed = deepcopy(dict(config))
-    routes = changed["routes"]
-    if route not in routes:
-        raise NoSuchRoute(route, list(routes))
-    entries: list[dict[str, Any]] = routes[route]["backends"]
+    weights_of(config, route)
+    entries: list[dict[str, Any]] = changed["routes"][route]["backends"]
     if all(entry["name"] != backend for entry in entries):
         entries.append({"name": backend, "weight": 0.0})
     others = [entry for entry in entries if entry["name"] != backend]
     rest = WHOLE - percent
     if rest and not others:
-        raise NothingToShare(
-            f"{backend!r} is the only backend of {route!r}: nobody would get the other {rest:g} %"
+        raise InvalidRequest(
+            f"percent: {backend!r} is the only backend of {route!r}: nobody would get the other {rest:g} %",
+            param="percent",
         )
     weights = [float(entry.get("weight", WHOLE)) for entry in others]
     if not sum(weights):
@@ -74,10 +63,7 @@ def with_weight(config: Mapping[str, Any], route: str, backend: str, percent: fl
 
 
 def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return the configuration with these weights on a route; an unnamed backend gets 0.
-
-    Raises NoSuchRoute.
-    """
+    """Return the configuration with these weights on a route; others get 0. Raises UnknownRoute."""
     changed = deepcopy(dict(config))
     weights_of(config, route)
     entries: list[dict[str, Any]] = changed["routes"][route]["backends"]
@@ -89,10 +75,11 @@ def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, fl
 
 
 def weights_of(config: Mapping[str, Any], route: str) -> dict[str, float]:
-    """Return a route's weights by backend. Raises NoSuchRoute."""
+    """Return a route's weights by backend. Raises UnknownRoute."""
     routes = config["routes"]
     if route not in routes:
-        raise NoSuchRoute(route, list(routes))
+        known = ", ".join(sorted(routes))
+        raise UnknownRoute(f"route {route!r} is not configured; known: {known}", param="route")
     return {entry["name"]: float(entry.get("weight", WHOLE)) for entry in routes[route]["backends"]}
 
 

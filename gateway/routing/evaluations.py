@@ -12,14 +12,11 @@ from typing import Any
 import structlog
 
 from gateway.contracts.evaluation_report import is_signed
+from gateway.errors import InvalidRequest
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import FollowedStream
 
 STREAM = "evaluations"
-
-
-class NotAccepted(ValueError):
-    """The report is not valid; the message contains the reason."""
 
 
 class BackendEvaluations(FollowedStream):
@@ -45,16 +42,16 @@ class BackendEvaluations(FollowedStream):
             structlog.get_logger("routing").error("an evaluation is not understood", number=record.number)
 
     async def add(self, report: Mapping[str, Any], *, author: str) -> None:
-        """Store a report. Raises NotAccepted, StateUnavailable."""
+        """Store a report. Raises InvalidRequest, StateUnavailable."""
         if not is_signed(report, self._key):
-            raise NotAccepted("it is not signed by `sluice evaluate` with the secret of this gateway")
+            raise _refusal("it is not signed by `sluice evaluate` with the secret of this gateway")
         if not isinstance(report.get("passed"), bool):
-            raise NotAccepted("it does not say whether it passed")
+            raise _refusal("it does not say whether it passed")
         for side in ("base", "candidate"):
             name = report.get(side)
             digest = self.digests.get(name) if isinstance(name, str) else None
             if digest is None or digest != report.get(f"{side}_digest"):
-                raise NotAccepted(f"its {side} {name!r} is not a backend, or is configured differently now")
+                raise _refusal(f"its {side} {name!r} is not a backend, or is configured differently now")
         record = await self._store.append(STREAM, json.dumps(report).encode(), author=author)
         await self.caught_up_to(record.number)
 
@@ -67,6 +64,10 @@ class BackendEvaluations(FollowedStream):
             if self.digests.get(str(report[side])) != report.get(f"{side}_digest"):
                 return f"backend {report[side]!r} is configured differently than when it was evaluated"
         return None if report["passed"] else f"the evaluation of backend {backend!r} did not pass"
+
+
+def _refusal(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"report: {reason}", param="report")
 
 
 def digest_of(*sections: Mapping[str, Any]) -> str:

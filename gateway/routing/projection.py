@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from gateway.errors import BackendUnavailable
 from gateway.routing.change import ConfigChange, differences, same
 from gateway.routing.check import KnownNames, adapters_named
 from gateway.routing.records import Draft, Stored, from_record, to_data
@@ -26,19 +27,13 @@ STREAM = "routing"
 MAX_TRIES = 20
 # Longest wait, in seconds, for a revision that is in force in another process.
 ELSEWHERE_S = 1.0
+# Milliseconds after which an operator may try again.
+RETRY_MS = 1_000
 # Seconds between attempts to write the first revision while the store is unreachable.
 SEED_AGAIN_S = 1.0
 SEED_AUTHOR = "file"
 # Revisions that are compared with the routing file at the start; most differences that a warning shows.
 COMPARED, SHOWN = 100, 10
-
-
-class RoutingBusy(Exception):
-    """Other processes changed the routing first, too many times; nothing was written."""
-
-
-class NotInForce(Exception):
-    """The revision was written but is not in force in this process yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +175,9 @@ class RoutingProjection(FollowedStream):
         Raises:
             RoutingFileError: the draft is invalid; ``decide`` may raise other errors.
             Conflict: the last revision is not ``expected``.
-            RoutingBusy: other processes were first, too many times.
+            BackendUnavailable: other processes were first, too many times, or the revision was written but is
+                not in force here yet.
             StateUnavailable, RecordTooLarge: the store did not accept the draft.
-            NotInForce: the revision was written, but not applied here in time.
         """
         await self.expect_last(expected)
         for _ in range(MAX_TRIES):
@@ -204,9 +199,14 @@ class RoutingProjection(FollowedStream):
                     break
                 continue
             if not await self.caught_up_to(record.number):
-                raise NotInForce(f"revision {record.number} was written and is not in force here yet")
+                raise BackendUnavailable(
+                    f"revision {record.number} was written and is not in force here yet",
+                    retry_after_ms=RETRY_MS,
+                )
             return latest, from_record(record)
-        raise RoutingBusy("others change the routing at this moment; nothing was changed")
+        raise BackendUnavailable(
+            "others change the routing at this moment; nothing was changed", retry_after_ms=RETRY_MS
+        )
 
     def last(self) -> Stored:
         """Return the base of the next change: the last decodable revision, else the one in force."""

@@ -3,15 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.routing.change import NoSuchRoute, NothingToShare
-from gateway.routing.projection import NotInForce, RoutingBusy
+from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict
+from gateway.routing.projection import RETRY_MS
 from gateway.routing.revision import RoutingFileError
 from gateway.state.errors import Conflict, RecordTooLarge, StateUnavailable
 
 # The most faults of a configuration in one message.
 MAX_FAULTS = 20
-RETRY_MS = 1_000
 
 
 @contextmanager
@@ -23,10 +21,6 @@ def operator_errors(*, change: bool = True) -> Iterator[None]:
         faults = str(error).splitlines()
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise InvalidRequest("\n".join(faults[:MAX_FAULTS] + more), param="config") from error
-    except NoSuchRoute as error:
-        raise UnknownRoute(str(error), param="route") from error
-    except NothingToShare as error:
-        raise InvalidRequest(f"percent: {error}", param="percent") from error
     except Conflict as error:
         raise RevisionConflict(
             f"revision {error.found} is the last one, not {error.expected}; nothing was changed: look at it "
@@ -42,5 +36,3 @@ def operator_errors(*, change: bool = True) -> Iterator[None]:
         raise BackendUnavailable(
             f"{error}; requests are served as before{doubt if change else ''}", retry_after_ms=RETRY_MS
         ) from error
-    except (RoutingBusy, NotInForce) as error:
-        raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.change import ConfigChange, NoSuchRoute, NothingToShare, differences, same, with_weight
+from gateway.errors import InvalidRequest, UnknownRoute
+from gateway.routing.change import ConfigChange, differences, same, with_weight
 from gateway.routing.file import RoutingConfig
 
 
@@ -56,9 +57,9 @@ def test_whatever_is_set_the_result_is_a_valid_configuration(
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(NoSuchRoute, match="'talk' is not configured; known: chat"):
+    with pytest.raises(UnknownRoute, match="'talk' is not configured; known: chat"):
         with_weight(config(a=100), "talk", "a", 5)
-    with pytest.raises(NothingToShare, match="the other 95 %"):
+    with pytest.raises(InvalidRequest, match="the other 95 %"):
         with_weight(config(a=100), "chat", "a", 5)
 
 
