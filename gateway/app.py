@@ -31,16 +31,7 @@ from gateway.http import (
     responses,
     tokenize,
 )
-from gateway.http.admin import (
-    adapters,
-    canary,
-    chaos,
-    keys,
-    process,
-    prompts,
-    routing,
-    usage,
-)
+from gateway.http.admin import adapters, canary, chaos, keys, process, prompts, routing, usage
 from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
 from gateway.http.idempotency import Idempotency

@@ -10,15 +10,7 @@ from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body
 from gateway.errors import InvalidRequest, UnknownRoute
-from gateway.routing.change import (
-    WHOLE,
-    ConfigChange,
-    differences,
-    same,
-    same_weights,
-    weights_of,
-    with_weight,
-)
+from gateway.routing import change
 from gateway.routing.projection import RoutingProjection, UnusableRevision
 from gateway.routing.records import Draft, Stored
 from gateway.routing.refusals import operator_errors
@@ -58,7 +50,7 @@ class RoutePromoteBody(RouteChangeBody):
 class RouteWeightBody(RoutePromoteBody):
     """The share of a route that a backend gets."""
 
-    percent: Annotated[float, Field(ge=0, le=WHOLE)]
+    percent: Annotated[float, Field(ge=0, le=change.WHOLE)]
 
 
 class RouteRollbackBody(RouteChangeBody):
@@ -93,7 +85,7 @@ class RevisionMadeBody(TypedDict):
     parent: int
     comment: str
     config: Mapping[str, Any]
-    changes: list[ConfigChange]
+    changes: list[change.ConfigChange]
     author: NotRequired[str]
     created_at: NotRequired[str]
     action: NotRequired[str]
@@ -152,7 +144,7 @@ class RoutingAdmin:
 
     async def promote(self, given: RoutePromoteBody, *, who: str) -> RevisionMadeBody:
         target = f"{given.route}: {given.backend}"
-        return await self._change("promote", target, _weight(given, WHOLE), given, who)
+        return await self._change("promote", target, _weight(given, change.WHOLE), given, who)
 
     async def roll_back(self, given: RouteRollbackBody, *, who: str) -> RevisionMadeBody:
         target = "to the one before" if given.to is None else f"to revision {given.to}"
@@ -163,10 +155,10 @@ class RoutingAdmin:
             found = await self.revisions.newest(limit)
         return [_shown(stored) for stored in found]
 
-    async def diff(self, a: int, b: int) -> list[ConfigChange]:
+    async def diff(self, a: int, b: int) -> list[change.ConfigChange]:
         with operator_errors(change=False):
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
-        return differences(before.draft.config, after.draft.config)
+        return change.differences(before.draft.config, after.draft.config)
 
     async def audit(self, limit: int, after: int | None = None) -> list[AuditEntry]:
         with operator_errors(change=False):
@@ -184,9 +176,9 @@ class RoutingAdmin:
             head = self.revisions.head
             source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
             comment = ": ".join(filter(None, (f"rollback to revision {source.number}", given.comment)))
-            change = given.model_copy(update={"comment": comment, "expected_revision": head})
+            asked = given.model_copy(update={"comment": comment, "expected_revision": head})
             try:
-                return await self._made("rollback", _same_as(source), change, who)
+                return await self._made("rollback", _same_as(source), asked, who)
             except Conflict:
                 # Another change came in between: try again from the revision that is now the last.
                 retried = left and given.expected_revision is None
@@ -214,13 +206,13 @@ class RoutingAdmin:
                 "parent": self.revisions.head,
                 "comment": draft.comment,
                 "config": draft.config,
-                "changes": differences(last.draft.config, draft.config),
+                "changes": change.differences(last.draft.config, draft.config),
             }
         in_force = last.number == self.revisions.head and self.revisions.unusable is None
-        if in_force and same(draft.config, last.draft.config):
+        if in_force and change.same(draft.config, last.draft.config):
             return {**_shown(last), "changes": []}  # type: ignore[typeddict-item]  # as below
         before, stored = await self.revisions.change(decide, author=who, expected=given.expected_revision)
-        changes = differences(before.draft.config, stored.draft.config)
+        changes = change.differences(before.draft.config, stored.draft.config)
         return {**_shown(stored), "changes": changes}  # type: ignore[typeddict-item]  # mypy: dry_run may be in it
 
     async def _audited(
@@ -261,20 +253,20 @@ class RoutingAdmin:
         while number > max(head - SEARCHED, 0):
             for stored in await self.revisions.read(number, PAGE):
                 settled = stored.draft.settled
-                if not same(settled, now.draft.config):
+                if not change.same(settled, now.draft.config):
                     return replace(stored, draft=replace(stored.draft, config=settled))
             number -= PAGE
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
 
 
 def _weight(given: RoutePromoteBody, percent: float) -> Make:
-    return lambda last: with_weight(last.draft.config, given.route, given.backend, percent)
+    return lambda last: change.with_weight(last.draft.config, given.route, given.backend, percent)
 
 
 def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether a route has the same weights in two configurations."""
     try:
-        return same_weights(weights_of(one, route), weights_of(other, route))
+        return change.same_weights(change.weights_of(one, route), change.weights_of(other, route))
     except (UnknownRoute, KeyError, TypeError, ValueError):
         return False  # an invalid configuration is refused later
 

@@ -18,14 +18,7 @@ import structlog
 
 from gateway.errors import BackendUnavailable, InvalidRequest, UnknownRoute
 from gateway.routing.canary import CanaryState, Phase, end, in_force, judge
-from gateway.routing.canary_records import (
-    SAMPLES,
-    STREAM,
-    CanaryLease,
-    lease_of,
-    sample_data,
-    windows_of,
-)
+from gateway.routing.canary_records import SAMPLES, STREAM, CanaryLease, lease_of, sample_data, windows_of
 from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.change import same_weights, weights_of, with_weights
 from gateway.routing.projection import ELSEWHERE_S, RoutingProjection

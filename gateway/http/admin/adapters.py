@@ -2,18 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from gateway.admin.adapters import (
-    AdapterBody,
-    AdapterOrAlias,
-    AdaptersBody,
-    AddBody,
-    CommentBody,
-    LabelsBody,
-    PromoteBody,
-    ReportBody,
-    RollbackBody,
-    VerifiedBody,
-)
+from gateway.admin import adapters
 from gateway.contracts.fields import Body
 from gateway.http.routes import OPERATORS, By, CancellableRoute, Json, ServicesDep
 
@@ -23,13 +12,15 @@ router = APIRouter(prefix="/admin/adapters", route_class=CancellableRoute, **OPE
 
 
 @router.get("")
-async def list_adapters(services: ServicesDep) -> AdaptersBody:
+async def list_adapters(services: ServicesDep) -> adapters.AdaptersBody:
     """Versions, aliases, and what this process has loaded."""
     return services.adapters.show_all()
 
 
-@router.post("", status_code=201, responses={200: {"model": AdapterOrAlias, "description": "A dry run"}})
-async def add_adapter(given: Json[AddBody], response: Response, by: By) -> AdapterOrAlias:
+@router.post(
+    "", status_code=201, responses={200: {"model": adapters.AdapterOrAlias, "description": "A dry run"}}
+)
+async def add_adapter(given: Json[adapters.AddBody], response: Response, by: By) -> adapters.AdapterOrAlias:
     """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
         response.status_code = 200
@@ -37,25 +28,25 @@ async def add_adapter(given: Json[AddBody], response: Response, by: By) -> Adapt
 
 
 @router.get("/{id}")
-async def show_adapter(id: str, services: ServicesDep) -> AdapterOrAlias:
+async def show_adapter(id: str, services: ServicesDep) -> adapters.AdapterOrAlias:
     """One version or alias."""
     return services.adapters.show(id)
 
 
 @router.post("/{id}/verify")
-async def verify_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> VerifiedBody:
+async def verify_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.VerifiedBody:
     """Check a version's copy on this machine again."""
     return await by.services.adapters.verify(id, who=by.who)
 
 
 @router.post("/{id}/preload")
-async def preload_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> AdapterBody:
+async def preload_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.AdapterBody:
     """Load a version in every gateway."""
     return await by.services.adapters.preload(id, who=by.who)
 
 
 @router.post("/{id}/promote")
-async def promote_adapter(id: str, given: Json[PromoteBody], by: By) -> AdapterOrAlias:
+async def promote_adapter(id: str, given: Json[adapters.PromoteBody], by: By) -> adapters.AdapterOrAlias:
     """Promote a version."""
     if given.force:
         by.require_admin()
@@ -63,42 +54,42 @@ async def promote_adapter(id: str, given: Json[PromoteBody], by: By) -> AdapterO
 
 
 @router.post("/{id}/retire")
-async def retire_adapter(id: str, given: Json[CommentBody], by: By) -> AdapterOrAlias:
+async def retire_adapter(id: str, given: Json[adapters.CommentBody], by: By) -> adapters.AdapterOrAlias:
     """Stop serving a version."""
     return await by.services.adapters.retire(id, given, who=by.who)
 
 
 @router.post("/{id}/pin")
-async def pin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> AdapterOrAlias:
+async def pin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
     """Keep a version loaded."""
     return await by.services.adapters.pin(id, True, who=by.who)
 
 
 @router.post("/{id}/unpin")
-async def unpin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> AdapterOrAlias:
+async def unpin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
     """Remove a version's pin."""
     return await by.services.adapters.pin(id, False, who=by.who)
 
 
 @router.post("/{id}/labels")
-async def label_adapter(id: str, given: Json[LabelsBody], by: By) -> AdapterOrAlias:
+async def label_adapter(id: str, given: Json[adapters.LabelsBody], by: By) -> adapters.AdapterOrAlias:
     """Replace a version's labels."""
     return await by.services.adapters.label(id, given, who=by.who)
 
 
 @router.post("/{id}/evaluation")
-async def report_evaluation(id: str, given: Json[ReportBody], by: By) -> AdapterOrAlias:
+async def report_evaluation(id: str, given: Json[adapters.ReportBody], by: By) -> adapters.AdapterOrAlias:
     """Store an evaluation's report with a version."""
     return await by.services.adapters.evaluated(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/rollback")
-async def roll_alias_back(id: str, given: Json[RollbackBody], by: By) -> AdapterOrAlias:
+async def roll_alias_back(id: str, given: Json[adapters.RollbackBody], by: By) -> adapters.AdapterOrAlias:
     """Point an alias to its previous version, or to a given one."""
     return await by.services.adapters.roll_back(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/end-canary")
-async def end_alias_canary(id: str, given: Json[CommentBody], by: By) -> AdapterOrAlias:
+async def end_alias_canary(id: str, given: Json[adapters.CommentBody], by: By) -> adapters.AdapterOrAlias:
     """End an alias' canary."""
     return await by.services.adapters.end_canary(id, given, who=by.who)

@@ -5,16 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from typing_extensions import TypedDict
 
-from gateway.admin.routing import (
-    AuditEntry,
-    RevisionBody,
-    RevisionInForceBody,
-    RevisionMadeBody,
-    RouteApplyBody,
-    RoutePromoteBody,
-    RouteRollbackBody,
-    RouteWeightBody,
-)
+from gateway.admin import routing
 from gateway.http.routes import OPERATORS, By, Json, OperatorRoute, ServicesDep
 from gateway.routing.change import ConfigChange
 
@@ -26,7 +17,7 @@ Revision = Annotated[int, Query(ge=1, le=10**9, description="A revision's number
 class RevisionsBody(TypedDict):
     """Routing revisions, newest first."""
 
-    revisions: list[RevisionBody]
+    revisions: list[routing.RevisionBody]
 
 
 class ChangesBody(TypedDict):
@@ -38,35 +29,35 @@ class ChangesBody(TypedDict):
 class AuditBody(TypedDict):
     """Entries of the audit log, newest first; with ``after``, oldest first."""
 
-    entries: list[AuditEntry]
+    entries: list[routing.AuditEntry]
 
 
 @router.get("/routing")
-async def show_routing(services: ServicesDep) -> RevisionInForceBody:
+async def show_routing(services: ServicesDep) -> routing.RevisionInForceBody:
     """The current routing revision."""
     return services.routing.show()
 
 
 @router.put("/routing")
-async def apply_routing(given: Json[RouteApplyBody], by: By) -> RevisionMadeBody:
+async def apply_routing(given: Json[routing.RouteApplyBody], by: By) -> routing.RevisionMadeBody:
     """Apply a configuration."""
     return await by.services.routing.apply(given, who=by.who)
 
 
 @router.post("/routing/weights")
-async def set_weight(given: Json[RouteWeightBody], by: By) -> RevisionMadeBody:
+async def set_weight(given: Json[routing.RouteWeightBody], by: By) -> routing.RevisionMadeBody:
     """Set a backend's share of a route."""
     return await by.services.routing.set_weight(given, who=by.who)
 
 
 @router.post("/routing/promote")
-async def promote_backend(given: Json[RoutePromoteBody], by: By) -> RevisionMadeBody:
+async def promote_backend(given: Json[routing.RoutePromoteBody], by: By) -> routing.RevisionMadeBody:
     """Give a backend all of a route's traffic."""
     return await by.services.routing.promote(given, who=by.who)
 
 
 @router.post("/routing/rollback")
-async def roll_routing_back(given: Json[RouteRollbackBody], by: By) -> RevisionMadeBody:
+async def roll_routing_back(given: Json[routing.RouteRollbackBody], by: By) -> routing.RevisionMadeBody:
     """Apply an earlier revision's configuration as a new revision."""
     return await by.services.routing.roll_back(given, who=by.who)
 
