@@ -14,8 +14,7 @@ from gateway.admin.evaluations import EvaluationAdmin
 from gateway.admin.keys import KeyAdmin
 from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
-from gateway.admin.shadow import ShadowAdmin
-from gateway.admin.usage import UsageAdmin
+from gateway.admin.usage import ShadowAdmin, UsageAdmin
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.config.settings import ServerConfig

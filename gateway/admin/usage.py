@@ -1,5 +1,6 @@
-"""The ledger for operators: sums, rows, and a reconciliation with the engines."""
+"""Reports of the ledger's database for operators: sums, rows, a reconciliation, shadowed requests."""
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,10 +12,16 @@ from typing_extensions import TypedDict
 
 from accounting.reconcile import compared_lines, engines_query, ledger_query
 from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport, too_many
+from accounting.shadow_pairs import ShadowPairStore
 from accounting.values import Kind
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.times import TIMES, Time
 from gateway.errors import InvalidRequest
+from gateway.shadow.report import make_report
+
+DEFAULT_PAIRS = 1_000
+# A report of so many pairs takes about 8 s in a thread.
+MAX_PAIRS = 10_000
 
 
 def _dimensions(given: str) -> tuple[str, ...]:
@@ -106,3 +113,26 @@ class UsageAdmin:
         span = query.span()
         lines = compared_lines(await self.read(ledger_query(span)), await self.read(engines_query(span)))
         return {"rows": [dict(line) for line in lines]}
+
+
+class ShadowQuery(BaseModel):
+    """The pairs of a report: the newest ``limit`` ones, of one route or all, since a time."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_PAIRS)] = DEFAULT_PAIRS
+    route: str | None = None
+    since: Annotated[Time | None, Field(description=f"From then on: {TIMES}.")] = None
+
+
+class ShadowAdmin:
+    """Makes reports of the pairs in the ledger's database, whichever process wrote them."""
+
+    def __init__(self, pairs: ShadowPairStore) -> None:
+        self._pairs = pairs
+        # A report takes a thread for seconds, so there is one at a time.
+        self._one = asyncio.Lock()
+
+    async def report(self, query: ShadowQuery) -> dict[str, Any]:
+        """Compare the newest pairs. Raises LedgerUnavailable."""
+        async with self._one:
+            pairs = await self._pairs.newest(query.limit, route=query.route, since=query.since)
+            return dict(await asyncio.to_thread(make_report, pairs))

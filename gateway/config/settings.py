@@ -27,8 +27,7 @@ from gateway.config.ledger import LedgerConfig
 from gateway.config.models import ModelName, ModelSection, model_faults, model_of
 from gateway.config.ray import RaySection
 from gateway.config.resilience import ResilienceSection
-from gateway.config.response_cache import CacheConfig
-from gateway.config.responses import ResponsesSection
+from gateway.config.responses import CacheConfig, ResponsesSection
 from gateway.config.section import OffIsAWord, Section
 from gateway.config.shadow import ShadowSection
 from gateway.config.state import AuditSection, StateConfig

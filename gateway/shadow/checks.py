@@ -16,6 +16,7 @@ import orjson
 import structlog
 
 from budgeting.values import Plan, Role
+from gateway.config.errors import ConfigError
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.generation.json_schema import schema_faults
 from gateway.shadow.language import language_of
@@ -235,30 +236,26 @@ BUILT_IN: Mapping[str, Check] = {
 
 
 def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Checks:
-    """Return the checks of those names, in order.
-
-    Raises HookError if a name is neither built in nor that of a function.
-    """
+    """Return the checks of those names, in order. Raises ConfigError as :func:`hook`."""
     known = {**BUILT_IN, "forbidden": forbidding(forbidden)}
-    allowed = ", ".join(sorted(known))
-    return Checks(
-        {name: known[name] if name in known else load_hook(name, built_in=allowed) for name in names}
-    )
+    return Checks({name: hook("shadow.checks", name, known) for name in names})
 
 
-class HookError(Exception):
-    """A name cannot be resolved to a function; the message has the name and the reason."""
+def hook(key: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a hook that ``key`` of the configuration names: built in, or ``package.module:function``.
 
-
-def load_hook(name: str, *, built_in: str) -> Callable[..., Any]:
-    """Import ``package.module:function``. Raises HookError, whose message also lists ``built_in``."""
+    Raises ConfigError, with the allowed names or the reason, if the name is that of no function.
+    """
+    if name in built_in:
+        return built_in[name]
     if ":" not in name:
-        raise HookError(f"given {name!r}; allowed: {built_in}, or package.module:function")
+        allowed = ", ".join(sorted(built_in))
+        raise ConfigError(f"{key}: given {name!r}; allowed: {allowed}, or package.module:function")
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise HookError(f"{name!r} cannot be imported ({type(error).__name__}: {error})") from None
+        raise ConfigError(f"{key}: {name!r} cannot be imported ({type(error).__name__}: {error})") from None
     if not callable(found):
-        raise HookError(f"{name!r} is no function")
-    hook: Callable[..., Any] = found
-    return hook
+        raise ConfigError(f"{key}: {name!r} is no function")
+    made: Callable[..., Any] = found
+    return made

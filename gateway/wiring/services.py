@@ -17,8 +17,7 @@ from gateway.admin.evaluations import EvaluationAdmin
 from gateway.admin.keys import KeyAdmin
 from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
-from gateway.admin.shadow import ShadowAdmin
-from gateway.admin.usage import UsageAdmin
+from gateway.admin.usage import ShadowAdmin, UsageAdmin
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.contracts.responses.request import ReasoningSeal

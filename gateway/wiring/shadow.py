@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from accounting.shadow_pairs import ShadowPairStore
 from gateway.config.errors import ConfigError
-from gateway.config.shadow import ShadowSection
 from gateway.shadow.asking import Asker
-from gateway.shadow.checks import Checks, HookError, load_hook, make_checks
+from gateway.shadow.checks import Checks, hook, make_checks
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
@@ -41,7 +40,10 @@ def make_shadow(core: Core) -> ShadowParts:
     """Build the part; it is idle if no route shadows. Raises ConfigError for redactor, checks or judge."""
     base, fleet, accounts = core.base, core.backends.fleet, core.accounts
     section = base.settings.shadow
-    redact, checks = _redactor(section.redact), _checks(section)
+    redact, checks = (
+        hook("shadow.redact", section.redact, REDACTORS),
+        make_checks(section.checks, section.forbidden),
+    )
     judge = section.judge
     if judge is not None and judge.backend not in fleet.backends:
         allowed = ", ".join(sorted(fleet.backends))
@@ -87,19 +89,3 @@ def make_shadow(core: Core) -> ShadowParts:
         unix_time=base.unix_time,
     )
     return ShadowParts(shadow, pairs, limits, checks)
-
-
-def _checks(section: ShadowSection) -> Checks:
-    try:
-        return make_checks(section.checks, section.forbidden)
-    except HookError as error:
-        raise ConfigError(f"shadow.checks: {error}") from None
-
-
-def _redactor(name: str) -> Redactor:
-    if name in REDACTORS:
-        return REDACTORS[name]
-    try:
-        return load_hook(name, built_in=", ".join(sorted(REDACTORS)))
-    except HookError as error:
-        raise ConfigError(f"shadow.redact: {error}") from None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.config.errors import ConfigError
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.shadow.checks import (
     Check,
     Exam,
-    HookError,
     forbidding,
     grounding,
     language,
@@ -161,7 +161,7 @@ def test_checks_are_named_built_in_or_by_module() -> None:
     checks = make_checks(["shape", "gateway.shadow.checks:no_refusal"], [])
     assert list(checks.errors) == ["shape", "gateway.shadow.checks:no_refusal"]
     for wrong in ("shapes", "gateway.shadow.checks:nothing", "no.such.module:at_all", "os:sep"):
-        with pytest.raises(HookError, match=wrong.split(":")[0].replace(".", r"\.")):
+        with pytest.raises(ConfigError, match=wrong.split(":")[0].replace(".", r"\.")):
             make_checks([wrong])
 
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from gateway.admin.shadow import ShadowQuery
-from gateway.admin.usage import RowsQuery, SpanQuery, SumsQuery, UsageRowsBody, UsageSumsBody
+from gateway.admin.usage import RowsQuery, ShadowQuery, SpanQuery, SumsQuery, UsageRowsBody, UsageSumsBody
 from gateway.http.routes import OPERATORS, OperatorRoute, ServicesDep
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
