@@ -60,6 +60,12 @@ def key_of(header: bytes) -> str:
     return key
 
 
+def sent_key(exchange: Exchange) -> str | None:
+    """The key of a request, if it has one. Raises InvalidRequest."""
+    header = exchange.headers.get(b"idempotency-key")
+    return None if header is None else key_of(header)
+
+
 def fingerprint_of(path: str, body: bytes) -> str:
     """The digest by which requests are the same: the same path and the same bytes."""
     return hashlib.sha256(path.encode() + b"\n" + body).hexdigest()
@@ -180,20 +186,6 @@ class Call(Struct, frozen=True):
     raw: bytes
     release: Callable[[], None] = lambda: None
 
-    @staticmethod
-    def of(
-        services: Services,
-        exchange: Exchange,
-        idempotency: Idempotency,
-        path: str,
-        raw: bytes,
-        release: Callable[[], None] = lambda: None,
-    ) -> "Call":
-        """The request of this exchange. Raises InvalidRequest: the key is not valid."""
-        header = exchange.headers.get(b"idempotency-key")
-        key = None if header is None else key_of(header)
-        return Call(services, exchange, idempotency, path, key, raw, release)
-
     @property
     def caller(self) -> Caller:
         """The authenticated caller."""
@@ -228,7 +220,7 @@ async def _call(request: Request, idempotency_key: IdempotencyKey = None) -> Cal
     """The FastAPI dependency; its parameter only documents the header in the OpenAPI document."""
     scope, state = request.scope, request.app.state
     exchange, raw = Exchange.of(scope), await request.body()
-    return Call.of(state.services, exchange, state.idempotency, scope["path"], raw)
+    return Call(state.services, exchange, state.idempotency, scope["path"], sent_key(exchange), raw)
 
 
 CallDep = Annotated[Call, Depends(_call)]

@@ -25,7 +25,7 @@ from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
-from gateway.http.idempotency import Call, Idempotency, IdempotencyKey
+from gateway.http.idempotency import Call, Idempotency, IdempotencyKey, sent_key
 from gateway.ports import Services
 
 KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
@@ -160,7 +160,8 @@ class DirectRoute(CountedRoute):
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         given = parse(self._model, body)
         async with until_gone(exchange, receive, services.clock) as watch:
-            call = Call.of(services, exchange, idempotency, scope["path"], body, watch.release)
+            key = sent_key(exchange)
+            call = Call(services, exchange, idempotency, scope["path"], key, body, watch.release)
             reply = await self.endpoint(given, call)
         await exchange.reply(reply)
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import orjson
 from msgspec import Struct
+from websockets.frames import CloseCode
 
 from budgeting.values import Plan
 from gateway.contracts.dialect import ContractDialect, Frames, Header, ParsedRequest
@@ -20,9 +21,6 @@ STREAM_HEADERS: Final = (
     (b"content-type", EVENT_STREAM),
     (b"x-accel-buffering", b"no"),  # without it, proxies that buffer answers would delay tokens
 )
-
-
-NORMAL_CLOSURE: Final = 1000
 
 
 class WholeSink(Struct, eq=False):
@@ -171,7 +169,7 @@ class SocketSink:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._partial = False
-        self.close_code = NORMAL_CLOSURE
+        self.close_code = CloseCode.NORMAL_CLOSURE
         self.ended = False
 
     def planned(self, plan: Plan, model: str) -> None:

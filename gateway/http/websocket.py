@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
+from websockets.frames import CloseCode
 
 from gateway.contracts.native_answer import NativeDialect, error_json
 from gateway.errors import BodyTooLarge, InvalidRequest, public_error
@@ -29,9 +30,6 @@ from gateway.ports import Services
 
 FIRST_FRAME_S: Final = 30.0
 """Longest wait for the request after the handshake."""
-UNSUPPORTED_DATA: Final = 1003
-POLICY_VIOLATION: Final = 1008
-MESSAGE_TOO_BIG: Final = 1009
 
 
 class GenerateSocket:
@@ -85,17 +83,17 @@ class GenerateSocket:
             async with asyncio.timeout(self._first_frame_s):
                 message = await receive()
         except TimeoutError:
-            sink.close_code = POLICY_VIOLATION
+            sink.close_code = CloseCode.POLICY_VIOLATION
             raise InvalidRequest(f"no request came within {self._first_frame_s:g} s") from None
         if message["type"] == "websocket.disconnect":
             raise ClientGone
         text = message.get("text")
         if text is None:
-            sink.close_code = UNSUPPORTED_DATA
+            sink.close_code = CloseCode.UNSUPPORTED_DATA
             raise InvalidRequest("the frame is binary; allowed: a text frame")
         body: bytes = text.encode()
         if len(body) > limit:
-            sink.close_code = MESSAGE_TOO_BIG
+            sink.close_code = CloseCode.MESSAGE_TOO_BIG
             raise BodyTooLarge(f"the frame is larger than {limit} bytes; allowed: {limit} or fewer")
         return body
 
@@ -104,7 +102,9 @@ async def _deny(exchange: Exchange, error: Exception, scope: Scope) -> None:
     public = public_error(error)
     exchange.status, exchange.error = public.status, public
     if "websocket.http.response" not in scope.get("extensions", {}):
-        await exchange.send({"type": "websocket.close", "code": POLICY_VIOLATION})  # the server answers 403
+        await exchange.send(
+            {"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION}
+        )  # the server answers 403
         return
     reply = error_reply(public, exchange.request_id, error_json)
     headers = [(b"content-type", reply.content_type), *reply.headers, *exchange.id_headers()]

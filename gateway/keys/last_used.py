@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 import structlog
@@ -54,17 +55,14 @@ class KeyUse:
             if key_id in self._everywhere or len(self._everywhere) < 2 * MAX_KEYS:
                 self._everywhere[key_id] = max(at, self._everywhere.get(key_id, at))
 
-    def unpublished(self) -> dict[str, float]:
-        fresh = [
+    async def publish(self) -> None:
+        """Append the due uses; if the store cannot be reached, the next call appends them."""
+        fresh = (
             (key_id, at)
             for key_id, at in self._here.items()
             if at - self._everywhere.get(key_id, float("-inf")) >= KNOWN_FOR_S
-        ]
-        return dict(fresh[:MAX_PUBLISHED])
-
-    async def publish(self) -> None:
-        """Append the due uses; if the store cannot be reached, the next call appends them."""
-        due = self.unpublished()
+        )
+        due = dict(islice(fresh, MAX_PUBLISHED))
         if not due:
             return
         try:

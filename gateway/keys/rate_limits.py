@@ -133,18 +133,16 @@ class KeyLimiter:
         """Return the ``x-ratelimit-*`` headers of a key with limits."""
         if self._quotas is None or caller.limits == NO_LIMITS:
             return []
-        headers: list[Header] = []
-        figures_now = await self._figures(self._quotas, caller.key_id, caller.limits)
-        for name, figures in _tightest(figures_now).items():
-            values = {
-                "limit": figures.limit,
-                "remaining": figures.remaining,
-                "reset": duration(figures.reset_s),
-            }
-            headers += [
-                (f"x-ratelimit-{word}-{name}".encode(), str(n).encode()) for word, n in values.items()
-            ]
-        return headers
+        figures = _tightest(await self._figures(self._quotas, caller.key_id, caller.limits))
+        return [
+            (f"x-ratelimit-{word}-{name}".encode(), str(value).encode())
+            for name, one in figures.items()
+            for word, value in (
+                ("limit", one.limit),
+                ("remaining", one.remaining),
+                ("reset", duration(one.reset_s)),
+            )
+        ]
 
     async def used(self, key_id: str, limits: KeyLimits, model: str | None = None) -> dict[str, int]:
         """Return what is now used or reserved of a key's limits, or of those for a model, by limit name."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 from adapters.values import SelectionRule
 from admission.values import AdmissionLimits
 from budgeting.values import PromptSection
-from gateway.config.yaml_file import explain, load_yaml
+from gateway.config.yaml_file import explain
 from gateway.routing.check import KnownNames, check_names
 from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig, SimilarQuestions
 from gateway.routing.route_limits import RESUME, resume_rules, route_limits
@@ -126,11 +125,6 @@ def default_routing(backends: Collection[str]) -> dict[str, Any]:
     first, *others = backends
     route = {"backends": [{"name": first, "weight": 100}], "fallback": others}
     return {"routes": {DEFAULT_ROUTE: route}}
-
-
-def read_routing(path: Path) -> Any:
-    """Read a YAML or JSON file without validation. Raises RoutingFileError."""
-    return load_yaml(path, RoutingFileError)
 
 
 def make_revision(

@@ -291,17 +291,13 @@ class Asker:
 class _Nowhere:
     """A sink that discards the answer."""
 
-    def planned(self, plan: Plan, model: str) -> None:
-        """Discarded."""
+    def planned(self, plan: Plan, model: str) -> None: ...
 
-    async def delta(self, delta: Delta) -> None:
-        """Discarded."""
+    async def delta(self, delta: Delta) -> None: ...
 
-    async def finish(self, answer: Answer) -> None:
-        """Discarded."""
+    async def finish(self, answer: Answer) -> None: ...
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Discarded."""
+    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None: ...
 
 
 def _quiet(request: GenerateRequest, generation_id: str, now: float) -> GenerateRequest:

@@ -86,7 +86,9 @@ def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSect
         fetcher = _fetcher(model, section)
         folder = _small(fetcher, model, cache)
         # The public id is the last part of the address, not the name of the cache folder.
-        changes |= {"model": str(folder), "served_model_name": engine.served_model_name or public_name(model)}
+        address = model.repo if isinstance(model, HubModel) else model.prefix or model.bucket
+        name = engine.served_model_name or address.rpartition("/")[2]
+        changes |= {"model": str(folder), "served_model_name": name}
         url = _url(model, folder) if engine.kind != "none" else None
         weights = Weights(engine.model, url, folder, fetcher, cache, section.timeout_seconds)
     return engine.model_copy(update=changes) if changes else engine, weights
@@ -94,13 +96,6 @@ def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSect
 
 def cache_folder(section: WeightsSection) -> Path:
     return Path(section.cache_folder).expanduser()
-
-
-def public_name(location: HubModel | S3Prefix) -> str:
-    """Return the public id of a model without ``engine.served_model_name``: the last part of the address."""
-    if isinstance(location, HubModel):
-        return location.repo.rpartition("/")[2]
-    return (location.prefix or location.bucket).rpartition("/")[2]
 
 
 def _fetcher(location: Location, section: WeightsSection) -> Fetcher:

@@ -10,6 +10,7 @@ import structlog
 
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
+from gateway.config.yaml_file import load_yaml
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import STREAM as CANARY_STREAM
@@ -24,7 +25,6 @@ from gateway.routing.revision import (
     ServedRoutes,
     default_routing,
     make_revision,
-    read_routing,
 )
 from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.backends import BackendParts
@@ -135,10 +135,7 @@ def read_seed(file: str | None, known: KnownNames) -> Seed:
         )
         return Seed("the default route", default_routing(known.backends))
     try:
-        config = read_routing(path)
-    except RoutingFileError as error:
-        return Seed(path.name, None, RoutingFileError(f"routing.file: {error}"))
-    try:
+        config = load_yaml(path, lambda fault: RoutingFileError(f"routing.file: {fault}"))
         make_revision(1, config, known, source=str(path))
     except RoutingFileError as error:
         return Seed(path.name, None, error)

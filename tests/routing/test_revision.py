@@ -10,8 +10,9 @@ import pytest
 
 from admission.ladder import Rung
 from admission.values import AdmissionLimits
+from gateway.config.yaml_file import load_yaml
 from gateway.routing.check import KnownNames
-from gateway.routing.revision import RoutingFileError, make_revision, read_routing
+from gateway.routing.revision import RoutingFileError, make_revision
 from gateway.wiring.control import read_seed
 from resilience.resume import ResumeRules
 
@@ -120,10 +121,10 @@ def test_a_fault_is_told_with_its_path_and_what_is_allowed(data: object, expecte
 
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RoutingFileError, match="cannot be read"):
-        read_routing(tmp_path / "routing.yaml")
+        load_yaml(tmp_path / "routing.yaml", RoutingFileError)
     (tmp_path / "routing.yaml").write_text("a: [")
     with pytest.raises(RoutingFileError, match="not valid YAML"):
-        read_routing(tmp_path / "routing.yaml")
+        load_yaml(tmp_path / "routing.yaml", RoutingFileError)
 
 
 def test_without_a_file_the_first_backend_answers_and_the_others_are_its_fallback(
