@@ -78,21 +78,19 @@ class BatchLines:
 
     async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
         own = f"{batch.batch_id.removeprefix('batch_')}_{line.number}"
-        origin: RequestOrigin | None = None
+        request_id = f"batch_req_{own}"
         try:
             caller = replace(self._services.keys.by_id(batch.key_id), own_salt=batch.own_salt)
             if caller.tenant != batch.tenant:
                 raise InvalidKey("the key of the batch now belongs to another tenant")
-            origin = self._origin(batch, own, caller)
-            answered = await self._answer(batch, body, origin)
+            answered = await self._answer(batch, body, self._origin(batch, own, caller))
         except CALLER_ERRORS as error:
             answered = public_error(error)
         except Exception as defect:
-            log_defect(defect, f"batch_req_{own}")
+            log_defect(defect, request_id)
             answered = public_error(defect)
         finally:
             bill = self._bills.take(f"gen_{own}")
-        request_id = f"batch_req_{own}"
         if isinstance(answered, bytes):
             return LineOutcome(200, request_id, answered, bill)
         return self._failed(batch, request_id, answered)
