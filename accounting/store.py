@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random
 
 from accounting.day_sums import sum_a_day
-from accounting.errors import AccountingError, LedgerUnavailable
+from accounting.errors import LedgerUnavailable
 from accounting.events import error_kind
 from accounting.store_schema import bring_up
 from accounting.tables import RowInsert, counts_upsert

@@ -40,7 +40,7 @@ def make_idempotency_store(
 ) -> IdempotencyStore:
     """Build the store of idempotent replies. Raises ConfigError if a required package is missing."""
     if url.kind is not StoreKind.REDIS:
-        file = Path(":memory:") if url.path is None else replies_file(url.path)
+        file = Path(":memory:") if url.path is None else _beside(url.path, ".replies")
         return SqliteIdempotencyStore(file, unix_time=unix_time)
     client = _connect(url)
     from gateway.state.idempotency_redis import RedisIdempotencyStore
@@ -56,7 +56,7 @@ def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], f
     if url.kind is StoreKind.MEMORY:
         return None
     if url.path is not None:
-        return SqliteLimitStore(limits_file(url.path), unix_time=unix_time)
+        return SqliteLimitStore(_beside(url.path, ".limits"), unix_time=unix_time)
     client = _connect(url)
     from gateway.state.limits_redis import RedisLimitStore
 
@@ -73,10 +73,15 @@ def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Pa
     if url.kind is StoreKind.MEMORY:
         return None
     if url.path is not None and cache_dir is None:
-        return url.path.with_name(f"{url.path.name}.streams")
+        return _beside(url.path, ".streams")
     named = str(url.path.absolute()) if url.path is not None else url.shown
     digest = hashlib.sha256(f"{named} {namespace}".encode()).hexdigest()[:16]
     return Path(cache_dir or "~/.cache/sluice/state").expanduser() / digest
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """Return the path next to ``path`` whose name has ``suffix`` too."""
+    return path.with_name(f"{path.name}{suffix}")
 
 
 def _connect(url: StateUrl) -> Redis:
