@@ -1,17 +1,30 @@
 """Restarts the engine in process when it dies; the backends on it stay the same objects."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import psutil
 
+from admission.values import BackendLoad
 from engine.errors import EngineStartError
+from gateway.backends.engine_totals import Totals
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost, gone_and_stopped, kill
-from gateway.backends.port import Absence, Backend, BackendState
-from gateway.backends.supervised_backend import SupervisedBackend, Totals
+from gateway.backends.port import (
+    Absence,
+    Backend,
+    BackendState,
+    Completion,
+    DelegatingBackend,
+    DeltaSink,
+    EmbedPart,
+    Vectors,
+    Work,
+)
 from gateway.contracts.features import Feature
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
@@ -371,3 +384,75 @@ class SupervisedHost:
     def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+class SupervisedBackend(DelegatingBackend):
+    """Delegates to the running engine's backend; also a :class:`gateway.backends.port.Restarting`."""
+
+    def __init__(
+        self,
+        name: str,
+        host: SupervisedHost,
+        more: frozenset[Feature] = frozenset(),
+        without: frozenset[Feature] = frozenset(),
+    ) -> None:
+        self._name = name
+        self._host = host
+        self._more = more
+        self._without = without
+
+    @property
+    def delegate(self) -> Backend:
+        return self._host.inner(self._name)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        return (self.delegate.features | self._more) - self._without
+
+    @property
+    def state(self) -> BackendState:
+        return self._host.state
+
+    @property
+    def load(self) -> BackendLoad | None:
+        """The engine's load as last reported; ``None`` while it takes no work."""
+        return self.delegate.load if self._host.state is BackendState.READY else None
+
+    @property
+    def ready_in_s(self) -> float | None:
+        return self._host.ready_in_s
+
+    @property
+    def absence(self) -> Absence:
+        return self._host.absence(self._name)
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        return await self._host.wait_ready(timeout_s)
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        with self._working():
+            return await self.delegate.generate(work, out)
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        """Vectors of the engine that runs now; its death fails the call."""
+        if self.state is BackendState.STARTING:
+            raise BackendFailure(
+                FailureKind.BACKEND_UNAVAILABLE, self.absence.reason, retry_after_s=self.ready_in_s
+            )
+        with self._working():
+            return await super().embed(part)
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        self._host.check_ready(self._name)
+        self._host.working()
+        try:
+            yield
+        except BackendFailure as failure:
+            if failure.kind is FailureKind.ENGINE_DEAD:
+                self._host.notice_death()
+            raise

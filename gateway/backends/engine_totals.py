@@ -1,0 +1,59 @@
+"""The counters of an engine that restarts: they continue where the ended ones stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from observability.events import Distribution, EngineFigures
+
+
+class Totals:
+    """The sums of the counters of the engines that have ended."""
+
+    def __init__(self) -> None:
+        self._ended: EngineFigures | None = None
+
+    @property
+    def preemptions(self) -> int:
+        return self._ended.preemptions if self._ended is not None else 0
+
+    def add(self, last: EngineFigures | None) -> None:
+        """Add the last figures of an engine that has ended; ``None``: it had reported none."""
+        if last is not None:
+            self._ended = replace(self.on(last) or last, running=0, waiting=0, kv_usage=0.0, loras=None)
+
+    def on(self, now: EngineFigures | None) -> EngineFigures | None:
+        """The figures to show: those of the engine that runs, counters and histograms added up.
+
+        ``now``: the running engine's figures; ``None`` while none runs.
+        """
+        ended = self._ended
+        if now is None or ended is None:
+            return now or ended
+        return replace(
+            now,
+            prefix_queries=now.prefix_queries + ended.prefix_queries,
+            prefix_hits=now.prefix_hits + ended.prefix_hits,
+            preemptions=now.preemptions + ended.preemptions,
+            prompt_tokens=_sum(now.prompt_tokens, ended.prompt_tokens),
+            generation_tokens=_sum(now.generation_tokens, ended.generation_tokens),
+            distributions=_joined(now.distributions, ended.distributions),
+        )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None and other is None else (one or 0) + (other or 0)
+
+
+def _joined(now: Sequence[Distribution], ended: Sequence[Distribution]) -> tuple[Distribution, ...]:
+    """Add up histograms by bucket; both engines are of one kind and have the same histograms."""
+    before = {kept.name: kept for kept in ended}
+    joined = []
+    for kept in now:
+        old = before.get(kept.name)
+        if old is not None:
+            counts = tuple(map(sum, zip(kept.counts, old.counts, strict=True)))
+            kept = replace(kept, counts=counts, total=kept.total + old.total)
+        joined.append(kept)
+    return tuple(joined)
