@@ -1,18 +1,16 @@
 """The embedded engine as a backend."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from msgspec import structs
 
 from admission.values import BackendLoad
 from budgeting.token_ids import joined
 from engine import errors
-from engine.client import receive_any
+from engine.client import EngineClient, EngineState, receive_any
 from engine.values import (
     GenerationRequest,
     GrammarKind,
@@ -23,8 +21,9 @@ from engine.values import (
 from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.embedded_failures import failure_of
-from gateway.backends.embedded_vectors import generates_nothing, vectors_of
+from gateway.backends.embedded_vectors import EncodePart, generates_nothing, vectors_of
 from gateway.backends.hermes import CallReader
+from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import (
     BackendState,
@@ -42,12 +41,10 @@ from gateway.contracts.values import (
     FinishReason,
     FormatType,
     ResponseFormat,
+    Sampling,
     TokenLogprob,
     Usage,
 )
-
-if TYPE_CHECKING:
-    from gateway.backends.embedded_host import EmbeddedHost
 
 FEATURES = KNOWN_FEATURES
 CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED, Continue.EVENTS})
@@ -58,34 +55,48 @@ _FINISH: Mapping[EngineFinish, FinishReason] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedBackend:
-    """Generates on the engine in the gateway's own process tree; implements ``Embeds`` too."""
+    """Generates on the engine in the gateway's own process tree; implements ``Embeds`` too.
+
+    Args:
+        client: the engine's client; started and stopped by the gateway's lifespan.
+        defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
+        max_running: most sequences in one batch.
+        adapters: the LoRA slots of the engine; shared by all backends of one engine.
+        encode: tokenizes the inputs of embeddings.
+        generates: false if the engine makes vectors alone.
+        calls_tools: whether the model's chat template shows tools, and calls as :class:`CallReader` reads.
+    """
 
     kind: ClassVar = "embedded"
     continues: ClassVar = CONTINUES
 
     name: str
     model: str
-    host: EmbeddedHost
+    client: EngineClient
+    defaults: Sampling
+    max_running: int
+    token_bytes: Callable[[int], bytes]
+    adapters: LoraSlots
+    encode: EncodePart
+    share_prefixes: bool = False
+    calls_tools: bool = False
+    generates: bool = True
 
     @property
     def features(self) -> frozenset[Feature]:
         """The known features; adapters only if the engine has places for them, tools if it calls tools."""
-        known = FEATURES | TOOL_FEATURES if self.host.calls_tools else FEATURES
-        return known if self.host.slots.places else known - {Feature.LORA}
-
-    @property
-    def generates(self) -> bool:
-        return self.host.generates
+        known = FEATURES | TOOL_FEATURES if self.calls_tools else FEATURES
+        return known if self.adapters.places else known - {Feature.LORA}
 
     @property
     def state(self) -> BackendState:
-        return self.host.state
+        return state_of(self.client)
 
     @property
     def load(self) -> BackendLoad | None:
-        signals = self.host.client.signals
+        signals = self.client.signals
         if signals is None:
             return None
         return BackendLoad(
@@ -94,7 +105,7 @@ class EmbeddedBackend:
             kv_usage=signals.kv_usage,
             total_blocks=signals.total_blocks,
             block_size=signals.block_size,
-            max_running=self.host.config.max_num_seqs,
+            max_running=self.max_running,
         )
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
@@ -102,17 +113,16 @@ class EmbeddedBackend:
 
         Several texts are sequences of their own; the engine's prefix cache shares the prompt's blocks.
         """
-        host = self.host
-        if not host.generates:
+        if not self.generates:
             raise generates_nothing(self.name)
         ends: dict[int, Completion] = {}
         readers = await self._readers(work, out)
         try:
             async with AsyncExitStack() as held:
                 if work.adapter is not None:
-                    await held.enter_async_context(host.slots.hold(work.adapter))
+                    await held.enter_async_context(self.adapters.hold(work.adapter))
                 going = {
-                    held.enter_context(host.client.submit(self._engine_request(work, index))): index
+                    held.enter_context(self.client.submit(self._engine_request(work, index))): index
                     for index in range(work.sampling.n)
                 }
                 while going:
@@ -142,7 +152,7 @@ class EmbeddedBackend:
 
     async def embed(self, part: EmbedPart) -> Vectors:
         try:
-            return await vectors_of(part, self.model, self.host.client, self.host.encode)
+            return await vectors_of(part, self.model, self.client, self.encode)
         except errors.EngineError as error:
             raise failure_of(error.code, str(error)) from error
 
@@ -169,12 +179,11 @@ class EmbeddedBackend:
         return Delta(output.text, len(output.token_ids), cached, wait_s, index, logprobs, output.token_ids)
 
     def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
-        token_bytes = self.host.token_bytes
-        top = tuple([TokenLogprob(token_bytes(token), logprob) for token, logprob in entry.top])
-        return TokenLogprob(token_bytes(entry.token_id), entry.logprob, top)
+        top = tuple([TokenLogprob(self.token_bytes(token), logprob) for token, logprob in entry.top])
+        return TokenLogprob(self.token_bytes(entry.token_id), entry.logprob, top)
 
     def _engine_request(self, work: Work, index: int) -> GenerationRequest:
-        wanted = filled(work.sampling, self.host.defaults)
+        wanted = filled(work.sampling, self.defaults)
         assert wanted.max_tokens is not None and wanted.temperature is not None and wanted.top_p is not None
         assert wanted.top_k is not None and wanted.min_p is not None
         check_partial(work, self.continues, self.name)
@@ -200,7 +209,7 @@ class EmbeddedBackend:
                 structured=_structured(work.call_format or work.response_format),
             ),
             priority=work.priority,
-            cache_salt=None if self.host.share_prefixes else work.cache_salt,
+            cache_salt=None if self.share_prefixes else work.cache_salt,
             adapter_id=work.adapter.adapter_id if work.adapter else None,
             partial_token_ids=work.partial_ids,
         )
@@ -241,3 +250,14 @@ def _structured(shape: ResponseFormat) -> StructuredOutput | None:
 def _wrapped(seed: int) -> int:
     """Wrap into 64 bits, since the index is added to the seed."""
     return (seed + 2**63) % 2**64 - 2**63
+
+
+# An engine that is not started yet is about to start.
+_STATES: Mapping[EngineState, BackendState] = {
+    **{state: BackendState(state) for state in EngineState if state is not EngineState.NEW},
+    EngineState.NEW: BackendState.STARTING,
+}
+
+
+def state_of(client: EngineClient) -> BackendState:
+    return _STATES[client.state]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import psutil
 
 from adapters.values import Adapter
-from engine.client import EngineClient, EngineState
+from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
-from gateway.backends.embedded import EmbeddedBackend
+from gateway.backends.embedded import EmbeddedBackend, state_of
 from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
@@ -18,20 +18,12 @@ from gateway.backends.port import Backend, BackendState
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures, LoraFigures
 
-# An engine that is not started yet is about to start.
-_STATES: Mapping[EngineState, BackendState] = {
-    **{state: BackendState(state) for state in EngineState if state is not EngineState.NEW},
-    EngineState.NEW: BackendState.STARTING,
-}
-
 
 class EmbeddedHost:
     """Starts and stops the embedded engine's process and makes backends on it.
 
     Args:
         defaults: sampling of the checkpoint, used where the caller sets none.
-        calls_tools: whether the model's chat template shows tools, and calls as ``CallReader`` reads.
-        generates: false if the engine makes vectors alone.
         on_step: called after each step with the number of preemptions so far.
         encode: tokenizes the inputs of embeddings.
         on_death: called once, when the engine's process dies.
@@ -55,60 +47,67 @@ class EmbeddedHost:
     ) -> None:
         if kv_blocks is not None:
             config = replace(config, num_blocks=kv_blocks)
-        self.config = config
+        self._config = config
         self._model = model
-        self.defaults = defaults
-        self.token_bytes = token_bytes
-        self.share_prefixes = share_prefixes
-        self.encode = encode
-        self.calls_tools = calls_tools
-        self.generates = generates
 
         def on_signals(signals: EngineSignals) -> None:
             on_step(signals.preemptions)
 
-        self.client = EngineClient(config, on_signals=on_signals, on_death=on_death)
-        self.slots = make_slots(HeldAdapters(self.client), config.max_loras)
+        self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
+        self._adapters = make_slots(HeldAdapters(self._client), config.max_loras)
+        self._backend = EmbeddedBackend(
+            name="",
+            model=model,
+            client=self._client,
+            defaults=defaults,
+            max_running=config.max_num_seqs,
+            token_bytes=token_bytes,
+            adapters=self._adapters,
+            encode=encode,
+            share_prefixes=share_prefixes,
+            calls_tools=calls_tools,
+            generates=generates,
+        )
         # The limits of the loaded engine; None until it has started.
         self.facts: EngineFacts | None = None
 
     @property
     def state(self) -> BackendState:
-        return _STATES[self.client.state]
+        return state_of(self._client)
 
     @property
     def unfinished(self) -> int:
-        return self.client.in_flight
+        return self._client.in_flight
 
     @property
     def pending_tokens(self) -> int:
-        return min(self.client.pending_tokens, self.config.max_num_batched_tokens)
+        return min(self._client.pending_tokens, self._config.max_num_batched_tokens)
 
     @property
     def computed_tokens(self) -> int:
-        return 0 if self.client.signals is None else self.client.signals.tokens_scheduled
+        return 0 if self._client.signals is None else self._client.signals.tokens_scheduled
 
     @property
     def occupied(self) -> bool:
-        return self.client.is_loading_adapters
+        return self._client.is_loading_adapters
 
     @property
     def last_error(self) -> str:
-        return self.client.death
+        return self._client.death
 
     @property
     def exit_code(self) -> int | None:
-        return self.client.exit_code
+        return self._client.exit_code
 
     def find_processes(self) -> Sequence[psutil.Process]:
         found = []
-        if (pid := self.client.pid) is not None and self.client.exit_code is None:
+        if (pid := self._client.pid) is not None and self._client.exit_code is None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.append(psutil.Process(pid))
         return found
 
     async def start(self) -> EngineFacts:
-        info = await self.client.start()
+        info = await self._client.start()
         self.facts = EngineFacts(
             info.max_model_len,
             info.block_size,
@@ -123,13 +122,13 @@ class EmbeddedHost:
         return self.facts
 
     async def stop(self, timeout_s: float) -> None:
-        await self.client.stop(timeout_s)
+        await self._client.stop(timeout_s)
 
     def backend(self, name: str) -> Backend:
-        return EmbeddedBackend(name, self._model, self)
+        return replace(self._backend, name=name)
 
     def figures(self) -> EngineFigures | None:
-        facts, signals, in_use = self.facts, self.client.signals, self.slots.in_use
+        facts, signals, in_use = self.facts, self._client.signals, self._adapters.in_use
         if facts is None:
             return None
         if signals is None:
@@ -147,7 +146,7 @@ class EmbeddedHost:
             prompt_tokens=signals.prompt_tokens,
             generation_tokens=signals.generation_tokens,
             # The engine does not report which LoRA requests wait.
-            loras=None if in_use is None else LoraFigures(self.config.max_loras, in_use),
+            loras=None if in_use is None else LoraFigures(self._config.max_loras, in_use),
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from engine.errors import EngineBusy
 from engine.values import GenerationRequest
 from gateway.backends.embedded import EmbeddedBackend
+from gateway.backends.embedded_vectors import ids_alone
+from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.port import Work
 from gateway.config.settings import load_settings
 from gateway.contracts.events import Delta
@@ -35,8 +35,17 @@ async def take(delta: Delta) -> None:
 @pytest.mark.parametrize(("share", "salt"), [(False, "acme"), (True, None)])
 async def test_a_tenant_has_its_own_prefixes_unless_tenants_share_them(share: bool, salt: str | None) -> None:
     client = RefusingClient()
-    host = SimpleNamespace(client=client, defaults=Sampling(), share_prefixes=share, generates=True)
-    backend = EmbeddedBackend("local", "demo", host)  # type: ignore[arg-type]
+    backend = EmbeddedBackend(
+        name="local",
+        model="demo",
+        client=client,  # type: ignore[arg-type]
+        defaults=Sampling(),
+        max_running=1,
+        token_bytes=lambda token_id: b"",
+        adapters=LoraSlots(client, 0),  # type: ignore[arg-type]
+        encode=ids_alone,
+        share_prefixes=share,
+    )
     with pytest.raises(BackendFailure):
         await backend.generate(Work("1", (5, 6), (), Sampling(max_tokens=1), cache_salt="acme"), take)
     assert [request.cache_salt for request in client.asked] == [salt]

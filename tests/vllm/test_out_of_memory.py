@@ -39,7 +39,7 @@ class Rig:
     async def inject(self, fault: str, *values: object) -> float:
         """Arms a fault and runs a step with it; returns the seconds until the loss was found."""
         vllm: Any = self.host._run.host
-        await vllm.engine._llm.collective_rpc(fault, args=values)
+        await vllm._engine._llm.collective_rpc(fault, args=values)
         self.events.clear()
         began = time.monotonic()
         with pytest.raises(BackendFailure) as caught:

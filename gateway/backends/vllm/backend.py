@@ -1,11 +1,10 @@
 """vLLM in process, as a backend that generates, and as one that makes vectors."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -13,21 +12,22 @@ from admission.values import BackendLoad
 from engine import errors
 from gateway.backends.embedded_vectors import (
     NUMBERS,
+    EncodePart,
     check_inputs,
     generates_nothing,
     longest_input,
 )
+from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
 from gateway.backends.sampling import filled
+from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.compat.engine import VllmEngine
+from gateway.backends.vllm.signals import SignalBoard
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
-
-if TYPE_CHECKING:
-    from gateway.backends.vllm.host import VllmHost
 
 # Longer than a block, so that the second prompt hits the first one's cached block.
 PROMPT = 48
@@ -70,54 +70,69 @@ TOOLS = frozenset({Feature.TOOLS, Feature.ALLOWED_TOOLS})
 CONTINUES = frozenset({Continue.TOKENS, Continue.EVENTS})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OnVllm:
-    """The common part of the backends on vLLM in the gateway's process tree."""
+    """The common part of the backends on vLLM in the gateway's process tree.
+
+    Args:
+        engine: the loaded engine; ``None`` while there is none.
+    """
 
     kind: ClassVar = "vllm"
 
     name: str
     model: str
-    host: VllmHost
+    engine: Callable[[], VllmEngine | None]
+    state_of: Callable[[], BackendState]
+    board: SignalBoard
 
     @property
     def state(self) -> BackendState:
-        return self.host.state
+        return self.state_of()
 
     @property
     def load(self) -> BackendLoad | None:
-        engine = self.host.engine
-        return None if engine is None else self.host.board.load(engine.shape)
+        engine = self.engine()
+        return None if engine is None else self.board.load(engine.shape)
 
     def running(self) -> VllmEngine:
         """The engine. Raises BackendFailure while it takes no work."""
-        engine = self.host.engine
+        engine = self.engine()
         if engine is None or self.state is not BackendState.READY:
             raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
         return engine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VllmBackend(OnVllm):
     """Generates on vLLM in the gateway's process tree.
 
     A partial answer is resumed as a longer prompt, whose tokens vLLM counts as prompt: ``presence_penalty``
     and ``frequency_penalty`` apply to the new tokens alone, and a seeded answer resumes with another seed,
     since vLLM's generator cannot be advanced.
+
+    Args:
+        defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
+        slots: the adapters' slots; shared by all backends of one engine.
+        takes_tools: whether there is a parser of tool calls.
+        takes_images: whether the model takes images; true until the model has loaded.
     """
 
     continues: ClassVar = CONTINUES
 
+    defaults: Sampling
+    loaded: VllmAdapters
+    slots: LoraSlots
+    share_prefixes: bool
+    takes_tools: Callable[[], bool]
+    takes_images: Callable[[], bool]
+
     @property
     def features(self) -> frozenset[Feature]:
-        """The known features; adapters only if the engine has places, tools only if it has a parser.
-
-        Until the model has loaded it counts as one that takes images.
-        """
-        host = self.host
-        features = FEATURES if host.parsers.tool is None else FEATURES | TOOLS
-        features |= IMAGES if host.engine is None or host.engine.shape.takes_images else frozenset()
-        return features if host.slots.places else features - {Feature.LORA}
+        """The known features; adapters only if the engine has places, tools only if it has a parser."""
+        features = FEATURES | TOOLS if self.takes_tools() else FEATURES
+        features |= IMAGES if self.takes_images() else frozenset()
+        return features if self.slots.places else features - {Feature.LORA}
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         partial = check_partial(work, self.continues, self.name)
@@ -126,7 +141,7 @@ class VllmBackend(OnVllm):
         return await generate_rest(TextSplice(partial.text, work.sampling.stop), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
-        given, engine, host = work.partial_ids, self.running(), self.host
+        given, engine = work.partial_ids, self.running()
         if not work.token_ids:
             raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
@@ -140,27 +155,33 @@ class VllmBackend(OnVllm):
             lora = None
             if work.adapter is not None:
                 try:
-                    await held.enter_async_context(host.slots.hold(work.adapter))
+                    await held.enter_async_context(self.slots.hold(work.adapter))
                 except errors.EngineDead as error:
                     raise BackendFailure(FailureKind.ENGINE_DEAD, str(error)) from error
                 except errors.EngineError as error:
                     raise BackendFailure(FailureKind.MODEL_NOT_FOUND, str(error)) from error
-                lora = host.adapters.get(work.adapter.adapter_id)
-            held.enter_context(host.board.sequences(work.sampling.n))
+                lora = self.loaded.get(work.adapter.adapter_id)
+            held.enter_context(self.board.sequences(work.sampling.n))
             sampling = replace(
-                filled(work.sampling, host.defaults), seed=resumed_seed(work.sampling.seed, work.partial)
+                filled(work.sampling, self.defaults), seed=resumed_seed(work.sampling.seed, work.partial)
             )
-            salt = None if host.section.share_prefix_across_tenants else work.cache_salt
+            salt = None if self.share_prefixes else work.cache_salt
             return await engine.run(replace(work, sampling=sampling, cache_salt=salt), out, lora)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VllmPoolingBackend(OnVllm):
-    """Makes vectors on vLLM in the gateway's process tree; generates nothing."""
+    """Makes vectors on vLLM in the gateway's process tree; generates nothing.
+
+    Args:
+        encode: tokenizes the inputs.
+    """
 
     continues: ClassVar[frozenset[Continue]] = frozenset()
     features: ClassVar[frozenset[Feature]] = frozenset()
     generates: ClassVar = False
+
+    encode: EncodePart
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         raise generates_nothing(self.name)
@@ -168,9 +189,9 @@ class VllmPoolingBackend(OnVllm):
     async def embed(self, part: EmbedPart) -> Vectors:
         engine = self.running()
         longest = longest_input(part, engine.shape.max_model_len)
-        inputs = [tuple(ids[:longest]) for ids in await self.host.encode(part)]
+        inputs = [tuple(ids[:longest]) for ids in await self.encode(part)]
         check_inputs(part, inputs, engine.shape.max_model_len)
-        with self.host.board.sequences(len(inputs)):
+        with self.board.sequences(len(inputs)):
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [

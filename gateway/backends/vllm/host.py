@@ -85,23 +85,23 @@ class VllmHost:
     ) -> None:
         if kv_blocks is not None:
             section = section.model_copy(update={"num_blocks": kv_blocks})
-        self.section = section
-        self.defaults = defaults
+        self._section = section
+        self._defaults = defaults
         self._token_bytes = token_bytes
         self._on_step = on_step
         self._on_death = on_death
         self._new_seed = new_seed
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
-        self.encode = encode
+        self._encode = encode
         self._pools = section.task == "embed"
-        self.parsers = ParserNames() if self._pools else parser_names(section)
+        self._parsers = ParserNames() if self._pools else parser_names(section)
         self.board = SignalBoard()
-        self.adapters = VllmAdapters(lambda: self.engine)
+        self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
-        self.slots = make_slots(self.adapters, places)
+        self._slots = make_slots(self._adapters, places)
         self._state = BackendState.STARTING
         self._started = False
-        self.engine: VllmEngine | None = None
+        self._engine: VllmEngine | None = None
         # The limits of the loaded engine; None until it has started.
         self.facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
@@ -119,17 +119,17 @@ class VllmHost:
 
     @property
     def state(self) -> BackendState:
-        if self._state is BackendState.READY and self.engine is not None and self.engine.dead:
+        if self._state is BackendState.READY and self._engine is not None and self._engine.dead:
             return BackendState.DEAD
         return self._state
 
     @property
     def unfinished(self) -> int:
-        return self.engine.unfinished if self.engine is not None else 0
+        return self._engine.unfinished if self._engine is not None else 0
 
     @property
     def pending_tokens(self) -> int:
-        return self.engine.pending_tokens if self.engine is not None else 0
+        return self._engine.pending_tokens if self._engine is not None else 0
 
     @property
     def computed_tokens(self) -> int:
@@ -137,7 +137,7 @@ class VllmHost:
 
     @property
     def occupied(self) -> bool:
-        return self.engine is not None and self.engine.occupied
+        return self._engine is not None and self._engine.occupied
 
     @property
     def last_error(self) -> str:
@@ -155,13 +155,33 @@ class VllmHost:
         return child not in self._others if self._own is None else child in self._own
 
     def figures(self) -> EngineFigures | None:
-        if self.facts is None or self.engine is None:
+        if self.facts is None or self._engine is None:
             return None
-        return self.board.figures(self.section.model_id, self.engine.shape)
+        return self.board.figures(self._section.model_id, self._engine.shape)
 
     def backend(self, name: str) -> Backend:
-        kind = VllmPoolingBackend if self._pools else VllmBackend
-        return kind(name, self.section.model_id, self)
+        if self._pools:
+            return VllmPoolingBackend(
+                name=name,
+                model=self._section.model_id,
+                engine=lambda: self._engine,
+                state_of=lambda: self.state,
+                board=self.board,
+                encode=self._encode,
+            )
+        return VllmBackend(
+            name=name,
+            model=self._section.model_id,
+            engine=lambda: self._engine,
+            state_of=lambda: self.state,
+            board=self.board,
+            defaults=self._defaults,
+            loaded=self._adapters,
+            slots=self._slots,
+            takes_tools=lambda: self._parsers.tool is not None,
+            takes_images=lambda: self._engine is None or self._engine.shape.takes_images,
+            share_prefixes=self._section.share_prefix_across_tenants,
+        )
 
     async def start(self) -> EngineFacts:
         """Import vLLM, load the model, warm up.
@@ -176,12 +196,12 @@ class VllmHost:
         logs = self._logs = ChildLogs()
         try:
             self._others = await asyncio.to_thread(processes.children)
-            check_folder(self.section)
+            check_folder(self._section)
             logs.listen()
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
             self._loading = self._thread.submit(self._load, logs)
             engine = await asyncio.wrap_future(self._loading)
-            self.engine = engine
+            self._engine = engine
             self._watch()
             async with asyncio.timeout(WARM_UP_TIMEOUT_S):
                 await engine.prepare()
@@ -192,7 +212,7 @@ class VllmHost:
             await self.stop(0.0)
             if not isinstance(error, Exception):
                 raise
-            raise explain(error, errors, self.section) from error
+            raise explain(error, errors, self._section) from error
         logs.started()
         self.board.forget()
         load_s = round(time.monotonic() - started_at, 2)
@@ -208,12 +228,12 @@ class VllmHost:
         with preload.paused_collector():
             preload.load_torch_libraries()
             start.load(version, self._check_wanted)
-        asked = arguments.engine_arguments(self.section, max_loras=self._max_loras, new_seed=self._new_seed)
-        with visible_devices(self.section.visible_devices):
+        asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
+        with visible_devices(self._section.visible_devices):
             engine = start.start(
-                version, asked, self.section, self.board, self._token_bytes, self._stepped, self.parsers
+                version, asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
             )
-        self.parsers = engine.parser_names
+        self._parsers = engine.parser_names
         gc.freeze()
         if self._given_up.is_set():
             engine.shutdown(0.0)
@@ -221,7 +241,7 @@ class VllmHost:
         return engine
 
     def _log_config(self, logs: ChildLogs) -> Path | None:
-        if self.section.distributed_executor_backend == "ray":
+        if self._section.distributed_executor_backend == "ray":
             return None  # its workers run on other machines
         return logs.write_config(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
 
@@ -253,8 +273,8 @@ class VllmHost:
 
     def _died(self) -> None:
         self._unwatch()
-        if self.engine is not None:
-            self.engine.give_up()
+        if self._engine is not None:
+            self._engine.give_up()
         if self._state is BackendState.READY:
             self._state = BackendState.DEAD
             self._on_death(EngineDead("vLLM's core process has ended"))
@@ -285,7 +305,7 @@ class VllmHost:
             return
         loop = asyncio.get_running_loop()
         left = self.find_processes()
-        engine, self.engine = self.engine, None
+        engine, self._engine = self._engine, None
         if engine is not None:
             if not timeout_s:
                 engine.give_up()
