@@ -37,8 +37,8 @@ from observability.attributes import (
 from observability.events import RequestRecord
 from observability.redact import scrub as without_credentials
 from observability.requestlog import outside_text
+from observability.trace_context import RootSpan
 from observability.trace_facts import Content, EdgeRecord, StepFact, TraceFacts
-from observability.tracing import RootSpan
 
 # Stages in the journey's order; the record has no time of the stage in which a request failed.
 STAGES = ("canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond")

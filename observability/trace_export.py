@@ -18,9 +18,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from observability.events import RequestRecord
 from observability.trace_build import OneResource, TraceResource, spans_of
+from observability.trace_context import RootSpan
 from observability.trace_exporter import ExporterErrors
 from observability.trace_facts import EdgeRecord, TraceFacts, TraceFigures
-from observability.tracing import RootSpan
 
 # Most finished requests that wait for the collector, some 3 KB each: those of two seconds at 1,000 requests a
 # second. The oldest are dropped first.

@@ -54,7 +54,8 @@ from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
 from gateway.routing.revision import Revision
 from gateway.routing.target import nearest
 from observability.events import RequestRecord
-from observability.tracing import RootSpan, Tracing
+from observability.trace_context import RootSpan
+from observability.tracing import Tracing
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns
 

@@ -17,7 +17,7 @@ from gateway.generation.sink import Sink
 from gateway.generation.tool_calls import CallOutcome
 from gateway.generation.trace_steps import TraceSteps
 from observability.events import ResumeFact
-from observability.tracing import RootSpan
+from observability.trace_context import RootSpan
 from resilience.failures import BackendFailure, FailureKind
 
 

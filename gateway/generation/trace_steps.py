@@ -14,8 +14,8 @@ from typing import Self
 from msgspec import Struct
 
 from admission.errors import Refused
+from observability.trace_context import RootSpan
 from observability.trace_facts import CallFact, StepFact
-from observability.tracing import RootSpan
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 

@@ -13,7 +13,7 @@ from gateway.http.exchange import ClientGone, Exchange, trace_of, usable_request
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
-from observability.tracing import usable_tracestate
+from observability.trace_context import usable_tracestate
 
 
 class EdgeMiddleware:

@@ -28,8 +28,9 @@ from gateway.requests.timing import StageTimer
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
 from observability.events import NO_CALLS, RequestRecord, ToolCallCounts
+from observability.trace_context import RootSpan
 from observability.trace_facts import Content, TraceFacts
-from observability.tracing import RootSpan, Tracing
+from observability.tracing import Tracing
 
 # The status that is logged if the caller disconnected before the end (nginx's convention).
 CLIENT_CLOSED_REQUEST = 499

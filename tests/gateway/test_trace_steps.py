@@ -4,7 +4,8 @@ import pytest
 
 from gateway.generation.trace_steps import MAX_STEPS, TraceSteps
 from gateway.http.path_labels import PathLabels
-from observability.tracing import Tracing, parse_traceparent
+from observability.trace_context import parse_traceparent
+from observability.tracing import Tracing
 from resilience.failures import BackendFailure, FailureKind
 
 

@@ -22,10 +22,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from observability.events import RequestRecord, ResumeFact
 from observability.redact import scrub as without_credentials
+from observability.trace_context import RootSpan, parse_traceparent, usable_tracestate
 from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
 from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
 from observability.trace_facts import CallFact, Content, EdgeRecord, StepFact, TraceFacts
-from observability.tracing import RootSpan, Tracing, parse_traceparent, usable_tracestate
+from observability.tracing import Tracing
 from tests.observability.collector import CLIENT, SERVER, Collected, attributes_of, collecting
 from tests.observability.conftest import RECORD
 

@@ -54,7 +54,6 @@ class ServingPool:
             worker.serve([self.serving[0].in_service])
 
     async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
-        """Take a worker's list of models; returns why the worker cannot be used, as the end of a sentence."""
         async with self._one_at_a_time:
             offered = offers_of(models, self.configured)
             if offered is None:
@@ -122,7 +121,6 @@ class ServingPool:
         return {one.model: one.check for one in self._of(url) if one.check is not None}
 
     def detected(self, url: str, is_sluice: bool, same_tokenizer: Collection[str]) -> None:
-        """Take what was detected; ``same_tokenizer``: the models that the worker tokenizes as the gateway."""
         self._is_sluice[url] = is_sluice
         for one in self._of(url):
             one.detected(url, is_sluice, same_tokenizer=one.model in same_tokenizer)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
@@ -18,6 +18,7 @@ from gateway.backends.workers.health import WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.inspection import (
     Inspection,
+    ServedModel,
     generates,
     inspect,
     list_of,
@@ -25,12 +26,10 @@ from gateway.backends.workers.inspection import (
 )
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras
+from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker_choice import WorkerView
 from gateway.config.backends import OpenAIBackend
 from observability.collectors import WorkerStatus
-
-if TYPE_CHECKING:
-    from gateway.backends.workers.serving_pool import ServingPool
 
 HEALTH_PATH, READY_PATH = "/health", "/ready"
 # Connections for probe, scrape and inspection, which may coincide; separate from those for requests.
@@ -42,6 +41,19 @@ VERDICT_S = 0.25
 NO_METRICS_S = 60.0
 NOT_PROBED = "has not answered yet"
 NOT_READY = "is not ready yet"
+
+
+class WorkerListener(Protocol):
+    """Takes what a worker is found to be; the pool of workers does."""
+
+    async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
+        """Take a worker's list of models; returns why the worker cannot be used, as the end of a sentence."""
+
+    def checks(self, url: str) -> Mapping[str, TokenizerCheck]:
+        """The checks of the worker's tokenizers, by model."""
+
+    def detected(self, url: str, is_sluice: bool, same_tokenizer: Collection[str]) -> None:
+        """Take what was detected; ``same_tokenizer``: the models that the worker tokenizes as the gateway."""
 
 
 class Worker:
@@ -90,7 +102,7 @@ class Worker:
         self._clock = clock
         self._in_service: tuple[WorkersInService, ...] = ()
         self._on_return = on_return
-        self._pool: ServingPool | None = None
+        self._pool: WorkerListener | None = None
         self._unusable: str | None = None  # why its list of models makes it unusable
         self._is_sluice: bool | None = False
         self.generates = True  # until it is known that it does not
@@ -103,7 +115,7 @@ class Worker:
         self._no_metrics = False
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
-    def detect(self, pool: ServingPool, *, kind: bool) -> None:
+    def detect(self, pool: WorkerListener, *, kind: bool) -> None:
         """Detect for ``pool`` what the worker is before each return; ``kind``: whether it may be a Sluice."""
         self._pool = pool
         self._is_sluice = None if kind else False
