@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,19 @@ def test_a_public_class_name_stands_for_one_thing(product: dict[str, ast.Module]
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, times in names.items() if times > 1} == NAMES_OF_TWO_THINGS
+
+
+def test_no_modules_import_each_other_in_a_circle_not_for_types_either(
+    product: dict[str, ast.Module],
+) -> None:
+    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in product}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        imports = [node for node in ast.walk(product[path]) if isinstance(node, ast.ImportFrom)]
+        named = {f"{node.module}.{one.name}" for node in imports for one in node.names}
+        graph[module] = modules.keys() & (named | {str(node.module) for node in imports})
+    assert sum(map(len, graph.values())) > len(graph), "the imports are found"
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def hidden_names(file: ast.Module) -> Iterator[str]:

@@ -15,7 +15,7 @@ from gateway.http.body import read_form
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.idempotency import Call, CallDep
+from gateway.http.idempotency import CallerRequest, CallerRequestDep
 from gateway.http.respond import CALLER_ERRORS, response_of
 from gateway.http.routes import CreationRoute, callers_router
 from gateway.http.sinks import STREAM_HEADERS
@@ -28,18 +28,18 @@ router = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503, 5
 
 
 @router.post("/transcriptions")
-async def transcriptions(request: Request, call: CallDep) -> Response:
+async def transcriptions(request: Request, call: CallerRequestDep) -> Response:
     """Text of a recording in its own language; the body is a form with ``file``, ``model``, and options."""
     return await _answer("transcriptions", request, call)
 
 
 @router.post("/translations")
-async def translations(request: Request, call: CallDep) -> Response:
+async def translations(request: Request, call: CallerRequestDep) -> Response:
     """The text of a recording in English, or in ``to_language``."""
     return await _answer("translations", request, call)
 
 
-async def _answer(task: Task, request: Request, call: Call) -> Response:
+async def _answer(task: Task, request: Request, call: CallerRequest) -> Response:
     services, exchange = call.services, call.exchange
     most = services.limits.max_audio_bytes
     with services.recordings.holding(call.caller.tenant) as arrived:

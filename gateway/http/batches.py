@@ -8,7 +8,7 @@ from fastapi import Query, Response
 from gateway.contracts.batches import BatchBody, BatchesBody, BatchObject
 from gateway.errors import Forbidden
 from gateway.http.exchange import Reply
-from gateway.http.idempotency import CallDep
+from gateway.http.idempotency import CallerRequestDep
 from gateway.http.respond import json_of, page_of, response_of
 from gateway.http.routes import (
     AuthenticatedCaller,
@@ -24,7 +24,7 @@ creation = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503)
 
 
 @creation.post("/v1/batches", response_model=BatchObject)
-async def create_batch(given: Json[BatchBody], call: CallDep) -> Response:
+async def create_batch(given: Json[BatchBody], call: CallerRequestDep) -> Response:
     """Begin a batch; its file is checked first."""
     services, caller = call.services, call.caller
     if caller.by_front:

@@ -15,7 +15,7 @@ from gateway.contracts.embeddings import (
 )
 from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.idempotency import Call, CallDep
+from gateway.http.idempotency import CallerRequest, CallerRequestDep
 from gateway.http.routes import DirectRoute, Json, callers_router
 
 INLINE_NUMBERS: Final = 65_536
@@ -28,7 +28,7 @@ router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
-async def embeddings(given: Json[EmbeddingsBody], call: CallDep) -> Reply:
+async def embeddings(given: Json[EmbeddingsBody], call: CallerRequestDep) -> Reply:
     """Vectors of texts or token ids."""
     asked = embeddings_request(given, origin_of(call.services, call.exchange, call.caller))
     ask = partial(call.services.embeddings.run, asked)
@@ -36,7 +36,7 @@ async def embeddings(given: Json[EmbeddingsBody], call: CallDep) -> Reply:
 
 
 async def pooled(
-    call: Call,
+    call: CallerRequest,
     asked: PooledRequest,
     ask: Callable[[], Awaitable[T]],
     body: Callable[[T], Awaitable[bytes]],

@@ -15,7 +15,7 @@ from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow, read_form
 from gateway.http.exchange import Reply
-from gateway.http.idempotency import CallDep
+from gateway.http.idempotency import CallerRequestDep
 from gateway.http.respond import json_of, page_of, response_of
 from gateway.http.routes import AuthenticatedCaller, CallerRoute, CreationRoute, ServicesDep, callers_router
 from gateway.ports import Services
@@ -29,7 +29,7 @@ uploads = callers_router(CreationRoute, 400, 401, 403, 409, 413, 429, 503)
 
 
 @uploads.post("/v1/files", response_model=FileBody)
-async def upload(request: Request, call: CallDep) -> Response:
+async def upload(request: Request, call: CallerRequestDep) -> Response:
     """Store a file; the body is a form with ``file``, ``purpose`` and optionally ``expires_after``."""
     services, tenant = call.services, call.caller.tenant
     most = services.files.section.max_file_bytes

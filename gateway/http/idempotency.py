@@ -170,7 +170,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-class Call(Struct, frozen=True):
+class CallerRequest(Struct, frozen=True):
     """A request other than a generation, and the key under which its answer is stored, if it has one.
 
     Args:
@@ -216,11 +216,11 @@ class Call(Struct, frozen=True):
         return await call.once(run, allowed)
 
 
-async def _call(request: Request, idempotency_key: IdempotencyKey = None) -> Call:
+async def _call(request: Request, idempotency_key: IdempotencyKey = None) -> CallerRequest:
     """The FastAPI dependency; its parameter only documents the header in the OpenAPI document."""
     scope, state = request.scope, request.app.state
     exchange, raw = Exchange.of(scope), await request.body()
-    return Call(state.services, exchange, state.idempotency, scope["path"], sent_key(exchange), raw)
+    return CallerRequest(state.services, exchange, state.idempotency, scope["path"], sent_key(exchange), raw)
 
 
-CallDep = Annotated[Call, Depends(_call)]
+CallerRequestDep = Annotated[CallerRequest, Depends(_call)]

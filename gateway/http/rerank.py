@@ -16,26 +16,26 @@ from gateway.contracts.rerank import (
 from gateway.http.embeddings import pooled
 from gateway.http.exchange import Reply
 from gateway.http.generate import origin_of
-from gateway.http.idempotency import Call, CallDep
+from gateway.http.idempotency import CallerRequest, CallerRequestDep
 from gateway.http.routes import DirectRoute, Json, callers_router
 
 router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504)
 
 
 @router.post("/v1/rerank", response_model=RerankAnswerBody)
-async def rerank(given: Json[RerankBody], call: CallDep) -> Reply:
+async def rerank(given: Json[RerankBody], call: CallerRequestDep) -> Reply:
     """The documents in the order of their relevance, with their texts."""
     return await _rerank(given, call, documents=True)
 
 
 @router.post("/v2/rerank", response_model=RerankAnswerBody)
-async def rerank_v2(given: Json[RerankBody], call: CallDep) -> Reply:
+async def rerank_v2(given: Json[RerankBody], call: CallerRequestDep) -> Reply:
     """The documents in the order of their relevance, without texts, as in Cohere's second version."""
     return await _rerank(given, call, documents=False)
 
 
 @router.post("/v1/score", response_model=ScoreAnswerBody)
-async def score(given: Json[ScoreBody], call: CallDep) -> Reply:
+async def score(given: Json[ScoreBody], call: CallerRequestDep) -> Reply:
     """The scores of pairs of texts."""
     asked = score_request(given, origin_of(call.services, call.exchange, call.caller))
 
@@ -45,7 +45,7 @@ async def score(given: Json[ScoreBody], call: CallDep) -> Reply:
     return await pooled(call, asked, partial(call.services.embeddings.score, asked), body)
 
 
-async def _rerank(given: RerankBody, call: Call, *, documents: bool) -> Reply:
+async def _rerank(given: RerankBody, call: CallerRequest, *, documents: bool) -> Reply:
     asked = rerank_request(given, origin_of(call.services, call.exchange, call.caller))
 
     async def body(answer: ScoreAnswer) -> bytes:

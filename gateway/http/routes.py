@@ -25,7 +25,7 @@ from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
-from gateway.http.idempotency import Call, Idempotency, IdempotencyKey, sent_key
+from gateway.http.idempotency import CallerRequest, Idempotency, IdempotencyKey, sent_key
 from gateway.ports import Services
 
 KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
@@ -161,7 +161,7 @@ class DirectRoute(CountedRoute):
         given = parse(self._model, body)
         async with until_gone(exchange, receive, services.clock) as watch:
             key = sent_key(exchange)
-            call = Call(services, exchange, idempotency, scope["path"], key, body, watch.release)
+            call = CallerRequest(services, exchange, idempotency, scope["path"], key, body, watch.release)
             reply = await self.endpoint(given, call)
         await exchange.reply(reply)
 
@@ -227,7 +227,7 @@ async def _command(request: Request) -> Command:
 
 ServicesDep = Annotated[Services, Depends(services_of)]
 AuthenticatedCaller = Annotated[Caller, Depends(_caller)]
-By = Annotated[Command, Depends(_command)]
+CommandDep = Annotated[Command, Depends(_command)]
 
 
 def errors(*statuses: int, model: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:

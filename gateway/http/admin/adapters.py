@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 
 from gateway.admin import adapters
 from gateway.contracts.fields import Body
-from gateway.http.routes import OPERATORS, By, CancellableRoute, Json, ServicesDep
+from gateway.http.routes import OPERATORS, CancellableRoute, CommandDep, Json, ServicesDep
 
 NOTHING = Body()
 """Default body of changes without fields; a body with fields is refused."""
@@ -20,7 +20,9 @@ async def list_adapters(services: ServicesDep) -> adapters.AdaptersBody:
 @router.post(
     "", status_code=201, responses={200: {"model": adapters.AdapterOrAlias, "description": "A dry run"}}
 )
-async def add_adapter(given: Json[adapters.AddBody], response: Response, by: By) -> adapters.AdapterOrAlias:
+async def add_adapter(
+    given: Json[adapters.AddBody], response: Response, by: CommandDep
+) -> adapters.AdapterOrAlias:
     """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
         response.status_code = 200
@@ -34,19 +36,21 @@ async def show_adapter(id: str, services: ServicesDep) -> adapters.AdapterOrAlia
 
 
 @router.post("/{id}/verify")
-async def verify_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.VerifiedBody:
+async def verify_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.VerifiedBody:
     """Check a version's copy on this machine again."""
     return await by.services.adapters.verify(id, who=by.who)
 
 
 @router.post("/{id}/preload")
-async def preload_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.AdapterBody:
+async def preload_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.AdapterBody:
     """Load a version in every gateway."""
     return await by.services.adapters.preload(id, who=by.who)
 
 
 @router.post("/{id}/promote")
-async def promote_adapter(id: str, given: Json[adapters.PromoteBody], by: By) -> adapters.AdapterOrAlias:
+async def promote_adapter(
+    id: str, given: Json[adapters.PromoteBody], by: CommandDep
+) -> adapters.AdapterOrAlias:
     """Promote a version."""
     if given.force:
         by.require_admin()
@@ -54,42 +58,50 @@ async def promote_adapter(id: str, given: Json[adapters.PromoteBody], by: By) ->
 
 
 @router.post("/{id}/retire")
-async def retire_adapter(id: str, given: Json[adapters.CommentBody], by: By) -> adapters.AdapterOrAlias:
+async def retire_adapter(
+    id: str, given: Json[adapters.CommentBody], by: CommandDep
+) -> adapters.AdapterOrAlias:
     """Stop serving a version."""
     return await by.services.adapters.retire(id, given, who=by.who)
 
 
 @router.post("/{id}/pin")
-async def pin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
+async def pin_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
     """Keep a version loaded."""
     return await by.services.adapters.pin(id, True, who=by.who)
 
 
 @router.post("/{id}/unpin")
-async def unpin_adapter(id: str, by: By, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
+async def unpin_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
     """Remove a version's pin."""
     return await by.services.adapters.pin(id, False, who=by.who)
 
 
 @router.post("/{id}/labels")
-async def label_adapter(id: str, given: Json[adapters.LabelsBody], by: By) -> adapters.AdapterOrAlias:
+async def label_adapter(id: str, given: Json[adapters.LabelsBody], by: CommandDep) -> adapters.AdapterOrAlias:
     """Replace a version's labels."""
     return await by.services.adapters.label(id, given, who=by.who)
 
 
 @router.post("/{id}/evaluation")
-async def report_evaluation(id: str, given: Json[adapters.ReportBody], by: By) -> adapters.AdapterOrAlias:
+async def report_evaluation(
+    id: str, given: Json[adapters.ReportBody], by: CommandDep
+) -> adapters.AdapterOrAlias:
     """Store an evaluation's report with a version."""
     return await by.services.adapters.evaluated(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/rollback")
-async def roll_alias_back(id: str, given: Json[adapters.RollbackBody], by: By) -> adapters.AdapterOrAlias:
+async def roll_alias_back(
+    id: str, given: Json[adapters.RollbackBody], by: CommandDep
+) -> adapters.AdapterOrAlias:
     """Point an alias to its previous version, or to a given one."""
     return await by.services.adapters.roll_back(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/end-canary")
-async def end_alias_canary(id: str, given: Json[adapters.CommentBody], by: By) -> adapters.AdapterOrAlias:
+async def end_alias_canary(
+    id: str, given: Json[adapters.CommentBody], by: CommandDep
+) -> adapters.AdapterOrAlias:
     """End an alias' canary."""
     return await by.services.adapters.end_canary(id, given, who=by.who)

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from gateway.admin.canary import CanaryAbortBody, CanaryBody, CanaryShownBody, CanaryStartBody
 from gateway.admin.evaluations import EvaluationBody, EvaluationsBody
-from gateway.http.routes import OPERATORS, By, Json, OperatorRoute, ServicesDep
+from gateway.http.routes import OPERATORS, CommandDep, Json, OperatorRoute, ServicesDep
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
 
@@ -16,7 +16,7 @@ async def show_canary(services: ServicesDep) -> CanaryShownBody:
 
 
 @router.post("/canary/start")
-async def start_canary(given: Json[CanaryStartBody], by: By) -> CanaryShownBody:
+async def start_canary(given: Json[CanaryStartBody], by: CommandDep) -> CanaryShownBody:
     """Start a canary: shift a route's traffic to a backend, step by step."""
     if given.force:
         by.require_admin()
@@ -24,19 +24,19 @@ async def start_canary(given: Json[CanaryStartBody], by: By) -> CanaryShownBody:
 
 
 @router.post("/canary/pause")
-async def pause_canary(given: Json[CanaryBody], by: By) -> CanaryShownBody:
+async def pause_canary(given: Json[CanaryBody], by: CommandDep) -> CanaryShownBody:
     """Pause the canary: its share stays, and it is not judged."""
     return await by.services.canary.pause(given, who=by.who)
 
 
 @router.post("/canary/resume")
-async def resume_canary(given: Json[CanaryBody], by: By) -> CanaryShownBody:
+async def resume_canary(given: Json[CanaryBody], by: CommandDep) -> CanaryShownBody:
     """Resume judging the canary."""
     return await by.services.canary.resume(given, who=by.who)
 
 
 @router.post("/canary/abort")
-async def abort_canary(given: Json[CanaryAbortBody], by: By) -> CanaryShownBody:
+async def abort_canary(given: Json[CanaryAbortBody], by: CommandDep) -> CanaryShownBody:
     """End the canary and restore the previous weights."""
     return await by.services.canary.abort(given, who=by.who)
 
@@ -48,6 +48,6 @@ async def show_evaluations(services: ServicesDep) -> EvaluationsBody:
 
 
 @router.post("/evaluations")
-async def store_evaluation(given: Json[EvaluationBody], by: By) -> EvaluationsBody:
+async def store_evaluation(given: Json[EvaluationBody], by: CommandDep) -> EvaluationsBody:
     """Store a signed evaluation report."""
     return await by.services.evaluations.add(given, who=by.who)
