@@ -119,7 +119,7 @@ class EmbeddingRig:
         ]
 
     def in_use(self) -> bool:
-        return bool(self.in_flight.in_flight or any(map(self.admission.in_flight, self.names)))
+        return bool(self.in_flight.in_flight or any(gate.in_flight for gate in self.admission.gates.values()))
 
 
 def gone(kind: FailureKind = FailureKind.BACKEND_UNAVAILABLE) -> BackendFailure:

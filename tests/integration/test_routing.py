@@ -244,7 +244,7 @@ def commands(live: LiveGateway) -> None:
     file = live.folder / "next.yaml"
     text = yaml.safe_dump(routing(40))
     file.write_text(text + text)
-    assert "the key routes is given twice" in sluice("routes", "apply", str(file), code=1)
+    assert "the key 'routes' is given twice" in sluice("routes", "apply", str(file), code=1)
     file.write_text(text)
     assert "revision 9 is in force" in sluice("routes", "apply", str(file))
     assert "backends[b].weight" in sluice("routes", "set-weight", ROUTE, "b", "5")
