@@ -19,7 +19,7 @@ from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
-from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
+from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
@@ -181,7 +181,8 @@ class FakeEmbeddings:
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         """Make vectors, whatever the model."""
         self.asked.append(request)
-        vectors = [b64encode(struct.pack("<f", len(one))).decode() for one in request.inputs]
+        inputs = [one.messages if isinstance(one, Conversation) else one for one in request.inputs]
+        vectors = [b64encode(struct.pack("<f", len(one))).decode() for one in inputs]
         return EmbeddingsAnswer(request.model, vectors, len(vectors))
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:

@@ -50,8 +50,9 @@ def check_inputs(
 
 async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
     """The token ids of the inputs, for an engine without a tokenizer. Raises BackendFailure for texts."""
-    ids = [one for one in part.inputs if not isinstance(one, str)]
-    if len(ids) < len(part.inputs):
+    inputs = part.plain()
+    ids = [one for one in inputs if not isinstance(one, str)]
+    if len(ids) < len(inputs):
         raise BackendFailure(FailureKind.INVALID_INPUT, "the engine takes token ids, no texts", param="input")
     return ids
 

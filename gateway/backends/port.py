@@ -1,7 +1,7 @@
 """The port that every backend implements; the rest of the gateway uses backends only through it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +15,7 @@ from admission.values import BackendLoad
 from budgeting.token_ids import TokenIds
 from budgeting.values import Message, Tool, ToolChoice
 from gateway.contracts.audio import EventSink, Recording
+from gateway.contracts.embeddings import Conversation, EmbeddingInput
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
@@ -336,7 +337,7 @@ class EmbedPart:
     the number of the part's first input in the request; ``None``: the request has one input.
     """
 
-    inputs: tuple[str | tuple[int, ...], ...]
+    inputs: tuple[EmbeddingInput, ...]
     tokens: int
     dimensions: int | None
     truncate_to: int | None
@@ -346,6 +347,17 @@ class EmbedPart:
 
     def field(self, index: int) -> str:
         return "input" if self.first is None else f"input.{self.first + index}"
+
+    def plain(self) -> Sequence[str | tuple[int, ...]]:
+        """The texts and token ids. Raises BackendFailure: the input is a conversation."""
+        plain = [one for one in self.inputs if not isinstance(one, Conversation)]
+        if len(plain) < len(self.inputs):
+            raise BackendFailure(
+                FailureKind.INVALID_INPUT,
+                "messages is a conversation; this model's backend takes texts and token ids, as input",
+                param="messages",
+            )
+        return plain
 
 
 @dataclass(frozen=True, slots=True)

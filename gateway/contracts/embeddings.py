@@ -10,9 +10,10 @@ from msgspec import Struct
 from pydantic import Field, Tag
 from typing_extensions import TypeAliasType, TypedDict
 
+from gateway.contracts.checks import check_count
 from gateway.contracts.fields import ANYTHING, Body, Label, Name, Text
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.values import Caller
 
 MAX_INPUTS: Final = 2_048
@@ -25,11 +26,36 @@ TokenIds = TypeAliasType(
 Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
 ListsOfIds = TypeAliasType("ListsOfIds", Annotated[list[TokenIds], Field(fail_fast=True)])
 
-EmbeddingInput = str | tuple[int, ...]
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class EmbeddedMessage(Body):
+    """A message of a conversation whose vector is wanted."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[
+        Annotated[Text, Tag("~text")]
+        | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("~parts")],
+        Field(union_mode="left_to_right"),
+    ]
+
+
+class Conversation(Struct, frozen=True):
+    """Messages that have one vector together: the worker's chat template makes a text of them."""
+
+    messages: tuple[Mapping[str, Any], ...]
+
+
+EmbeddingInput = str | tuple[int, ...] | Conversation
 
 
 class EmbeddingsBody(Body):
-    """The body of ``POST /v1/embeddings``."""
+    """The body of ``POST /v1/embeddings``, with ``input`` or vLLM's ``messages``."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "add_special_tokens": (None, True),
@@ -38,13 +64,17 @@ class EmbeddingsBody(Body):
         "truncation_side": (None,),
     }
     model: Name
-    input: Annotated[
-        Annotated[Text, Tag("~text")]
-        | Annotated[Texts, Tag("~texts")]
-        | Annotated[TokenIds, Tag("~ids")]
-        | Annotated[ListsOfIds, Tag("~lists")],
-        Field(union_mode="left_to_right"),
-    ]
+    input: (
+        Annotated[
+            Annotated[Text, Tag("~text")]
+            | Annotated[Texts, Tag("~texts")]
+            | Annotated[TokenIds, Tag("~ids")]
+            | Annotated[ListsOfIds, Tag("~lists")],
+            Field(union_mode="left_to_right"),
+        ]
+        | None
+    ) = None
+    messages: Annotated[list[EmbeddedMessage], Field(min_length=1, fail_fast=True)] | None = None
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
@@ -113,9 +143,10 @@ class EmbeddingsAnswer(Struct, frozen=True):
 
 def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> EmbeddingsRequest:
     """Convert a validated body to a request. Raises InvalidRequest."""
-    given = body.input
     inputs: tuple[EmbeddingInput, ...]
-    if isinstance(given, str):
+    if body.messages is not None:
+        inputs = (_conversation(body, body.messages, origin.max_messages),)
+    elif isinstance(given := required(body.input, "input"), str):
         inputs = (given,)
     elif given and isinstance(given[0], int):
         inputs = (tuple(one for one in given if isinstance(one, int)),)
@@ -135,6 +166,14 @@ def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> Embedding
         truncate_to=body.truncate_prompt_tokens,
         user=body.user,
     )
+
+
+def _conversation(body: EmbeddingsBody, messages: Sequence[EmbeddedMessage], most: int) -> Conversation:
+    check_count(len(messages), most)
+    for name in ("input", "add_special_tokens"):
+        if getattr(body, name, None) is not None:
+            raise not_allowed(name, "is given with messages", "either one alone")
+    return Conversation(tuple([one.model_dump() for one in messages]))
 
 
 def _ids(given: object) -> Sequence[int]:

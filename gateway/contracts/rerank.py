@@ -52,13 +52,13 @@ class RerankBody(Body):
 class ScoreBody(Body):
     """The body of ``POST /v1/score``: two texts or lists; one ``text_1`` is paired with each ``text_2``.
 
-    Each of the two has a second name, as in vLLM.
+    Each of the two has further names, as in vLLM.
     """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"request_id": (ANYTHING,), "priority": (None, 0)}
     model: Name
     text_1: Text | list[Text] = Field(validation_alias=AliasChoices("text_1", "queries"))
-    text_2: Text | list[Text] = Field(validation_alias=AliasChoices("text_2", "documents"))
+    text_2: Text | list[Text] = Field(validation_alias=AliasChoices("text_2", "documents", "items"))
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
     instruction: Text | None = None
     user: Label | None = None

@@ -38,6 +38,7 @@ from gateway.contracts.audio import CONTRACT as AUDIO
 from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import CONTRACT as EMBEDDINGS
 from gateway.contracts.embeddings import (
+    Conversation,
     EmbeddingInput,
     EmbeddingsAnswer,
     EmbeddingsRequest,
@@ -465,6 +466,8 @@ def _text_tokens(text: str) -> int:
 
 def input_tokens(one: EmbeddingInput) -> int:
     """The number of tokens of an input; an estimate for a text."""
+    if isinstance(one, Conversation):
+        return sum([_text_tokens(str(message["content"])) for message in one.messages])
     return _text_tokens(one) if isinstance(one, str) else len(one)
 
 

@@ -196,10 +196,11 @@ def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:
     """Return a function that tokenizes texts for an engine's model, in threads that all tenants share."""
 
     async def encode(part: EmbedPart) -> Sequence[Sequence[int]]:
-        texts = sum(len(one) for one in part.inputs if isinstance(one, str))
+        inputs = part.plain()
+        texts = sum(len(one) for one in inputs if isinstance(one, str))
 
         def ids() -> list[Sequence[int]]:
-            return [tokenizer.encode(one) if isinstance(one, str) else one for one in part.inputs]
+            return [tokenizer.encode(one) if isinstance(one, str) else one for one in inputs]
 
         return await threads.run(part.caller.tenant, texts, ids) if texts else ids()
 

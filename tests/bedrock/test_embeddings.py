@@ -11,6 +11,7 @@ import pytest
 from benchmarks.bedrock.stand_in import TOKENS_EACH, Behaviour, StandIn
 from gateway.backends.bedrock.backend import BedrockEmbeddings
 from gateway.backends.port import EmbedPart, Vectors, makes_vectors
+from gateway.contracts.embeddings import Conversation
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
@@ -67,6 +68,7 @@ async def test_what_is_sent_is_the_models_own_contract(bedrock: StandIn, make: M
     ("model", "asked", "param"),
     [
         (TITAN, part(1, (5, 6)), "input"),
+        (TITAN, part(0, Conversation(({"role": "user", "content": "a"},))), "messages"),
         (TITAN_1, part(1, dimensions=256), "dimensions"),
         (COHERE, part(1, dimensions=256), "dimensions"),
         (TITAN, part(1, truncate_to=-1), "truncate_prompt_tokens"),

@@ -42,8 +42,9 @@ async def test_pairs_have_a_score_each(connect: Connect, texts: tuple[Any, Any],
     found = (await posted(connect, "/v1/score", body)).json()
     assert [(one["index"], one["score"]) for one in found["data"]] == list(enumerate(scores))
     assert (found["object"], found["data"][0]["object"]) == ("list", "score")
-    newer = {"model": "m", "queries": texts[0], "documents": texts[1]}
-    assert (await posted(connect, "/v1/score", newer)).json()["data"] == found["data"]
+    for name in ("documents", "items"):
+        newer = {"model": "m", "queries": texts[0], name: texts[1]}
+        assert (await posted(connect, "/v1/score", newer)).json()["data"] == found["data"]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,15 @@ import threading
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsBody
+from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsBody, embeddings_request
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import parse
+from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import InvalidRequest
 from gateway.http.embeddings import vectors_body
 
 NUMBERS = array("f", [-0.0, 1e-42, 0.1, -3.25])
@@ -58,3 +62,38 @@ async def test_a_large_body_is_written_off_the_loop(
     asked = EmbeddingsBody(model="bge", input="a", encoding_format=form)
     await vectors_body(EmbeddingsAnswer("bge", noted, 1), asked)
     assert (noted.thread == threading.get_ident()) is on_the_loop
+
+
+ORIGIN = RequestOrigin("r", "g", Caller("acme", CallerRole.CALLER, "key_1"), 0.0, 0, "t", max_messages=2)
+TALK = [
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant", "content": "b"},
+]
+
+
+def asked_for(**given: Any) -> Any:
+    return embeddings_request(parse(EmbeddingsBody, json.dumps({"model": "m", **given}).encode()), ORIGIN)
+
+
+def test_messages_are_one_input_as_they_were_given() -> None:
+    assert asked_for(messages=TALK).inputs == (Conversation(tuple(TALK)),)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({}, "input"),
+        ({"input": "a", "messages": TALK}, "input"),
+        ({"messages": []}, "messages"),
+        ({"messages": TALK * 2}, "messages"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ({"messages": TALK, "add_special_tokens": True}, "add_special_tokens"),
+    ],
+)
+def test_a_conversation_that_cannot_be_served_is_refused_by_its_field(
+    given: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        asked_for(**given)
+    assert refused.value.param == param

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64encode
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.backends.port import EmbedPart
+from gateway.contracts.embeddings import Conversation
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.workers.raw_worker import RawWorker, pool, refuses
@@ -61,3 +63,12 @@ async def test_vectors_without_an_index_are_in_the_order_of_the_inputs() -> None
     async with pool(RawWorker([refuses(200, {"data": data})])) as backend:
         made = await backend.embed(PART)
     assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]
+
+
+async def test_the_worker_gets_the_messages_of_a_conversation_in_place_of_an_input() -> None:
+    talk = ({"role": "user", "content": "a book"}, {"role": "assistant", "content": "which one"})
+    worker = RawWorker([refuses(200, {"data": GOOD[:1]})])
+    async with pool(worker) as backend:
+        await backend.embed(replace(PART, inputs=(Conversation(talk),)))
+    [request] = worker.requests
+    assert request.body == {"model": "base", "messages": list(talk), "encoding_format": "base64"}

@@ -53,8 +53,9 @@ class EmbeddingFamily:
 
     def requests(self, model_id: str, part: EmbedPart) -> Iterator[Mapping[str, Any]]:
         """The calls for a part, in order. Raises BackendFailure: the model cannot do what is asked."""
-        texts = [one for one in part.inputs if isinstance(one, str)]
-        if len(texts) < len(part.inputs):
+        inputs = part.plain()
+        texts = [one for one in inputs if isinstance(one, str)]
+        if len(texts) < len(inputs):
             raise _refused(model_id, "input", "takes texts, no token ids")
         if part.dimensions is not None and self.dimensions is None:
             raise _refused(model_id, "dimensions", "has vectors of one length")

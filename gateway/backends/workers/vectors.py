@@ -3,7 +3,7 @@
 from array import array
 from binascii import b2a_base64
 from math import isfinite
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -12,6 +12,7 @@ from gateway.backends.port import EmbedPart, Vectors
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import BadHttp
 from gateway.backends.workers.refusal import refusal_of
+from gateway.contracts.embeddings import Conversation
 
 PATH: Final = "/embeddings"
 MAX_ANSWER_BYTES: Final = 64 << 20
@@ -38,8 +39,13 @@ _read = msgspec.json.Decoder(_Answer).decode
 def body_of(model: str, part: EmbedPart) -> bytes:
     """The request's body. It asks for base64, a third of the size of JSON numbers."""
     given = {"dimensions": part.dimensions, "truncate_prompt_tokens": part.truncate_to, "user": part.user}
-    asked = {name: value for name, value in given.items() if value is not None}
-    return orjson.dumps({"model": model, "input": part.inputs, "encoding_format": "base64", **asked})
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    match part.inputs:
+        case [Conversation(messages)]:
+            asked["messages"] = messages
+        case inputs:
+            asked["input"] = inputs
+    return orjson.dumps({"model": model, "encoding_format": "base64", **asked})
 
 
 def vectors_of(part: EmbedPart, data: bytes) -> Vectors:
