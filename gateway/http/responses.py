@@ -5,7 +5,7 @@ import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import orjson
@@ -262,12 +262,10 @@ async def list_input_items(
     services: ServicesDep,
     caller: AuthenticatedCaller,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: str = "desc",
+    order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> Response:
     """The model's input: the conversation before the response, and the response's own input."""
-    if order not in ("asc", "desc"):
-        raise not_allowed("order", "has another value", "asc or desc")
     items = await services.responses.input_items(caller.tenant, response_id, services.limits.max_body_bytes)
     if order == "desc":
         items = items[::-1]

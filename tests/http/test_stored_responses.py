@@ -132,6 +132,16 @@ async def test_a_streamed_response_is_stored_before_its_end_is_sent(rig: Respons
     assert stored.json() == sent[-1]["response"]
 
 
+@pytest.mark.parametrize("param", ["limit", "order", "after"])
+async def test_a_wrong_parameter_of_the_input_items_is_named(rig: ResponsesRig, param: str) -> None:
+    async with rig.serving() as client:
+        first = await made(client)
+        refused = await client.get(f"/v1/responses/{first['id']}/input_items", params={param: "x"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param} is ") and "allowed: " in error["message"]
+
+
 async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(rig: ResponsesRig) -> None:
     async with rig.serving() as client:
         first = await made(client, instructions="Be brief.")
