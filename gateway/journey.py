@@ -109,7 +109,7 @@ class Journey:
         urgent: Urgent,
     ) -> None:
         revision = self.revision()
-        target = resolve(request, revision, self.fleet, self.adapters.ids)
+        target = resolve(request, revision, self.fleet, self.adapters)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
         offload = self.offload(request)

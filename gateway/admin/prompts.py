@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from typing_extensions import TypedDict
 
+from adapters.registry import AdapterRegistry
 from budgeting.errors import ContextTooLong
 from budgeting.plan import Offload
 from budgeting.sections import SUMMARY_TITLE
@@ -143,7 +144,7 @@ class PromptAdmin:
     images: ImageReader
     revision: Callable[[], Revision]
     fleet: Fleet
-    adapter_ids: Collection[str]
+    adapters: AdapterRegistry
 
     def versions(self) -> list[PromptListed]:
         routes = self.revision().routes
@@ -192,7 +193,7 @@ class PromptAdmin:
         self, request: GenerateRequest, offload: Offload
     ) -> tuple[Target, PromptVersion | None, Canonical, Planning]:
         """Resolve a request's names; return its target, prompt version, canonical prompt and planning."""
-        target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
+        target = resolve(request, self.revision(), self.fleet, self.adapters)
         version = self.registry.get(target.prompt_version) if target.prompt_version else None
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
         if Feature.IMAGES in request.needs - self._backend(target).features:

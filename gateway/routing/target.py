@@ -54,7 +54,7 @@ class Target(Struct, frozen=True):
         )
 
 
-def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: Collection[str]) -> Target:
+def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: AdapterRegistry) -> Target:
     """Resolve the names in a request.
 
     Raises:
@@ -96,7 +96,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         raise UnknownModel(f"model {request.model!r} generates no text; it is for vectors", param="model")
     if serving and caller.may_use(model):
         return Target(route, version, None, request.adapter_id, model, serving)
-    if model in adapters:
+    if model in adapters.ids:
         if request.adapter_id not in (None, model):
             raise InvalidRequest(
                 f"model names the adapter {model!r} and adapter_id another one; allowed: one adapter",
@@ -110,7 +110,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
                 f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
             )
         return Target(route, version, model, request.adapter_id)
-    known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters))
+    known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters.servable))
     raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
 
 
@@ -144,7 +144,7 @@ def nearest(name: str, known: Collection[str]) -> str:
 def may_use(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: AdapterRegistry) -> bool:
     """Whether the route, model and adapter of the request exist and the key may use them."""
     try:
-        target = resolve(request, revision, fleet, adapters.ids)
+        target = resolve(request, revision, fleet, adapters)
         with adapters.lease(target.selection(request)) as lease:
             return lease.adapter is None or request.caller.may_use(lease.adapter.base_model)
     except (GatewayError, AdapterError):

@@ -191,5 +191,5 @@ def make_prompt_admin(core: Core) -> PromptAdmin:
         images=core.base.images,
         revision=core.control.revision,
         fleet=core.backends.fleet,
-        adapter_ids=core.adapters.registry.ids,
+        adapters=core.adapters.registry,
     )

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from adapters.registry import AdapterRegistry
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong
 from budgeting.images import ImageCost
@@ -67,7 +68,7 @@ def admin_of(
         images=ImageReader(ImagesSection(), BodyMemory(1 << 20).holding),
         revision=lambda: revision,
         fleet=Fleet(backends),
-        adapter_ids=(),
+        adapters=AdapterRegistry(),
     )
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from adapters.catalogue import AdapterState
+from adapters.registry import AdapterRegistry
+from adapters.selection import AdapterOffer
+from adapters.values import Adapter
 from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
@@ -26,6 +30,16 @@ ROUTES = {
     "chat": {"backends": [{"name": "local"}]},
     "code": {"backends": [{"name": "pool"}], "fallback": ["big"]},
 }
+
+
+def registry(**states: AdapterState) -> AdapterRegistry:
+    """A registry of adapters in these states."""
+    known = AdapterRegistry()
+    known.offer(AdapterOffer({name: Adapter(name, 1, "demo", f"adapters/{name}") for name in states}, states))
+    return known
+
+
+ADAPTERS = registry(manga=AdapterState.ACTIVE, style=AdapterState.CANARY, new=AdapterState.STAGED)
 REVISION = make_revision(1, {"routes": ROUTES}, KnownNames(FLEET.backends, (), None))
 
 
@@ -42,7 +56,7 @@ def found(
         "r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0, route=route, model=model,
         adapter_id=adapter,
     )  # fmt: skip
-    return resolve(request, REVISION, FLEET, ("manga", "style"))
+    return resolve(request, REVISION, FLEET, ADAPTERS)
 
 
 def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
@@ -66,7 +80,7 @@ def test_a_model_that_a_route_names_selects_that_route_with_all_its_backends() -
         request = GenerateRequest(
             "r", "g", Contract.CHAT, caller, arrived_at=0.0, created=0, route=route, model=model
         )
-        return resolve(request, revision, FLEET, ("manga",))
+        return resolve(request, revision, FLEET, registry(manga=AdapterState.ACTIVE))
 
     for model in ("gpt-4o", "demo", "org/x"):
         assert target(model).route.name == "code" and target(model).model is None
@@ -120,4 +134,4 @@ def test_a_model_that_makes_vectors_alone_is_no_chat_model() -> None:
         "r", "g", Contract.CHAT, caller, arrived_at=0.0, created=0, route="chat", model="bge-m3"
     )
     with pytest.raises(UnknownModel, match="'bge-m3' generates no text"):
-        resolve(request, REVISION, fleet, ())
+        resolve(request, REVISION, fleet, AdapterRegistry())
