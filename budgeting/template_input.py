@@ -18,6 +18,7 @@ CUSTOM_PARAMETERS: Mapping[str, object] = {
     "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }
+_CUSTOM_JSON = json.dumps(CUSTOM_PARAMETERS, separators=(",", ":"))
 
 
 def shown_message(message: Message) -> dict[str, Any]:
@@ -40,14 +41,21 @@ def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
     return [_shown_tool(tool) for tool in tools] or None
 
 
+def as_function(tool: Tool) -> Tool:
+    """A custom tool as a function; the description says the form of its input."""
+    if tool.kind is ToolKind.FUNCTION:
+        return tool
+    form = f"The form of {CUSTOM_INPUT}: {tool.format}" if tool.has_grammar else ""
+    description = "\n\n".join(filter(None, (tool.description, form))) or None
+    return Tool(tool.name, ToolKind.FUNCTION, description, _CUSTOM_JSON, strict=True)
+
+
 def _shown_tool(tool: Tool) -> dict[str, Any]:
-    parameters = CUSTOM_PARAMETERS if tool.kind is ToolKind.CUSTOM else None
-    if tool.parameters is not None:
-        parameters = json.loads(tool.parameters)
+    tool = as_function(tool)
+    parameters = None if tool.parameters is None else json.loads(tool.parameters)
     shown: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    strict = True if tool.kind is ToolKind.CUSTOM else tool.strict
-    if strict is not None:
-        shown["strict"] = strict
+    if tool.strict is not None:
+        shown["strict"] = tool.strict
     return {"type": ToolKind.FUNCTION.value, "function": shown}
 
 

@@ -8,7 +8,7 @@ import orjson
 from msgspec import structs
 
 from budgeting.template import split_ending
-from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
+from budgeting.template_input import as_function
 from budgeting.values import AudioContent, ImageContent, Message, Tool, ToolCall, ToolChoice, ToolKind
 from gateway.backends.custom_input import wrapped
 from gateway.backends.port import Work
@@ -115,16 +115,6 @@ def _tool(tool: Tool) -> dict[str, Any]:
     if tool.format is not None:
         body["format"] = orjson.Fragment(tool.format)
     return {"type": tool.kind, tool.kind.value: body}
-
-
-def as_function(tool: Tool) -> Tool:
-    """A custom tool as a function; the description says the form of its input."""
-    if tool.kind is ToolKind.FUNCTION:
-        return tool
-    form = f"The form of {CUSTOM_INPUT}: {tool.format}" if tool.has_grammar else ""
-    description = "\n\n".join(filter(None, (tool.description, form))) or None
-    parameters = orjson.dumps(CUSTOM_PARAMETERS).decode()
-    return Tool(tool.name, ToolKind.FUNCTION, description, parameters, strict=True)
 
 
 def _call(call: ToolCall, *, custom: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.tools import canonical_json
 from gateway.contracts.values import Caller, CallerRole
 from tests.workers.raw_worker import work
 
@@ -95,8 +96,10 @@ def test_vllm_which_knows_no_allowed_tools_gets_no_others(mode: str) -> None:
 
 
 def test_a_custom_tool_is_a_strict_function_of_one_text_as_the_template_is_shown_it() -> None:
-    custom = {"type": "custom", "custom": {"name": "patch", "description": "Edits a file."}}
+    form = {"type": "grammar", "grammar": {"definition": "start: WORD", "syntax": "lark"}}
+    custom = {"type": "custom", "custom": {"name": "patch", "description": "Edits a file.", "format": form}}
     [sent] = forwarded(Dialect.VLLM, tools=[custom])["tools"]
+    assert "start: WORD" in sent["function"]["description"]
     assert sent["type"] == "function" and sent["function"]["strict"] is True
     assert sent["function"]["parameters"] == {
         "type": "object",
@@ -104,7 +107,8 @@ def test_a_custom_tool_is_a_strict_function_of_one_text_as_the_template_is_shown
         "required": ["input"],
         "additionalProperties": False,
     }
-    assert shown_tools((Tool("patch", ToolKind.CUSTOM, "Edits a file."),)) == [sent]
+    tool = Tool("patch", ToolKind.CUSTOM, "Edits a file.", format=canonical_json(form))
+    assert shown_tools((tool,)) == [sent]
 
 
 def test_a_request_without_tools_has_none_of_their_fields() -> None:

@@ -9,9 +9,9 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
+from budgeting.template_input import as_function
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoiceMode, ToolKind
 from gateway.backends.port import Work
-from gateway.backends.tool_bodies import as_function
 from resilience.failures import BackendFailure, FailureKind
 
 MAX_ARGUMENT_DEPTH: Final = 64
