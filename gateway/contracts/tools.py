@@ -15,6 +15,7 @@ from budgeting.template import CONTINUES, GENERATES, RESERVED
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.checks import check_plain
 from gateway.contracts.features import Feature
+from gateway.contracts.fields import Body
 from gateway.contracts.formats import bounded_schema
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tool_fields import (
@@ -189,6 +190,7 @@ def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolCh
         raise not_allowed("tool_choice", "is given without tools", "with tools")
     if isinstance(given, str):
         return ToolChoice(ToolChoiceMode(given))
+    refuse_others(given, given.type)
     if given.type == "allowed_tools":
         if given.allowed_tools is None:
             _missing("tool_choice.allowed_tools")
@@ -198,6 +200,13 @@ def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolCh
         )
         return ToolChoice(ToolChoiceMode(given.allowed_tools.mode), allowed=names)
     return ToolChoice(ToolChoiceMode.NAMED, _known(given, "tool_choice", tools))
+
+
+def refuse_others(choice: Body, *own: str) -> None:
+    """Refuse fields of ``tool_choice`` that have no effect with its type, whose fields are ``own``."""
+    for name in sorted(choice.model_fields_set.difference(own, ("type",))):
+        if getattr(choice, name) is not None:
+            raise not_allowed(f"tool_choice.{name}", "has no effect with this type", " and ".join(own))
 
 
 def _known(given: ToolChoiceBody | ToolReference, at: str, tools: Sequence[Tool]) -> str:

@@ -214,6 +214,10 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools.0.tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [AGENT["tools"][0]], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        ({"tools": [AGENT["tools"][0]], "tool_choice": {"type": "function", "name": "shell", "mode": "auto"}},
+         "tool_choice.mode"),
+        ({"tools": [AGENT["tools"][0]], "tool_choice": {"type": "allowed_tools", "name": "shell", "tools": [
+            {"type": "function", "name": "shell"}]}}, "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"top_logprobs": 3}, "top_logprobs"),

@@ -178,6 +178,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a choice without tools", {"tool_choice": "required"}, "tool_choice"),
     ("a name without tools", {"tool_choice": named("f")}, "tool_choice"),
     ("an unknown name", {"tools": [STOCK], "tool_choice": named("g")}, "tool_choice.function.name"),
+    (
+        "a field of another type",
+        {"tools": [STOCK], "tool_choice": {**named("stock"), "custom": {"name": "stock"}}},
+        "tool_choice.custom",
+    ),
     ("a foreign choice", {"tools": [STOCK], "tool_choice": "maybe"}, "tool_choice"),
     (
         "an unknown allowed name",

@@ -15,6 +15,7 @@ from gateway.contracts.responses.body import (
     ToolItem,
 )
 from gateway.contracts.tool_fields import CustomToolBody, FunctionBody
+from gateway.contracts.tools import refuse_others
 
 NAMESPACE_JOINT = "__"
 """Separates a namespace and its member in the tool name that the model gets."""
@@ -182,9 +183,11 @@ def chosen(given: str | ChoiceObject | None, tools: Sequence[Tool]) -> ToolChoic
     if isinstance(given, str):
         return ToolChoice(ToolChoiceMode(given))
     if given.type == "allowed_tools":
+        refuse_others(given, "mode", "tools")
         named = required(given.tools, "tool_choice.tools")
         names = tuple(_known(one, f"tool_choice.tools.{index}", tools) for index, one in enumerate(named))
         return ToolChoice(ToolChoiceMode(given.mode), allowed=names)
+    refuse_others(given, "name", "namespace")
     return ToolChoice(ToolChoiceMode.NAMED, _known(given, "tool_choice", tools))
 
 
