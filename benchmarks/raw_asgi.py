@@ -57,7 +57,7 @@ class QueueSink:
 
     async def delta(self, delta: Delta) -> None:
         """Queue one event."""
-        await self.queue.put(self._frames.delta(delta.text, delta.index, delta.logprobs))
+        await self.queue.put(self._frames.delta(delta))
 
     async def finish(self, answer: Answer) -> None:
         """Queue the last event."""

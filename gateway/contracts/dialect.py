@@ -8,7 +8,7 @@ from msgspec import Struct
 from budgeting.values import Plan
 from gateway.contracts.events import Delta
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.values import Answer, BudgetReport, GenerateRequest, TokenLogprob
+from gateway.contracts.values import Answer, BudgetReport, GenerateRequest
 from gateway.errors import PublicError
 
 Header = tuple[bytes, bytes]
@@ -42,14 +42,8 @@ class Frames(Protocol):
     def ping(self) -> bytes:
         """Bytes to send while the answer is silent; empty if the contract has no pings."""
 
-    def delta(
-        self,
-        text: str,
-        index: int = 0,
-        logprobs: Sequence[TokenLogprob] = (),
-        token_ids: Sequence[int] = (),
-    ) -> bytes:
-        """A piece of a choice's text; ``logprobs`` has an entry per token if they were requested."""
+    def delta(self, delta: Delta) -> bytes:
+        """A piece of a choice's text."""
 
     def event(self, event: Delta) -> bytes:
         """An event other than text; empty if the contract cannot express it."""

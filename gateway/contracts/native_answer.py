@@ -14,7 +14,7 @@ from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, Tool
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, TokenLogprob, Usage
+from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, Usage
 from gateway.errors import PublicError
 
 
@@ -165,15 +165,9 @@ class NativeFrames:
     opening: Final = b""
     ping: Final = b""
 
-    def delta(
-        self,
-        text: str,
-        index: int = 0,
-        logprobs: Sequence[TokenLogprob] = (),
-        token_ids: Sequence[int] = (),
-    ) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """One event around one JSON string: no object is built per token. The only choice is text."""
-        return b'data: {"type":"token","delta":' + orjson.dumps(text) + b"}\n\n"
+        return b'data: {"type":"token","delta":' + orjson.dumps(delta.text) + b"}\n\n"
 
     def event(self, event: Delta) -> bytes:
         return b"data: " + answer_event(event) + b"\n\n"

@@ -215,19 +215,6 @@ def sluice_body(answer: Answer) -> dict[str, Any]:
     }
 
 
-def completion_json(answer: Answer, *, id: str, object: str, choices: list[ChoiceBody]) -> bytes:
-    body = {
-        "id": id,
-        "object": object,
-        "created": answer.created,
-        "model": answer.model,
-        "choices": choices,
-        "usage": usage_body(answer.usage),
-        "sluice": sluice_body(answer),
-    }
-    return orjson.dumps(body)
-
-
 def error_body(error: PublicError) -> OpenAIErrorBody:
     """OpenAI's error object; its ``type`` depends on the status."""
     status = sent_status(error, Contract.CHAT)

@@ -15,7 +15,6 @@ from gateway.contracts.openai_answer import (
     AssistantMessage,
     ChoiceBody,
     ReasoningField,
-    completion_json,
     error_body,
     error_json,
     sluice_body,
@@ -27,7 +26,7 @@ from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain_chat import plain_chat
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest, TokenLogprob
+from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest
 from gateway.errors import PublicError
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -79,38 +78,29 @@ class ChunkFrames:
         """The chunk with the role; empty for text completions."""
         return self._role(0)
 
-    def delta(
-        self,
-        text: str,
-        index: int = 0,
-        logprobs: Sequence[TokenLogprob] = (),
-        token_ids: Sequence[int] = (),
-    ) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """One chunk. For plain text it is built around one JSON string, without an object per token."""
-        if index == 0 and not logprobs and not self._token_ids:
-            return self._prefix + orjson.dumps(text) + self._suffix
-        body = {
-            "index": index,
-            **({"delta": {"content": text}} if self._chat else {"text": text}),
-            "logprobs": self._logprobs(index, logprobs) if logprobs else None,
-            "finish_reason": None,
-            **({"token_ids": token_ids} if self._token_ids else {}),
-        }
-        return self._open(index + 1) + self._base + orjson.dumps(body) + b"]" + self._tail
+        if delta.index == 0 and not delta.logprobs and not self._token_ids:
+            return self._prefix + orjson.dumps(delta.text) + self._suffix
+        return self._chunk(delta, {"delta": {"content": delta.text}} if self._chat else {"text": delta.text})
 
     def event(self, event: Delta) -> bytes:
         """One chunk of reasoning or of a tool call; empty for text completions, which have neither."""
         if not self._chat:
             return b""
+        delta = self._event_delta(event)
+        if not delta and not event.logprobs and not self._token_ids:
+            return b""
+        return self._chunk(event, {"delta": delta})
+
+    def _chunk(self, event: Delta, own: Mapping[str, object]) -> bytes:
         body = {
             "index": event.index,
-            "delta": self._event_delta(event),
-            "logprobs": chat_logprobs(event.logprobs) if event.logprobs else None,
+            **own,
+            "logprobs": self._logprobs(event) if event.logprobs else None,
             "finish_reason": None,
             **({"token_ids": event.token_ids} if self._token_ids else {}),
         }
-        if not body["delta"] and not event.logprobs and not self._token_ids:
-            return b""
         return self._open(event.index + 1) + self._base + orjson.dumps(body) + b"]" + self._tail
 
     def _event_delta(self, event: Delta) -> Mapping[str, object]:
@@ -162,10 +152,10 @@ class ChunkFrames:
         body = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return self._base + b'{"index":%d,' % index + body + self._tail
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> object:
+    def _logprobs(self, event: Delta) -> object:
         if self._chat:
-            return chat_logprobs(entries)
-        return completion_logprobs(entries, self._offsets.setdefault(index, Offsets()))
+            return chat_logprobs(event.logprobs)
+        return completion_logprobs(event.logprobs, self._offsets.setdefault(event.index, Offsets()))
 
 
 def _stop_of(answer: Answer, index: int) -> str | None:
@@ -200,15 +190,19 @@ class OpenAIDialect:
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         reasons = _finish_reasons(asked.request, chat=self._chat)
-        return completion_json(
-            answer,
-            id=self._id(answer.generation_id),
-            object=self._kind,
-            choices=[
+        body = {
+            "id": self._id(answer.generation_id),
+            "object": self._kind,
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [
                 self._choice(index, choice, reasons[choice.finish_reason], _stop_of(answer, index))
                 for index, choice in enumerate(answer.choices)
             ],
-        )
+            "usage": usage_body(answer.usage),
+            "sluice": sluice_body(answer),
+        }
+        return orjson.dumps(body)
 
     def headers(self, report: TrimReport) -> Sequence[Header]:
         """``x-sluice-trimmed`` when something was left out."""
@@ -243,19 +237,12 @@ class OpenAIDialect:
         return message
 
     def _choice(self, index: int, choice: Choice, reason: str, stop: str | None) -> ChoiceBody:
-        logprobs = choice.logprobs
+        entries = choice.logprobs
+        body: ChoiceBody = {"index": index, "logprobs": None, "finish_reason": reason, "stop_reason": stop}
         if self._chat:
-            return {
-                "index": index,
-                "message": self._message(choice),
-                "logprobs": None if logprobs is None else chat_logprobs(logprobs),
-                "finish_reason": reason,
-                "stop_reason": stop,
-            }
-        return {
-            "index": index,
-            "text": choice.text,
-            "logprobs": None if logprobs is None else completion_logprobs(logprobs, Offsets()),
-            "finish_reason": reason,
-            "stop_reason": stop,
-        }
+            body["message"] = self._message(choice)
+            body["logprobs"] = None if entries is None else chat_logprobs(entries)
+        else:
+            body["text"] = choice.text
+            body["logprobs"] = None if entries is None else completion_logprobs(entries, Offsets())
+        return body

@@ -90,7 +90,7 @@ class StreamSink:
         if delta.__class__ is not Delta:
             data = self._frames.event(delta)
         elif delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):
-            data = self._frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids)
+            data = self._frames.delta(delta)
         else:
             return TAKEN
         if not data:

@@ -70,7 +70,7 @@ class BackgroundRun:
         if delta.__class__ is not Delta:
             self._add(self.frames.event(delta))
         elif delta.text or delta.logprobs:
-            self._add(self.frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids))
+            self._add(self.frames.delta(delta))
 
     async def finish(self, answer: Answer) -> None:
         """Store the response, then add its last event."""

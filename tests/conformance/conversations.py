@@ -385,7 +385,7 @@ def _check_events(name: str, events: Sequence[Delta], answer: Answer, *, exact: 
 def _chunk(frames: ChunkFrames, event: Delta) -> bytes:
     if type(event) is not Delta:
         return frames.event(event)
-    return frames.delta(event.text, event.index, event.logprobs, event.token_ids) if event.text else b""
+    return frames.delta(event) if event.text else b""
 
 
 def _refused(name: str, error: PublicError) -> Outcome:

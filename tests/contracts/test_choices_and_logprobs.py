@@ -12,6 +12,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.events import Delta
 from gateway.contracts.openai_logprobs import Offsets
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.values import Answer, Choice, FinishReason, TokenLogprob
@@ -85,7 +86,12 @@ def test_every_choice_has_its_index_text_and_end(dialect: OpenAIDialect) -> None
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_chats_stream_of_several_choices_tells_each_role_once_and_each_end(usage: bool) -> None:
     stream = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST, usage))
-    data = stream.opening + stream.delta("b", 1) + stream.delta("a") + stream.delta("bb", 1)
+    data = (
+        stream.opening
+        + stream.delta(Delta("b", 1, index=1))
+        + stream.delta(Delta("a", 1))
+        + stream.delta(Delta("bb", 1, index=1))
+    )
     closing = answer_for(
         REQUEST, "a", others=(Choice("bbb", FinishReason.LENGTH), Choice("", FinishReason.STOP))
     )
@@ -107,9 +113,9 @@ def test_a_streams_logprobs_joined_are_those_of_the_whole(chat: bool) -> None:
     dialect = OpenAIDialect(chat=chat)
     stream = dialect.frames(ParsedRequest(REQUEST))
     data = (
-        stream.delta("Hi", 0, TOKENS[:1])
-        + stream.delta("", 0, TOKENS[1:2])
-        + stream.delta("日", 0, TOKENS[2:])
+        stream.delta(Delta("Hi", 1, logprobs=TOKENS[:1]))
+        + stream.delta(Delta("", 1, logprobs=TOKENS[1:2]))
+        + stream.delta(Delta("日", 1, logprobs=TOKENS[2:]))
     )
     pieces = [event["choices"][0]["logprobs"] for event in events(data)]
     whole = json.loads(dialect.whole(ParsedRequest(REQUEST), answer()))["choices"][0]["logprobs"]

@@ -44,10 +44,7 @@ def whole(sequence: EventSequence) -> Answer:
 
 def written(frames: Frames, sequence: EventSequence) -> list[Any]:
     """The parsed events of the stream that the caller receives, without ``[DONE]``."""
-    pieces = [
-        frames.delta(one.text, one.index) if type(one) is Delta else frames.event(one)
-        for one in sequence.events
-    ]
+    pieces = [frames.delta(one) if type(one) is Delta else frames.event(one) for one in sequence.events]
     data = frames.opening + b"".join(pieces) + frames.finish(whole(sequence))
     return [one for one in events(data) if isinstance(one, dict)]
 

@@ -40,7 +40,7 @@ def answer(sequence: EventSequence) -> Answer:
 
 def stream(sequence: EventSequence) -> list[dict[str, Any]]:
     frames = DIALECT.frames(ASKED, "demo", PLAN)
-    pieces = [frames.delta(one.text) if type(one) is Delta else frames.event(one) for one in sequence.events]
+    pieces = [frames.delta(one) if type(one) is Delta else frames.event(one) for one in sequence.events]
     return parsed(frames.opening + b"".join(pieces) + frames.finish(answer(sequence)))
 
 

@@ -33,10 +33,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 def written(sequence: EventSequence, asked: ResponsesRequest = ASKED) -> list[dict[str, Any]]:
     frames = RESPONSES.frames(asked, "demo")
-    pieces = [
-        frames.delta(one.text, one.index) if type(one) is Delta else frames.event(one)
-        for one in sequence.events
-    ]
+    pieces = [frames.delta(one) if type(one) is Delta else frames.event(one) for one in sequence.events]
     return events(frames.opening + b"".join(pieces) + frames.finish(whole(sequence)))
 
 
@@ -99,7 +96,7 @@ def test_a_stream_without_text_has_the_empty_message_of_the_whole_response() -> 
 def test_an_answer_that_a_filter_has_cut_is_incomplete_for_that_reason() -> None:
     frames = RESPONSES.frames(ASKED, "demo")
     answer = answer_for(REQUEST, "x", finish_reason=FinishReason.CONTENT_FILTER)
-    sent = events(frames.opening + frames.delta("x", 0) + frames.finish(answer))
+    sent = events(frames.opening + frames.delta(Delta("x", 1, index=0)) + frames.finish(answer))
     for one in (sent[-1]["response"], json.loads(RESPONSES.whole(ASKED, answer))):
         assert (one["status"], one["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
 
@@ -116,9 +113,7 @@ def test_a_broken_stream_ends_with_one_failure_wherever_it_broke(count: int) -> 
         ToolEnd("", 0),
     ]
     frames = RESPONSES.frames(ASKED, "demo")
-    pieces = [
-        frames.delta(one.text) if type(one) is Delta else frames.event(one) for one in begun[: count + 1]
-    ]
+    pieces = [frames.delta(one) if type(one) is Delta else frames.event(one) for one in begun[: count + 1]]
     error = public_error(BackendUnavailable("the worker is gone"))
     sent = events(frames.opening + b"".join(pieces) + frames.fail(error, "req_1", partial=True))
     check(sent)

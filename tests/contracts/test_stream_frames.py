@@ -11,6 +11,7 @@ from msgspec import structs
 from budgeting.values import ToolChoice, ToolChoiceMode
 from gateway.contracts import native_answer, openai_answer
 from gateway.contracts.dialect import Frames, ParsedRequest
+from gateway.contracts.events import Delta
 from gateway.contracts.messages.answer import message_usage
 from gateway.contracts.native_answer import NativeFrames
 from gateway.contracts.openai_stream import OpenAIDialect
@@ -56,7 +57,9 @@ def events(data: bytes) -> list[Any]:
 
 
 def test_a_native_token_is_one_event() -> None:
-    assert frames("native").delta('a"é\n') == 'data: {"type":"token","delta":"a\\"é\\n"}\n\n'.encode()
+    assert (
+        frames("native").delta(Delta('a"é\n', 1)) == 'data: {"type":"token","delta":"a\\"é\\n"}\n\n'.encode()
+    )
 
 
 def test_a_native_stream_ends_with_the_answer_less_its_text() -> None:
@@ -98,7 +101,7 @@ def test_a_chat_stream_is_these_bytes() -> None:
         b'"logprobs":null,"finish_reason":null}]}\n\n'
     )
     assert (
-        chat.delta("日本")
+        chat.delta(Delta("日本", 1))
         == HEAD
         + (
             '"choices":[{"index":0,"delta":{"content":"日本"},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -114,7 +117,7 @@ def test_a_completion_stream_is_these_bytes() -> None:
     completion = frames("completions")
     head = b'data: {"id":"cmpl-gen_1","object":"text_completion","created":1800000000,"model":"demo",'
     assert completion.opening == b""
-    assert completion.delta("a") == (
+    assert completion.delta(Delta("a", 1)) == (
         head + b'"choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
     )
     assert completion.finish(answer_for(REQUEST, "x")).startswith(
@@ -126,7 +129,7 @@ def test_a_completion_stream_is_these_bytes() -> None:
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 def test_asked_for_usage_comes_in_one_more_chunk_without_choices(kind: str) -> None:
     stream = frames(kind, include_usage=True)
-    (delta,) = events(stream.delta("x"))
+    (delta,) = events(stream.delta(Delta("x", 1)))
     assert delta["usage"] is None
     closing, usage, done = events(stream.finish(answer_for(REQUEST, "x")))
     assert closing["choices"][0]["finish_reason"] == "stop"
@@ -201,7 +204,7 @@ def test_the_deltas_joined_are_the_text_whatever_it_holds(pieces: list[str], kin
     stream = frames(kind)
     got = []
     for piece in pieces:
-        (event,) = events(stream.delta(piece))
+        (event,) = events(stream.delta(Delta(piece, 1)))
         if kind == "native":
             got.append(event["delta"])
         else:
@@ -213,7 +216,7 @@ def test_the_deltas_joined_are_the_text_whatever_it_holds(pieces: list[str], kin
 def test_each_chunk_has_the_ids_of_its_tokens_where_they_are_asked_for() -> None:
     chunks = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST, token_ids=True))
     plain = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST))
-    (event,) = events(chunks.delta("a", token_ids=(5, 6)))
+    (event,) = events(chunks.delta(Delta("a", 1, token_ids=(5, 6))))
     assert event["choices"][0]["delta"] == {"content": "a"} and event["choices"][0]["token_ids"] == [5, 6]
-    (event,) = events(plain.delta("a", token_ids=(5, 6)))
+    (event,) = events(plain.delta(Delta("a", 1, token_ids=(5, 6))))
     assert "token_ids" not in event["choices"][0]

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
-from gateway.contracts.events import Reasoning
+from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.responses.request import ReasoningSeal, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponsesDialect
@@ -84,7 +84,7 @@ def test_reasoning_is_sealed_where_it_is_asked_for_and_read_again_without_its_co
     dialect, request = ResponsesDialect(), asked(**INCLUDE)
     answer = answer_for(request.request, "Ask?", reasoning=WORDS)
     frames = dialect.frames(request, "demo")
-    opening = frames.opening + frames.event(Reasoning(WORDS, 9)) + frames.delta("Ask?")
+    opening = frames.opening + frames.event(Reasoning(WORDS, 9)) + frames.delta(Delta("Ask?", 1))
     streamed = events(opening + frames.finish(answer))
     check(streamed)
     [added] = [one["item"] for one in streamed if one["type"] == "response.output_item.added"][:1]

@@ -10,6 +10,7 @@ from msgspec import structs
 from gateway.backends.port import Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.events import Delta
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.values import FinishReason, Sampling
 from gateway.testing import answer_for
@@ -40,7 +41,7 @@ def test_answers_have_the_stop_string_and_a_sluice_in_front_reads_it(stop: str |
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     frames = dialect.frames(asked)
     reader = CompletionReader(Work("gen_1", (1, 2, 3), (), request.sampling), lambda token: b"")
-    reader.feed(frames.opening + frames.delta("x") + frames.finish(answer))
+    reader.feed(frames.opening + frames.delta(Delta("x", 1)) + frames.finish(answer))
     assert reader.finish()[1].stop_sequence == stop
 
 

@@ -72,10 +72,7 @@ def test_what_sluice_writes_a_sluice_reads_in_any_pieces(
     sequence: EventSequence, data: st.DataObject
 ) -> None:
     frames = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST))
-    written = [
-        frames.delta(one.text, one.index) if type(one) is Delta else frames.event(one)
-        for one in sequence.events
-    ]
+    written = [frames.delta(one) if type(one) is Delta else frames.event(one) for one in sequence.events]
     stream = frames.opening + b"".join(written) + frames.finish(whole(sequence))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=6)))
     n = len(sequence.reasons)

@@ -23,7 +23,7 @@ from gateway.contracts.messages.request import messages_request
 from gateway.contracts.openai_answer import sluice_body, trimmed_headers
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, TokenLogprob, Usage
+from gateway.contracts.values import Answer, Usage
 from gateway.errors import PublicError
 
 _EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -55,17 +55,11 @@ class BlockFrames:
         self._held = ""
         self._prefix = b""
 
-    def delta(
-        self,
-        text: str,
-        index: int = 0,
-        logprobs: Sequence[TokenLogprob] = (),
-        token_ids: Sequence[int] = (),
-    ) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """An event around one JSON string: no object is built per token. There is only one choice."""
         if self._block == "text":
-            return self._prefix + orjson.dumps(text) + b"}}\n\n"
-        text = self._held + text
+            return self._prefix + orjson.dumps(delta.text) + b"}}\n\n"
+        text = self._held + delta.text
         self._held = "" if text.strip() else text
         if self._held or not text:
             return b""

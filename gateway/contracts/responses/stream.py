@@ -70,20 +70,14 @@ class ResponseFrames:
     def opening(self) -> bytes:
         return _opening(response_body(self._asked, "in_progress", self._model))
 
-    def delta(
-        self,
-        text: str,
-        index: int = 0,
-        logprobs: Sequence[TokenLogprob] = (),
-        token_ids: Sequence[int] = (),
-    ) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """A piece of a message, built around one JSON string as in chats."""
         opened, item = self._in("message")
-        item.pieces.append(text)
-        item.logprobs += logprobs
-        told = orjson.dumps(text_logprobs(logprobs)) if logprobs else b"[]"
-        number = self._next()
-        return b'%b%b%d,"delta":%b,"logprobs":%b}\n\n' % (opened, item.head, number, orjson.dumps(text), told)
+        item.pieces.append(delta.text)
+        item.logprobs += delta.logprobs
+        told = orjson.dumps(text_logprobs(delta.logprobs)) if delta.logprobs else b"[]"
+        text, number = orjson.dumps(delta.text), self._next()
+        return b'%b%b%d,"delta":%b,"logprobs":%b}\n\n' % (opened, item.head, number, text, told)
 
     def event(self, event: Delta) -> bytes:
         match event:
