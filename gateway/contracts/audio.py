@@ -7,10 +7,10 @@ from math import ceil
 from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal
 
 import orjson
-from msgspec import Struct
+from msgspec import Struct, structs
 from pydantic import Field, ValidationError
 
-from gateway.contracts.embeddings import PooledRequest, from_origin
+from gateway.contracts.embeddings import PooledRequest
 from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Name, Temperature, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import first_refusal, not_allowed
@@ -134,7 +134,7 @@ def audio_request(
     fields += [("timestamp_granularities[]", one) for one in body.timestamp_granularities]
     media_type = content_type.partition(";")[0].strip().lower()
     return AudioRequest(
-        **from_origin(origin),
+        **structs.asdict(origin),
         model=body.model,
         response_format=body.response_format,
         recording=Recording(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from budgeting.values import Message, Role
 from gateway.contracts.fields import SEED_MAX, SEED_MIN
@@ -14,6 +14,15 @@ def check_count(count: int, limit: int) -> None:
     """Refuse a conversation without messages, or with more than ``limit``."""
     if not 1 <= count <= limit:
         raise not_allowed("messages", f"has {count} items", f"1 to {limit}")
+
+
+def prompts_of(given: str | Sequence[object], field: str) -> Sequence[str | tuple[int, ...]]:
+    """The texts or lists of token ids of ``Prompts``. Raises InvalidRequest: one is empty."""
+    listed = not isinstance(given, str) and bool(given) and not isinstance(given[0], int)
+    prompts = cast("list[str | list[int]]", given if listed else [given])
+    if (empty := next((index for index, one in enumerate(prompts) if not one), None)) is not None:
+        raise not_allowed(f"{field}.{empty}" if listed else field, "is empty", "a text or token ids")
+    return [one if isinstance(one, str) else tuple(one) for one in prompts]
 
 
 def check_latest(messages: Sequence[Message], *, continued: bool = False) -> None:

@@ -3,28 +3,21 @@
 from array import array
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import orjson
-from msgspec import Struct
+from msgspec import Struct, structs
 from pydantic import Field, Tag
-from typing_extensions import TypeAliasType, TypedDict
+from typing_extensions import TypedDict
 
-from gateway.contracts.checks import check_count
-from gateway.contracts.fields import ANYTHING, Body, Label, Name, Text
+from gateway.contracts.checks import check_count, prompts_of
+from gateway.contracts.fields import ANYTHING, Body, Label, Name, Prompts, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
-from gateway.contracts.values import Caller
 
 MAX_INPUTS: Final = 2_048
 """Most inputs of one request, as at OpenAI."""
 CONTRACT: Final = "embeddings"
-
-TokenIds = TypeAliasType(
-    "TokenIds", Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True)]
-)
-Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
-ListsOfIds = TypeAliasType("ListsOfIds", Annotated[list[TokenIds], Field(fail_fast=True)])
 
 
 class TextPart(Body):
@@ -51,6 +44,7 @@ class Conversation(Struct, frozen=True):
     messages: tuple[Mapping[str, Any], ...]
 
 
+Result = TypeVar("Result")
 EmbeddingInput = str | tuple[int, ...] | Conversation
 
 
@@ -64,16 +58,7 @@ class EmbeddingsBody(Body):
         "truncation_side": (None,),
     }
     model: Name
-    input: (
-        Annotated[
-            Annotated[Text, Tag("~text")]
-            | Annotated[Texts, Tag("~texts")]
-            | Annotated[TokenIds, Tag("~ids")]
-            | Annotated[ListsOfIds, Tag("~lists")],
-            Field(union_mode="left_to_right"),
-        ]
-        | None
-    ) = None
+    input: Prompts | None = None
     messages: Annotated[list[EmbeddedMessage], Field(min_length=1, fail_fast=True)] | None = None
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
@@ -98,31 +83,26 @@ class EmbeddingsAnswerBody(TypedDict):
     usage: dict[str, int]
 
 
-class PooledRequest(Struct, frozen=True, kw_only=True):
+class PooledRequest(RequestOrigin, frozen=True, kw_only=True):
     """A request that a model answers without generating; ``for_cache``: it is the response cache's, not the
     tenant's.
     """
 
-    request_id: str
-    generation_id: str
-    caller: Caller
-    arrived_at: float
     model: str
     user: str | None = None
-    trace_id: str | None = None
-    trace_parent: str | None = None
-    trace_state: str | None = None
     for_cache: bool = False
 
 
-_ORIGINS: Final = tuple(
-    [name for name in PooledRequest.__struct_fields__ if name in RequestOrigin.__struct_fields__]
-)
+class PooledAnswer(Struct, Generic[Result], frozen=True):
+    """A result for each input, in order, and the number of tokens of all inputs."""
+
+    model: str
+    results: Sequence[Result]
+    input_tokens: int
 
 
-def from_origin(origin: RequestOrigin) -> dict[str, Any]:
-    """The fields of a :class:`PooledRequest` that do not come from the body."""
-    return {name: getattr(origin, name) for name in _ORIGINS}
+EmbeddingsAnswer = PooledAnswer[str]
+"""The vectors, as base64."""
 
 
 class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
@@ -133,33 +113,17 @@ class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
     truncate_to: int | None = None
 
 
-class EmbeddingsAnswer(Struct, frozen=True):
-    """A vector for each input, as base64, and the number of tokens of all inputs."""
-
-    model: str
-    vectors: Sequence[str]
-    input_tokens: int
-
-
 def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> EmbeddingsRequest:
     """Convert a validated body to a request. Raises InvalidRequest."""
     inputs: tuple[EmbeddingInput, ...]
     if body.messages is not None:
         inputs = (_conversation(body, body.messages, origin.max_messages),)
-    elif isinstance(given := required(body.input, "input"), str):
-        inputs = (given,)
-    elif given and isinstance(given[0], int):
-        inputs = (tuple(one for one in given if isinstance(one, int)),)
     else:
-        inputs = tuple([one if isinstance(one, str) else tuple(_ids(one)) for one in given])
-    if not 0 < len(inputs) <= MAX_INPUTS:
-        raise not_allowed("input", f"has {len(inputs)} inputs", f"1 to {MAX_INPUTS}")
-    for index, one in enumerate(inputs):
-        if not one:
-            where = "input" if len(inputs) == 1 else f"input.{index}"
-            raise not_allowed(where, "is empty", "at least one character or token id")
+        inputs = tuple(prompts_of(required(body.input, "input"), "input"))
+    if len(inputs) > MAX_INPUTS:
+        raise not_allowed("input", f"has {len(inputs)} inputs", f"{MAX_INPUTS} or fewer")
     return EmbeddingsRequest(
-        **from_origin(origin),
+        **structs.asdict(origin),
         model=body.model,
         inputs=inputs,
         dimensions=body.dimensions,
@@ -176,11 +140,6 @@ def _conversation(body: EmbeddingsBody, messages: Sequence[EmbeddedMessage], mos
     return Conversation(tuple([one.model_dump() for one in messages]))
 
 
-def _ids(given: object) -> Sequence[int]:
-    assert isinstance(given, list)
-    return given
-
-
 def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:
     """The JSON body of an answer; with ``floats``, the numbers have exactly the base64's bits.
 
@@ -188,7 +147,7 @@ def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:
     """
     data = [
         b'{"object":"embedding","index":%d,"embedding":%b}' % (index, _embedding(one, floats=floats))
-        for index, one in enumerate(answer.vectors)
+        for index, one in enumerate(answer.results)
     ]
     usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
     rest = orjson.dumps({"object": "list", "model": answer.model, "usage": usage})

@@ -74,6 +74,14 @@ Stop = Annotated[
 ]
 TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(fail_fast=True)])
 Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
+TokenIdBatch = TypeAliasType("TokenIdBatch", Annotated[list[TokenIds], Field(fail_fast=True)])
+Prompts = Annotated[
+    Annotated[Text, Tag("~text")]
+    | Annotated[TokenIds, Tag("~ids")]
+    | Annotated[Texts, Tag("~texts")]
+    | Annotated[TokenIdBatch, Tag("~batch")],
+    Field(union_mode="left_to_right"),
+]
 
 
 def label_or_none(given: object) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, Field, Tag
@@ -12,15 +12,14 @@ from typing_extensions import TypeAliasType
 from budgeting.template import CONTINUES, GENERATES
 from budgeting.values import Message
 from gateway.contracts import openai_fields
-from gateway.contracts.checks import check_count, check_latest
+from gateway.contracts.checks import check_count, check_latest, prompts_of
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MAX_TOKENS,
     MaxTokens,
+    Prompts,
     Text,
-    Texts,
-    TokenIds,
     label_or_none,
     no_null,
 )
@@ -116,21 +115,11 @@ class ChatRequest(OpenAIBody, ToolFields):
     add_generation_prompt: bool | None = None
 
 
-TokenIdBatch = TypeAliasType("TokenIdBatch", Annotated[list[TokenIds], Field(fail_fast=True)])
-Prompt = Annotated[
-    Annotated[Text, Tag("~text")]
-    | Annotated[TokenIds, Tag("~ids")]
-    | Annotated[Texts, Tag("~texts")]
-    | Annotated[TokenIdBatch, Tag("~batch")],
-    Field(union_mode="left_to_right"),
-]
-
-
 class CompletionRequest(OpenAIBody):
     """The body of ``POST /v1/completions``."""
 
     neutral = openai_fields.COMPLETIONS
-    prompt: Prompt
+    prompt: Prompts
     echo: bool | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -237,18 +226,14 @@ def completion_request(body: CompletionRequest, origin: RequestOrigin) -> Parsed
     return replace(parsed, further=further)
 
 
-def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
+def _prompts(body: CompletionRequest) -> Sequence[str | tuple[int, ...]]:
     """The body's prompts: texts or lists of token ids. Raises InvalidRequest: one is empty, or too many."""
-    given = body.prompt
-    listed = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    prompts = cast("list[str | list[int]]", given if listed else [given])
+    prompts = prompts_of(body.prompt, "prompt")
     each = (body.n or 1) * ((body.logprobs or 0) + 1)
     if len(prompts) * each > MAX_LOGPROBS and len(prompts) > 1:
         allowed = f"prompts * n * (logprobs + 1) of {MAX_LOGPROBS} or less"
         raise not_allowed("prompt", f"is an array of {len(prompts)} prompts", allowed)
-    if (empty := next((index for index, one in enumerate(prompts) if not one), None)) is not None:
-        raise not_allowed(f"prompt.{empty}" if listed else "prompt", "is empty", "a text or token ids")
-    return [one if isinstance(one, str) else tuple(one) for one in prompts]
+    return prompts
 
 
 def _asked(

@@ -47,7 +47,7 @@ class RequestOrigin(Struct, frozen=True):
     caller: Caller
     arrived_at: float
     created: int
-    trace_id: str
+    trace_id: str | None = None
     trace_parent: str | None = None
     trace_state: str | None = None
     allow_fallback: bool = True

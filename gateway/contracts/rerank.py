@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
 
 import orjson
-from msgspec import Struct
+from msgspec import structs
 from pydantic import AliasChoices, Field
 from typing_extensions import TypedDict
 
-from gateway.contracts.embeddings import PooledRequest, from_origin
+from gateway.contracts.embeddings import PooledAnswer, PooledRequest
 from gateway.contracts.fields import ANYTHING, Body, Label, Name, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
@@ -115,15 +115,10 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...]
     endpoint: Literal["rerank", "score"]
     options: Mapping[str, Any]
-    created: int
 
 
-class ScoreAnswer(Struct, frozen=True):
-    """A score for each pair, in order, and the number of tokens of all pairs."""
-
-    model: str
-    scores: Sequence[float]
-    input_tokens: int
+ScoreAnswer = PooledAnswer[float]
+"""A score for each pair."""
 
 
 def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:
@@ -168,23 +163,22 @@ def _request(
 ) -> ScoreRequest:
     given = {name: getattr(body, name) for name in options}
     return ScoreRequest(
-        **from_origin(origin),
+        **structs.asdict(origin),
         model=body.model,
         user=body.user,
         pairs=tuple(pairs),
         endpoint=endpoint,
         options={name: value for name, value in given.items() if value is not None},
-        created=origin.created,
     )
 
 
 def rerank_body(body: RerankBody, request: ScoreRequest, answer: ScoreAnswer, *, documents: bool) -> bytes:
     """The JSON body; ``documents``: whether it contains the texts, unless the request sets that itself."""
     shown = documents if body.return_documents is None else body.return_documents
-    order = sorted(range(len(answer.scores)), key=lambda index: (-answer.scores[index], index))
+    order = sorted(range(len(answer.results)), key=lambda index: (-answer.results[index], index))
     results = []
     for index in order[: body.top_n or None]:
-        ranked: dict[str, Any] = {"index": index, "relevance_score": answer.scores[index]}
+        ranked: dict[str, Any] = {"index": index, "relevance_score": answer.results[index]}
         if shown:
             ranked["document"] = {"text": request.pairs[index][1]}
         results.append(ranked)
@@ -202,7 +196,7 @@ def rerank_body(body: RerankBody, request: ScoreRequest, answer: ScoreAnswer, *,
 
 
 def score_body(request: ScoreRequest, answer: ScoreAnswer) -> bytes:
-    data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(answer.scores)]
+    data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(answer.results)]
     usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
     return orjson.dumps(
         {

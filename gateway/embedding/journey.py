@@ -42,6 +42,7 @@ from gateway.contracts.embeddings import (
     EmbeddingInput,
     EmbeddingsAnswer,
     EmbeddingsRequest,
+    PooledAnswer,
     PooledRequest,
 )
 from gateway.contracts.openai_answer import sent_status
@@ -114,21 +115,20 @@ class EmbeddingJourney:
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         parts = list(split(request.inputs, input_tokens))
-        return EmbeddingsAnswer(*await self._run(_VECTORS, request, parts))
+        return await self._run(_VECTORS, request, parts)
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         parts = list(split(request.pairs, lambda pair: sum(map(_text_tokens, pair))))
-        return ScoreAnswer(*await self._run(_SCORES, request, parts))
+        return await self._run(_SCORES, request, parts)
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
         parts = [InputPart((request.recording,), request.recording.tokens)]
-        model, [body], _ = await self._run(_transcript(request, out), request, parts)
-        return TranscriptAnswer(model, body)
+        answer = await self._run(_transcript(request, out), request, parts)
+        return TranscriptAnswer(answer.model, answer.results[0])
 
     async def _run(
         self, kind: "_WorkKind[Asked, Backed, One]", request: Asked, parts: Sequence["InputPart"]
-    ) -> "tuple[str, Sequence[One], int]":
-        """The model that answered, the results in order, and the number of input tokens."""
+    ) -> "PooledAnswer[One]":
         span = self.tracing.begin(
             request.trace_parent,
             trace_id=request.trace_id,
@@ -159,7 +159,7 @@ class EmbeddingJourney:
         parts: Sequence["InputPart"],
         trace_id: str,
         bills: list[UsageRow],
-    ) -> "tuple[str, Sequence[One], int]":
+    ) -> "PooledAnswer[One]":
         revision = self.revision()
         backends = self._backends(kind, request, revision)
         tokens = sum([part.tokens for part in parts])
@@ -189,7 +189,7 @@ class EmbeddingJourney:
         finally:
             if reservation is not None:
                 reservation.settle(sum([one.input_tokens + one.output_tokens for one in bills]))
-        return by.model, made.results, made.input_tokens
+        return PooledAnswer(by.model, made.results, made.input_tokens)
 
     def _backends(
         self, kind: "_WorkKind[Asked, Backed, One]", request: Asked, revision: Revision

@@ -32,6 +32,7 @@ class QuestionEmbedder:
             generation_id=self.new_id("gen"),
             caller=Caller(tenant, CallerRole.OPERATOR, KEY_ID),
             arrived_at=self.clock(),
+            created=0,
             model=model,
             inputs=tuple(texts),
             for_cache=True,
@@ -40,4 +41,4 @@ class QuestionEmbedder:
             answer = await self.journey.run(request)
         except Exception as error:
             raise EmbedderError(type(error).__name__) from error
-        return [b64decode(vector) for vector in answer.vectors]
+        return [b64decode(vector) for vector in answer.results]

@@ -105,6 +105,7 @@ class EmbeddingRig:
             generation_id="gen_1",
             caller=CALLER,
             arrived_at=0.0,
+            created=0,
             model="bge",
             inputs=inputs,
         )
@@ -161,7 +162,7 @@ async def test_vectors_come_in_order_of_the_inputs_whatever_part_ends_first() ->
     rig = EmbeddingRig(maker)
     inputs = [f"line {number}" for number in range(500)]
     answer = await rig.run(*inputs)
-    assert (list(answer.vectors), answer.input_tokens, answer.model) == (inputs, 500, "bge")
+    assert (list(answer.results), answer.input_tokens, answer.model) == (inputs, 500, "bge")
     assert len(maker.parts) == 8
     assert rig.rows() == [("pool", "stop", 500, 500)]
     assert set(rig.priorities) == {PRIORITY}
@@ -173,7 +174,7 @@ async def test_vectors_come_in_order_of_the_inputs_whatever_part_ends_first() ->
 async def test_another_backend_with_the_model_answers_when_one_cannot() -> None:
     first, second = FakeEmbedder("first", fails=[gone()]), FakeEmbedder("second")
     rig = EmbeddingRig(first, second, FakeEmbedder("third", model="other"))
-    assert [*(await rig.run("a")).vectors] == ["a"]
+    assert [*(await rig.run("a")).results] == ["a"]
     assert rig.rows() == [("second", "stop", 1, 1)]
     first.state = BackendState.STARTING
     await rig.run("b")
@@ -198,7 +199,7 @@ async def test_faults_of_requests_leave_the_backend_in_service_for_others() -> N
     for _ in range(faults):
         with pytest.raises(BackendFailure):
             await rig.run("a")
-    assert [*(await rig.run("a")).vectors] == ["a"]
+    assert [*(await rig.run("a")).results] == ["a"]
 
 
 async def test_a_model_that_makes_no_vectors_is_an_unknown_one_here() -> None:
@@ -258,12 +259,18 @@ async def test_a_key_reaches_its_own_models_names_and_routes_alone() -> None:
     ("kind", "further"),
     [
         (EmbeddingsRequest, {"inputs": ("a",)}),
-        (ScoreRequest, {"pairs": (("a", "b"),), "endpoint": "score", "options": {}, "created": 0}),
+        (ScoreRequest, {"pairs": (("a", "b"),), "endpoint": "score", "options": {}}),
         (AudioRequest, {"recording": None, "response_format": "json"}),
     ],
 )
 async def test_whether_a_key_may_ask_is_known_without_a_worker_being_asked(kind: Any, further: Any) -> None:
-    common = {"request_id": "req_1", "generation_id": "gen_1", "arrived_at": 0.0, "model": "bge"}
+    common = {
+        "request_id": "req_1",
+        "generation_id": "gen_1",
+        "arrived_at": 0.0,
+        "created": 0,
+        "model": "bge",
+    }
     asked, maker = kind(caller=CALLER, **common, **further), FakeEmbedder("pool")
     rig = EmbeddingRig(maker)
     able = {EmbeddingsRequest: "embed", ScoreRequest: "score", AudioRequest: "transcribe"}[kind]
