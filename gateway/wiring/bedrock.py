@@ -13,7 +13,7 @@ from gateway.backends.bedrock.backend import (
     BedrockEmbeddings,
     BedrockReranker,
 )
-from gateway.backends.bedrock.models import cacheable_from, caches_tools, takes_prefill, takes_schemas
+from gateway.backends.bedrock.models import cacheable_from, takes_prefill, takes_schemas
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.scores import reranks
 from gateway.backends.bedrock.transport import Transport
@@ -41,8 +41,9 @@ def make_bedrock(
     minimum = cacheable_from(section.model_id, section.cache_points)
     log = structlog.get_logger("gateway.bedrock").bind(backend=name)
 
-    structured = takes_schemas(section.model_id)
-    features = (FEATURES | {Feature.RESPONSE_FORMAT} if structured else FEATURES) - without
+    features = FEATURES - without
+    if takes_schemas(section.model_id):
+        features |= {Feature.RESPONSE_FORMAT} - without
 
     def worth_caching(system: Sequence[Message]) -> bool:
         return minimum is not None and counter.estimate(section.model_id, system).expected >= minimum
@@ -56,13 +57,7 @@ def make_bedrock(
     return make(
         name,
         section,
-        writer=ConverseWriter(
-            section.model_id,
-            worth_caching,
-            section.guardrail,
-            caches_tools=caches_tools(section.model_id),
-            structured=structured,
-        ),
+        writer=ConverseWriter(section.model_id, worth_caching, section.guardrail),
         transport=Transport(section, clock=clock, on_failure=failed),
         counter=counter,
         prefill=takes_prefill(section.model_id, section.prefill),

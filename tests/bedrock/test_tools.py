@@ -51,10 +51,7 @@ def asked(*messages: Message, **fields: Any) -> Work:
 
 
 def written(one: Work, *, model: str = HAIKU, cached: bool = False) -> dict[str, Any]:
-    writer = ConverseWriter(
-        model, lambda messages: cached, caches_tools="claude" in model, structured=model == SONNET
-    )
-    request = writer.request(one, ConverseTools(one))
+    request = ConverseWriter(model, lambda messages: cached).request(one, ConverseTools(one))
     assert CHECKER.faults("converse", request) == CHECKER.faults("converse-stream", request) == []
     return request
 

@@ -48,13 +48,10 @@ _STRUCTURED = (
 )
 
 
-def caches_tools(model_id: str) -> bool:
-    """Whether a model that takes cache points takes one after its tools: Claude does, Nova does not."""
-    return "anthropic.claude" in model_id
-
-
-def names_stop(model_id: str) -> bool:
-    """Whether the model names the stop string that ended its answer, in a field that Converse passes on."""
+def is_claude(model_id: str) -> bool:
+    """Whether the model takes a cache point after its tools, which Nova does not, and names the stop string
+    that ended its answer, in a field that Converse passes on.
+    """
     return "anthropic.claude" in model_id
 
 

@@ -24,7 +24,7 @@ from budgeting.forms import SystemMessageSupport
 from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
 from budgeting.values import ImageContent, Message, Role
 from gateway.backends.bedrock.answer import stops_for_bedrock
-from gateway.backends.bedrock.models import names_stop
+from gateway.backends.bedrock.models import is_claude, takes_schemas
 from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, tools_as_messages
 from gateway.backends.port import Work
 from gateway.config.backends import BedrockGuardrail
@@ -49,15 +49,11 @@ class ConverseWriter:
     Args:
         worth_caching: whether a cache point after these system messages is accepted and useful.
         guardrail: applied to every request.
-        caches_tools: whether the model takes a cache point after its tools.
-        structured: whether the model takes schemas of answers and strict tools.
     """
 
     model_id: str
     worth_caching: Callable[[Sequence[Message]], bool]
     guardrail: BedrockGuardrail | None = None
-    caches_tools: bool = False
-    structured: bool = False
 
     def request(self, work: Work, tools: ConverseTools) -> dict[str, Any]:
         """The parameters. Raises BackendFailure for a conversation or a format that Converse cannot have."""
@@ -84,8 +80,8 @@ class ConverseWriter:
             "messages": turns,
             "inferenceConfig": {name: value for name, value in config.items() if value is not None},
         }
-        cached = tools_as_messages(work) if self.caches_tools else ()
-        if (tool_config := tools.config(strict=self.structured)) is not None:
+        cached = tools_as_messages(work) if is_claude(self.model_id) else ()
+        if (tool_config := tools.config(strict=takes_schemas(self.model_id))) is not None:
             request["toolConfig"] = tool_config
             if cached and self.worth_caching(cached):
                 tool_config["tools"].append(CACHE_POINT)
@@ -93,7 +89,7 @@ class ConverseWriter:
             request["system"] = [{"text": one.content} for one in system]
             if self.worth_caching((*cached, *system)):
                 request["system"].append(CACHE_POINT)
-        if names_stop(self.model_id) and len(stops) > 1:
+        if is_claude(self.model_id) and len(stops) > 1:
             request["additionalModelResponseFieldPaths"] = ["/stop_sequence"]
         if work.response_format.type is not FormatType.TEXT:
             request["outputConfig"] = self._output_config(work.response_format)
@@ -105,10 +101,11 @@ class ConverseWriter:
         return request
 
     def _output_config(self, asked: ResponseFormat) -> dict[str, Any]:
-        if asked.type is not FormatType.JSON_SCHEMA or not self.structured:
+        structured = takes_schemas(self.model_id)
+        if asked.type is not FormatType.JSON_SCHEMA or not structured:
             refuse(
                 f"{self.model_id} on Bedrock cannot be asked for {asked.type.value}"
-                + ("; allowed: json_schema" if self.structured else ""),
+                + ("; allowed: json_schema" if structured else ""),
                 "response_format",
             )
         schema = orjson.dumps(closed(orjson.loads(asked.spec))).decode()
