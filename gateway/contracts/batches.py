@@ -67,14 +67,6 @@ class FileBody(TypedDict):
     status_details: str | None
 
 
-class DeletedFileBody(TypedDict):
-    """The answer to the deletion of a file."""
-
-    id: str
-    object: str
-    deleted: bool
-
-
 class FilesBody(PageBody):
     """A page of files."""
 

@@ -65,7 +65,16 @@ class ContractDialect(Protocol):
         """The JSON body of an answer that is not streamed."""
 
     def headers(self, report: TrimReport) -> Sequence[Header]:
-        """Headers that the contract adds to an answer, whole or streamed."""
+        """Headers that the contract adds to an answer, whole or streamed.
+
+        ``x-sluice-trimmed`` has the numbers of turns and chunks left out; it is absent if nothing was. Chunk
+        ids are the caller's text and stay in the body (``sluice.budget``).
+        """
+        if not (report.dropped_turns or report.dropped_chunks or report.cut_chunks):
+            return ()
+        cut = f", cut={len(report.cut_chunks)}" if report.cut_chunks else ""
+        trimmed = f"turns={report.dropped_turns}, chunks={len(report.dropped_chunks)}{cut}"
+        return ((b"x-sluice-trimmed", trimmed.encode()),)
 
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0

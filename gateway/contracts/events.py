@@ -101,17 +101,14 @@ class IllegalEvent(ValueError):
     """An event that the order does not allow."""
 
 
-class _OpenChoice:
-    """What one choice has so far."""
+class _OpenChoice(Struct, eq=False):
+    """What one choice has so far; ``open``: whether the last call has not ended."""
 
-    __slots__ = ("calls", "ended", "open", "reasoning", "text")
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.reasoning: list[str] = []
-        self.calls: list[tuple[ToolBegin, list[str]]] = []
-        self.open = False  # whether the last call has not ended
-        self.ended = False
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[ToolBegin, list[str]]] = []
+    open: bool = False
+    ended: bool = False
 
 
 class AnswerFold:

@@ -9,7 +9,7 @@ import orjson
 from typing_extensions import TypedDict
 
 from budgeting.values import Plan, ToolCall, ToolKind
-from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
+from gateway.contracts.dialect import ContractDialect, Header, ParsedRequest, TrimReport
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.origin import RequestOrigin
@@ -27,22 +27,27 @@ class NativeCall(TypedDict):
     kind: NotRequired[ToolKind]
 
 
-class AnswerBody(TypedDict):
-    """The native answer; the stream's ``done`` event is the same without text, reasoning and calls."""
+class AnswerReport(TypedDict):
+    """What the answers of all contracts say about themselves."""
 
     request_id: str
     backend: str
     backend_version: str
     trace_id: str
-    output_text: NotRequired[str]
-    reasoning: NotRequired[str]
-    tool_calls: NotRequired[list[NativeCall]]
     finish_reason: str
-    usage: Usage
     timings: Timings
     fallback: Fallback | None
     budget: BudgetReport
     warnings: list[str]
+
+
+class AnswerBody(AnswerReport):
+    """The native answer; the stream's ``done`` event is the same without text, reasoning and calls."""
+
+    output_text: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[NativeCall]]
+    usage: Usage
 
 
 class ErrorDetail(TypedDict):
@@ -102,20 +107,24 @@ def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
     return error.status, orjson.dumps(body)
 
 
-def metadata(answer: Answer) -> dict[str, Any]:
-    """The fields of an answer that its stream has not sent before; the ``done`` event contains them."""
+def answer_report(answer: Answer) -> dict[str, Any]:
+    """The fields of :class:`AnswerReport`."""
     return {
         "request_id": answer.request_id,
         "backend": answer.backend,
         "backend_version": answer.backend_version,
         "trace_id": answer.trace_id,
         "finish_reason": answer.finish_reason,
-        "usage": usage_body(answer.usage),
         "timings": answer.timings,
         "fallback": answer.fallback,
         "budget": budget_body(answer.budget),
         "warnings": answer.warnings,
     }
+
+
+def metadata(answer: Answer) -> dict[str, Any]:
+    """The fields of an answer that its stream has not sent before; the ``done`` event contains them."""
+    return {**answer_report(answer), "usage": usage_body(answer.usage)}
 
 
 def answer_json(answer: Answer) -> bytes:
@@ -179,7 +188,7 @@ class NativeFrames:
         return b"data: " + error_event(error, request_id, partial=partial) + b"\n\n"
 
 
-class NativeDialect:
+class NativeDialect(ContractDialect):
     """The native contract, as the HTTP edge uses it."""
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
@@ -197,5 +206,4 @@ class NativeDialect:
     ) -> NativeFrames:
         return NativeFrames()
 
-    def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        return error_json(error, request_id)
+    error = staticmethod(error_json)

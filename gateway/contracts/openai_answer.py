@@ -1,16 +1,15 @@
 """OpenAI's answers and errors, and Sluice's own fields, which are all in the object ``sluice``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Literal, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
 
 from budgeting.values import ToolCall, ToolKind
-from gateway.contracts.dialect import Header, TrimReport
-from gateway.contracts.native_answer import budget_body
+from gateway.contracts.native_answer import AnswerReport, answer_report
 from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.contracts.values import Answer, BudgetReport, Contract, Fallback, FinishReason, Timings, Usage
+from gateway.contracts.values import Answer, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
 
@@ -37,19 +36,11 @@ class OpenAIUsage(TypedDict):
     completion_tokens_details: NotRequired[ReasoningTokens]
 
 
-class SluiceBody(TypedDict):
+class SluiceBody(AnswerReport):
     """Sluice's own fields; ``finish_reason`` is the exact one, for which OpenAI may have no value."""
 
-    request_id: str
     model: str
-    backend: str
-    backend_version: str
-    trace_id: str
-    finish_reason: str
-    fallback: Fallback | None
-    budget: BudgetReport
-    timings: Timings
-    warnings: list[str]
+    backend_name: str
 
 
 ReasoningField = Literal["reasoning", "reasoning_content"]
@@ -126,6 +117,14 @@ class PageBody(TypedDict):
     has_more: bool
 
 
+class DeletedBody(TypedDict):
+    """The answer to the deletion of a file or of a response."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
 class OpenAIErrorDetail(TypedDict):
     """OpenAI's error object: ``code`` is OpenAI's, ``sluice_code`` the native contract's."""
 
@@ -200,19 +199,7 @@ def usage_body(usage: Usage) -> OpenAIUsage:
 
 def sluice_body(answer: Answer) -> dict[str, Any]:
     """The object ``sluice`` of an answer, or of a stream's last chunk."""
-    return {
-        "request_id": answer.request_id,
-        "model": answer.model,
-        "backend": answer.backend,
-        "backend_name": answer.backend_name,
-        "backend_version": answer.backend_version,
-        "trace_id": answer.trace_id,
-        "finish_reason": answer.finish_reason,
-        "fallback": answer.fallback,
-        "budget": budget_body(answer.budget),
-        "timings": answer.timings,
-        "warnings": answer.warnings,
-    }
+    return {**answer_report(answer), "model": answer.model, "backend_name": answer.backend_name}
 
 
 def error_body(error: PublicError) -> OpenAIErrorBody:
@@ -248,15 +235,3 @@ def sent_status(error: PublicError, contract: Contract) -> int:
 def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
     """HTTP status and JSON body of an error; the request id is only in the header."""
     return sent_status(error, Contract.CHAT), orjson.dumps(error_body(error))
-
-
-def trimmed_headers(report: TrimReport) -> Sequence[Header]:
-    """The header ``x-sluice-trimmed`` with the numbers of turns and chunks left out; none if nothing was.
-
-    Chunk ids are the caller's text and stay in the body (``sluice.budget``).
-    """
-    if not (report.dropped_turns or report.dropped_chunks or report.cut_chunks):
-        return ()
-    cut = f", cut={len(report.cut_chunks)}" if report.cut_chunks else ""
-    trimmed = f"turns={report.dropped_turns}, chunks={len(report.dropped_chunks)}{cut}"
-    return ((b"x-sluice-trimmed", trimmed.encode()),)

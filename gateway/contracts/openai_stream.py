@@ -6,7 +6,7 @@ from typing import Final
 import orjson
 
 from budgeting.values import Plan, ToolCall, ToolChoiceMode, ToolKind
-from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
+from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
 from gateway.contracts.openai_answer import (
@@ -19,7 +19,6 @@ from gateway.contracts.openai_answer import (
     error_json,
     sluice_body,
     tool_call_body,
-    trimmed_headers,
     usage_body,
 )
 from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
@@ -169,7 +168,7 @@ def _finish_reasons(request: GenerateRequest, *, chat: bool) -> Mapping[FinishRe
     return FINISH_REASONS if chat and not named else _WITHOUT_CALLS
 
 
-class OpenAIDialect:
+class OpenAIDialect(ContractDialect):
     """One of OpenAI's paths, as the HTTP edge uses it: chat, or text completions.
 
     Args:
@@ -204,10 +203,6 @@ class OpenAIDialect:
         }
         return orjson.dumps(body)
 
-    def headers(self, report: TrimReport) -> Sequence[Header]:
-        """``x-sluice-trimmed`` when something was left out."""
-        return trimmed_headers(report)
-
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> ChunkFrames:
@@ -220,8 +215,7 @@ class OpenAIDialect:
             reasoning_fields=self._reasoning_fields,
         )
 
-    def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        return error_json(error, request_id)
+    error = staticmethod(error_json)
 
     def _id(self, generation_id: str) -> str:
         return f"{'chatcmpl' if self._chat else 'cmpl'}-{generation_id}"

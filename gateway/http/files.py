@@ -10,7 +10,8 @@ from starlette.responses import StreamingResponse
 
 from accounting.batch_tables import FileRow
 from gateway.batches.files import PURPOSES, expiry, file_body
-from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
+from gateway.contracts.batches import FileBody, FilesBody
+from gateway.contracts.openai_answer import DeletedBody
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow, read_form
@@ -103,8 +104,8 @@ async def file_content(file_id: str, services: ServicesDep, caller: Authenticate
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 
 
-@router.delete("/{file_id}", response_model=DeletedFileBody)
-async def delete_file(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> DeletedFileBody:
+@router.delete("/{file_id}", response_model=DeletedBody)
+async def delete_file(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> DeletedBody:
     """Delete a file; refused while a batch that has not ended reads it."""
     await services.files.delete(caller.tenant, file_id)
     return {"id": file_id, "object": "file", "deleted": True}

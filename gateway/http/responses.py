@@ -12,12 +12,11 @@ import orjson
 from fastapi import Query, Response
 from msgspec import structs
 from starlette.responses import StreamingResponse
-from typing_extensions import TypedDict
 
 from accounting.stored_responses import UNFINISHED, StoredResponse
 from gateway.contracts.agent_headers import agent_turn
 from gateway.contracts.dialect import Frames, ParsedRequest
-from gateway.contracts.openai_answer import PageBody
+from gateway.contracts.openai_answer import DeletedBody, PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of
@@ -191,14 +190,6 @@ class ResponsesRerun:
         """Run the request under a new ledger id, since the first run may have a ledger row already."""
         request = structs.replace(asked.request, generation_id=self._services.new_id("gen"), stream=True)
         await run_journey(self._services, request, sink)
-
-
-class DeletedBody(TypedDict):
-    """The answer to the deletion of a response."""
-
-    id: str
-    object: str
-    deleted: bool
 
 
 class InputItemsBody(PageBody):

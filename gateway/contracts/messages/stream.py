@@ -1,12 +1,12 @@
 """Anthropic's stream of blocks, and the dialect."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 
 from budgeting.values import Plan
-from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
+from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.messages.answer import (
     message_head,
@@ -20,7 +20,7 @@ from gateway.contracts.messages.answer import (
 )
 from gateway.contracts.messages.body import MessagesRequest
 from gateway.contracts.messages.request import messages_request
-from gateway.contracts.openai_answer import sluice_body, trimmed_headers
+from gateway.contracts.openai_answer import sluice_body
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, Usage
@@ -120,7 +120,7 @@ def event(kind: str, body: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **body}))
 
 
-class MessagesDialect:
+class MessagesDialect(ContractDialect):
     """Anthropic's Messages, as the HTTP edge uses it."""
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
@@ -129,10 +129,6 @@ class MessagesDialect:
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         return message_json(asked, answer)
 
-    def headers(self, report: TrimReport) -> Sequence[Header]:
-        """``x-sluice-trimmed`` when something was left out."""
-        return trimmed_headers(report)
-
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> BlockFrames:
@@ -140,5 +136,4 @@ class MessagesDialect:
         usage = Usage(tokens, 0, min(cached_tokens, tokens))
         return BlockFrames(asked, model or asked.request.model or "", usage)
 
-    def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        return messages_error_json(error, request_id)
+    error = staticmethod(messages_error_json)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from msgspec import Struct
+
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.images import made_of_parts
 from gateway.contracts.refusals import not_allowed, required
@@ -63,13 +65,12 @@ def conversation(
         yield turn.taken()
 
 
-class _Turn:
+class _Turn(Struct, eq=False):
     """Collects the items of an assistant's message."""
 
-    def __init__(self) -> None:
-        self.reasoning: list[str] = []
-        self.content: str | None = None
-        self.calls: list[ToolCall] = []
+    reasoning: list[str] = []
+    content: str | None = None
+    calls: list[ToolCall] = []
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.calls) or self.content is not None
@@ -82,7 +83,7 @@ class _Turn:
             tool_calls=tuple(self.calls),
             reasoning="".join(self.reasoning) or None,
         )
-        self.__init__()  # type: ignore[misc]
+        self.reasoning, self.content, self.calls = [], None, []
         return message
 
 

@@ -1,15 +1,16 @@
 """The stream of a response: numbered events, one open item at a time, one terminal event."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import orjson
+from msgspec import Struct
 
 from budgeting.values import Plan, ToolCall, ToolKind
-from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
+from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
-from gateway.contracts.openai_answer import error_json, trimmed_headers
+from gateway.contracts.openai_answer import error_json
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.responses.answer import (
@@ -37,18 +38,15 @@ OPENING_EVENTS: Final = 3
 the first sequence numbers."""
 
 
-class _Open:
+class _Open(Struct, eq=False):
     """The open item of the output."""
 
-    __slots__ = ("begin", "head", "item_id", "kind", "logprobs", "pieces")
-
-    def __init__(self, kind: str, item_id: str, begin: ToolBegin | None = None) -> None:
-        self.kind = kind
-        self.item_id = item_id
-        self.begin = begin
-        self.pieces: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.head = b""
+    kind: str
+    item_id: str
+    begin: ToolBegin | None = None
+    pieces: list[str] = []
+    logprobs: list[TokenLogprob] = []
+    head: bytes = b""
 
 
 class ResponseFrames:
@@ -230,7 +228,7 @@ def _frame(kind: str, number: int, **fields: Any) -> bytes:
     )
 
 
-class ResponsesDialect:
+class ResponsesDialect(ContractDialect):
     """OpenAI's Responses, as the HTTP edge uses it."""
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
@@ -240,14 +238,9 @@ class ResponsesDialect:
         own = cast("ResponsesRequest", asked)
         return orjson.dumps(ended_response(own, answer, output_of(own, answer)))
 
-    def headers(self, report: TrimReport) -> Sequence[Header]:
-        """``x-sluice-trimmed`` when something was left out."""
-        return trimmed_headers(report)
-
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> ResponseFrames:
         return ResponseFrames(cast("ResponsesRequest", asked), model or asked.request.model or "")
 
-    def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        return error_json(error, request_id)
+    error = staticmethod(error_json)
