@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from msgspec import Meta
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypeAliasType
 
+T = TypeVar("T")
 MAX_NAME: Final = 128
 """Longest id or name, in characters (the public surface's bound of ``request_id``)."""
 MAX_LABEL: Final = 256
@@ -68,18 +68,21 @@ Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX), Meta(ge=SEED_MIN, le=SEED
 Priority = Annotated[int, Field(ge=-1, le=1)]
 
 # Validation of a list stops at its first bad item: a million bad items must not make a million errors.
-StopList = TypeAliasType("StopList", Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)])
+Listed = Annotated[list[T], Field(fail_fast=True)]
+TextOr = Annotated[
+    Annotated[Text, Tag("~text")] | Annotated[Listed[T], Tag("~items")], Field(union_mode="left_to_right")
+]
+StopList = Annotated[Listed[StopText], Field(max_length=MAX_STOPS)]
 Stop = Annotated[
     Annotated[StopText, Tag("~text")] | Annotated[StopList, Tag("~texts")], Field(union_mode="left_to_right")
 ]
-TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(fail_fast=True)])
-Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
-TokenIdBatch = TypeAliasType("TokenIdBatch", Annotated[list[TokenIds], Field(fail_fast=True)])
+TokenIds = Listed[TokenId]
+Texts = Listed[Text]
 Prompts = Annotated[
     Annotated[Text, Tag("~text")]
     | Annotated[TokenIds, Tag("~ids")]
     | Annotated[Texts, Tag("~texts")]
-    | Annotated[TokenIdBatch, Tag("~batch")],
+    | Annotated[Listed[TokenIds], Tag("~batch")],
     Field(union_mode="left_to_right"),
 ]
 

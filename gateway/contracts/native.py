@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, Tag
-from typing_extensions import TypeAliasType
+from pydantic import Field
 
 from budgeting.values import EvidenceChunk, Message, Role
 from gateway.contracts.checks import check_count, check_latest, check_plain
@@ -14,6 +13,7 @@ from gateway.contracts.fields import (
     Body,
     DeadlineMs,
     Label,
+    Listed,
     MaxTokens,
     Name,
     Priority,
@@ -21,6 +21,7 @@ from gateway.contracts.fields import (
     Stop,
     Temperature,
     Text,
+    TextOr,
     TopK,
     TopP,
     stops,
@@ -51,20 +52,11 @@ class NativePart(Body):
     image_url: NativeImageUrl | None = None
 
 
-NativeParts = TypeAliasType("NativeParts", Annotated[list[NativePart], Field(fail_fast=True)])
-
-
 class NativeMessage(CallFields, Body):
     """One message: its role, and its text or parts; null if an assistant only called tools."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: (
-        Annotated[
-            Annotated[Text, Tag("~text")] | Annotated[NativeParts, Tag("~parts")],
-            Field(union_mode="left_to_right"),
-        ]
-        | None
-    ) = None
+    content: TextOr[NativePart] | None = None
 
 
 class NativeChunk(Body):
@@ -87,12 +79,6 @@ class NativeSampling(Body):
     seed: Seed | None = None
 
 
-NativeMessages = TypeAliasType("NativeMessages", Annotated[list[NativeMessage], Field(fail_fast=True)])
-NativeChunks = TypeAliasType(
-    "NativeChunks", Annotated[list[NativeChunk], Field(max_length=MAX_CHUNKS, fail_fast=True)]
-)
-
-
 class SluiceFields(Body):
     """Fields of the native contract that an OpenAI body may have too, in its object ``sluice``."""
 
@@ -103,7 +89,7 @@ class SluiceFields(Body):
     locale: Name | None = None
     adapter_id: Name | None = None
     prompt_version: Name | None = None
-    retrieval_chunks: NativeChunks | None = None
+    retrieval_chunks: Annotated[Listed[NativeChunk], Field(max_length=MAX_CHUNKS)] | None = None
     context: dict[str, Any] | None = None
     deadline_ms: DeadlineMs | None = None
 
@@ -112,7 +98,7 @@ class NativeRequest(SluiceFields, ToolFields):
     """The body of ``POST /v1/generate``, of ``/invocations`` and of the WebSocket's first frame."""
 
     route: Name = DEFAULT_ROUTE
-    messages: NativeMessages
+    messages: Listed[NativeMessage]
     sampling: NativeSampling | None = None
     response_format: FormatBody | None = None
     priority: Priority = 0

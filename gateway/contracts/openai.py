@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from msgspec.structs import replace
 from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypeAliasType
 
 from budgeting.template import CONTINUES, GENERATES
 from budgeting.values import Message
@@ -17,6 +16,7 @@ from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MAX_TOKENS,
+    Listed,
     MaxTokens,
     Prompts,
     Text,
@@ -54,9 +54,9 @@ class ContentPart(MessagePart):
     image_url: ImageUrl | None = None
 
 
-ContentParts = TypeAliasType("ContentParts", Annotated[list[ContentPart], Field(fail_fast=True)])
 Content = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[ContentParts, Tag("~parts")], Field(union_mode="left_to_right")
+    Annotated[str, Tag("~text")] | Annotated[Listed[ContentPart], Tag("~parts")],
+    Field(union_mode="left_to_right"),
 ]
 
 
@@ -94,9 +94,7 @@ def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
     return messages
 
 
-ChatMessages = TypeAliasType(
-    "ChatMessages", Annotated[list[ChatMessage], Field(fail_fast=True), AfterValidator(_checked)]
-)
+ChatMessages = Annotated[Listed[ChatMessage], AfterValidator(_checked)]
 
 
 _NO_FIELDS = SluiceFields()

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, Tag
-from typing_extensions import TypeAliasType
 
-from gateway.contracts.fields import ANYTHING, Body, Name, StrictObject, Text
+from gateway.contracts.fields import ANYTHING, Body, Listed, Name, StrictObject, Text
 
 MAX_TOOLS: Final = 128
 """Most tools of a request, as at OpenAI."""
@@ -59,7 +58,7 @@ class AllowedToolsBody(Body):
     """The tools that the model may call."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[Listed[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ToolChoiceBody(Body):
@@ -96,8 +95,8 @@ class HistoryCall(Body):
     custom: HistoryCustom | None = None
 
 
-Tools = TypeAliasType("Tools", Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)])
-Calls = TypeAliasType("Calls", Annotated[list[HistoryCall], Field(max_length=MAX_CALLS, fail_fast=True)])
+Tools = Annotated[Listed[ToolBody], Field(max_length=MAX_TOOLS)]
+Calls = Annotated[Listed[HistoryCall], Field(max_length=MAX_CALLS)]
 ChoiceField = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~text")] | Annotated[ToolChoiceBody, Tag("~object")],
     Field(union_mode="left_to_right"),

@@ -6,17 +6,18 @@ By contract, unknown fields are no error. Known fields that Sluice does not impl
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, Tag, model_validator
-from typing_extensions import TypeAliasType
+from pydantic import Field, model_validator
 
 from gateway.contracts.fields import (
     ANYTHING,
+    Listed,
     MaxTokens,
     Name,
     StopList,
     StrictObject,
     Temperature,
     Text,
+    TextOr,
     TopK,
     TopP,
     check_extra,
@@ -43,19 +44,13 @@ class ContentBlock(StrictObject):
     name: Name | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Name | None = None
-    content: "BlockContent | None" = None
+    content: "TextOr[ContentBlock] | None" = None
     is_error: bool | None = None
     thinking: Text | None = None
     source: ImageSource | None = None
 
 
-Blocks = TypeAliasType("Blocks", Annotated[list[ContentBlock], Field(fail_fast=True)])
-BlockContent = TypeAliasType(
-    "BlockContent",
-    Annotated[
-        Annotated[Text, Tag("~text")] | Annotated[Blocks, Tag("~blocks")], Field(union_mode="left_to_right")
-    ],
-)
+BlockContent = TextOr[ContentBlock]
 
 
 class BlockMessage(StrictObject):
@@ -110,12 +105,6 @@ class RequestMetadata(StrictObject):
     user_id: str | None = None
 
 
-Turns = TypeAliasType("Turns", Annotated[list[BlockMessage], Field(fail_fast=True)])
-InputTools = TypeAliasType(
-    "InputTools", Annotated[list[InputTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-)
-
-
 class CountRequest(StrictObject):
     """The body of ``POST /v1/messages/count_tokens``: the fields that affect the prompt."""
 
@@ -128,9 +117,9 @@ class CountRequest(StrictObject):
         "service_tier": (ANYTHING,),
     }
     model: Name
-    messages: Turns
+    messages: Listed[BlockMessage]
     system: BlockContent | None = None
-    tools: InputTools | None = None
+    tools: Annotated[Listed[InputTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: InputToolChoice | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputConfig | None = None

@@ -5,9 +5,19 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, Tag
-from typing_extensions import TypeAliasType
 
-from gateway.contracts.fields import ANYTHING, Body, Label, MaxTokens, Name, Temperature, Text, TopP
+from gateway.contracts.fields import (
+    ANYTHING,
+    Body,
+    Label,
+    Listed,
+    MaxTokens,
+    Name,
+    Temperature,
+    Text,
+    TextOr,
+    TopP,
+)
 from gateway.contracts.native import SluiceFields
 from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
 
@@ -45,12 +55,6 @@ class ItemPart(Body):
     refusal: Text | None = None
 
 
-ItemParts = TypeAliasType("ItemParts", Annotated[list[ItemPart], Field(fail_fast=True)])
-Words = Annotated[
-    Annotated[Text, Tag("~text")] | Annotated[ItemParts, Tag("~parts")], Field(union_mode="left_to_right")
-]
-
-
 class InputItem(Body):
     """One item of ``input``; its fields depend on its type."""
 
@@ -73,14 +77,14 @@ class InputItem(Body):
         "item_reference",
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Words | None = None
+    content: TextOr[ItemPart] | None = None
     call_id: Name | None = None
     name: Name | None = None
     namespace: Name | None = None
     arguments: Text | None = None
     input: Text | None = None
-    output: Words | None = None
-    summary: ItemParts | None = None
+    output: TextOr[ItemPart] | None = None
+    summary: Listed[ItemPart] | None = None
     encrypted_content: Text | None = None
 
     @property
@@ -89,12 +93,6 @@ class InputItem(Body):
         if self.type != "item_reference":
             return None
         return str((self.__pydantic_extra__ or {}).get("id") or "")
-
-
-InputItems = TypeAliasType("InputItems", Annotated[list[InputItem], Field(fail_fast=True)])
-Input = Annotated[
-    Annotated[Text, Tag("~text")] | Annotated[InputItems, Tag("~items")], Field(union_mode="left_to_right")
-]
 
 
 class PlainTool(Body):
@@ -117,10 +115,7 @@ class ToolItem(PlainTool):
     """One of ``tools``; ``tools`` of a ``namespace`` are its members."""
 
     type: Literal["function", "custom", "namespace"]  # type: ignore[assignment]
-    tools: Annotated[list[PlainTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-
-
-ToolItems = TypeAliasType("ToolItems", Annotated[list[ToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)])
+    tools: Annotated[Listed[PlainTool], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class NamedTool(Body):
@@ -138,7 +133,7 @@ class ChoiceObject(Body):
     name: Name | None = None
     namespace: Name | None = None
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[Listed[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
 
 
 class TextFormat(Body):
@@ -190,13 +185,13 @@ class ResponsesBody(Body):
         "service_tier": (None, "auto", "default"),
     }
     model: Name
-    input: Input
+    input: TextOr[InputItem]
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: ToolItems | None = None
+    tools: Annotated[Listed[ToolItem], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("~text")]
