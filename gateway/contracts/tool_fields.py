@@ -61,12 +61,10 @@ class AllowedToolsBody(Body):
     tools: Annotated[Listed[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class ToolChoiceBody(Body):
+class ToolChoiceBody(ToolReference):
     """``tool_choice`` where it is an object."""
 
-    type: Literal["function", "custom", "allowed_tools"]
-    function: ToolNameBody | None = None
-    custom: ToolNameBody | None = None
+    type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]
     allowed_tools: AllowedToolsBody | None = None
 
 

@@ -4,10 +4,10 @@ A schema is written as canonical JSON: without blanks, with keywords in a fixed 
 keep the caller's order, since a model writes arguments in that order.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -15,13 +15,11 @@ from budgeting.template import CONTINUES, GENERATES, RESERVED
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.checks import check_plain
 from gateway.contracts.features import Feature
-from gateway.contracts.fields import Body
+from gateway.contracts.fields import MAX_NAME, Body
 from gateway.contracts.formats import bounded_schema
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tool_fields import (
     CallFields,
-    CustomToolBody,
-    FunctionBody,
     HistoryCall,
     ToolBody,
     ToolChoiceBody,
@@ -30,6 +28,7 @@ from gateway.contracts.tool_fields import (
 )
 from gateway.errors import InvalidRequest
 
+T = TypeVar("T")
 _calls: Final = attrgetter("tool_calls")
 _call_id: Final = attrgetter("tool_call_id")
 MAX_TOOLS_CHARS: Final = 524_288
@@ -90,48 +89,46 @@ def asked_tools(
 
 def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
     """The tools, in the caller's order. Raises InvalidRequest: a schema, a repeated name, too much text."""
-    return named_tools((f"tools.{index}.{one.type}", _own(one, index)) for index, one in enumerate(bodies))
+    return checked_tools(_placed(one, f"tools.{index}.{one.type}") for index, one in enumerate(bodies))
 
 
-def _own(one: ToolBody, index: int) -> FunctionBody | CustomToolBody:
-    own = one.function if one.type == "function" else one.custom
-    if own is None:
-        _missing(f"tools.{index}.{one.type}")
-    return own
+def _placed(one: ToolBody, at: str) -> tuple[str, Tool]:
+    if one.type == "function":
+        own = _object(one.function, at)
+        return at, function_tool(own.name, own.description, own.parameters, own.strict, f"{at}.parameters")
+    form = _object(one.custom, at)
+    return at, custom_tool(form.name, form.description, form.format, f"{at}.format")
 
 
-def named_tools(bodies: Iterable[tuple[str, FunctionBody | CustomToolBody]]) -> tuple[Tool, ...]:
-    """The checked tools of these bodies, each given with its path in the request's body."""
-    tools: list[Tool] = []
-    paths: list[str] = []
-    for at, own in bodies:
-        paths.append(at)
-        if isinstance(own, FunctionBody):
-            schema = own.parameters
-            text = None if schema is None else canonical_json(bounded_schema(schema, f"{at}.parameters"))
-            tool = Tool(own.name, ToolKind.FUNCTION, own.description, text, own.strict)
-        else:
-            text = None
-            if own.format is not None:
-                check_plain(own.format, f"{at}.format")
-                text = canonical_json(own.format)
-            tool = Tool(own.name, ToolKind.CUSTOM, own.description, format=text)
-        tools.append(tool)
-    return checked_tools(tools, lambda index: f"{paths[index]}.name")
+def function_tool(
+    name: str, description: str | None, schema: Mapping[str, Any] | None, strict: bool | None, at: str
+) -> Tool:
+    """A function; its schema is the body's field ``at``."""
+    text = None if schema is None else canonical_json(bounded_schema(schema, at))
+    return Tool(name, ToolKind.FUNCTION, description, text, strict)
 
 
-def checked_tools(tools: Sequence[Tool], name_at: Callable[[int], str]) -> tuple[Tool, ...]:
-    """Return the tools. Raises InvalidRequest: a repeated name (at ``name_at(index)``), or too much text."""
-    names: set[str] = set()
+def custom_tool(name: str, description: str | None, form: Mapping[str, Any] | None, at: str) -> Tool:
+    """A custom tool; the form of its input is the body's field ``at``."""
+    if form is not None:
+        check_plain(form, at)
+    return Tool(name, ToolKind.CUSTOM, description, format=None if form is None else canonical_json(form))
+
+
+def checked_tools(placed: Iterable[tuple[str, Tool]]) -> tuple[Tool, ...]:
+    """The tools, given with their paths. Raises InvalidRequest: a repeated or long name, or too much text."""
+    tools: dict[str, Tool] = {}
     chars = 0
-    for index, tool in enumerate(tools):
-        if tool.name in names:
-            raise not_allowed(name_at(index), "is also the name of another tool", "each name once")
-        names.add(tool.name)
+    for at, tool in placed:
+        if tool.name in tools:
+            raise not_allowed(f"{at}.name", "is also the name of another tool", "each name once")
+        if len(tool.name) > MAX_NAME:  # with its namespace
+            raise not_allowed(f"{at}.name", f"has {len(tool.name)} characters", f"{MAX_NAME} or fewer")
+        tools[tool.name] = tool
         chars += len(tool.parameters or "") + len(tool.format or "") + len(tool.description or "")
         if chars > MAX_TOOLS_CHARS:
             raise not_allowed("tools", f"has more than {MAX_TOOLS_CHARS} characters", f"{MAX_TOOLS_CHARS}")
-    return tuple(tools)
+    return tuple(tools.values())
 
 
 def to_calls(bodies: Sequence[HistoryCall], at: str) -> tuple[ToolCall, ...]:
@@ -139,13 +136,11 @@ def to_calls(bodies: Sequence[HistoryCall], at: str) -> tuple[ToolCall, ...]:
     calls = []
     for index, one in enumerate(bodies):
         if one.type == "function":
-            if one.function is None:
-                _missing(f"{at}.{index}.function")
-            calls.append(ToolCall(one.id, one.function.name, one.function.arguments or ""))
+            function = _object(one.function, f"{at}.{index}.function")
+            calls.append(ToolCall(one.id, function.name, function.arguments or ""))
         else:
-            if one.custom is None:
-                _missing(f"{at}.{index}.custom")
-            calls.append(ToolCall(one.id, one.custom.name, one.custom.input, ToolKind.CUSTOM))
+            custom = _object(one.custom, f"{at}.{index}.custom")
+            calls.append(ToolCall(one.id, custom.name, custom.input, ToolKind.CUSTOM))
     return tuple(calls)
 
 
@@ -192,13 +187,10 @@ def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolCh
         return ToolChoice(ToolChoiceMode(given))
     refuse_others(given, given.type)
     if given.type == "allowed_tools":
-        if given.allowed_tools is None:
-            _missing("tool_choice.allowed_tools")
-        at = "tool_choice.allowed_tools.tools"
-        names = tuple(
-            _known(one, f"{at}.{index}", tools) for index, one in enumerate(given.allowed_tools.tools)
-        )
-        return ToolChoice(ToolChoiceMode(given.allowed_tools.mode), allowed=names)
+        at = "tool_choice.allowed_tools"
+        only = _object(given.allowed_tools, at)
+        names = tuple(_known(one, f"{at}.tools.{index}", tools) for index, one in enumerate(only.tools))
+        return ToolChoice(ToolChoiceMode(only.mode), allowed=names)
     return ToolChoice(ToolChoiceMode.NAMED, _known(given, "tool_choice", tools))
 
 
@@ -211,16 +203,16 @@ def refuse_others(choice: Body, *own: str) -> None:
 
 def _known(given: ToolChoiceBody | ToolReference, at: str, tools: Sequence[Tool]) -> str:
     """The name of the referenced tool. Raises InvalidRequest: it is not a tool of the request."""
-    named = given.function if given.type == "function" else given.custom
-    if named is None:
-        _missing(f"{at}.{given.type}")
+    named = _object(given.function if given.type == "function" else given.custom, f"{at}.{given.type}")
     if not any(tool.name == named.name and tool.kind == given.type for tool in tools):
         raise not_allowed(f"{at}.{given.type}.name", "is not the name of a tool", "a name in tools")
     return named.name
 
 
-def _missing(param: str) -> NoReturn:
-    raise not_allowed(param, "is missing", "an object")
+def _object(value: T | None, param: str) -> T:
+    if value is None:
+        raise not_allowed(param, "is missing", "an object")
+    return value
 
 
 _FIRST: Final = ("type", "description", "enum", "items", "properties", "required")

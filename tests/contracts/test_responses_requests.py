@@ -212,6 +212,8 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [AGENT["tools"][0], AGENT["tools"][0]]}, "tools.1.name"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools.0.tools"),
+        ({"tools": [{"type": "namespace", "name": "n" * 100, "tools": [
+            {"type": "function", "name": "m" * 100}]}]}, "tools.0.tools.0.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [AGENT["tools"][0]], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
         ({"tools": [AGENT["tools"][0]], "tool_choice": {"type": "function", "name": "shell", "mode": "auto"}},

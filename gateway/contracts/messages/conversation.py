@@ -6,7 +6,6 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
-from gateway.contracts.formats import bounded_schema
 from gateway.contracts.images import join_messages, made_of_parts
 from gateway.contracts.messages.answer import own_call_id
 from gateway.contracts.messages.body import (
@@ -19,7 +18,7 @@ from gateway.contracts.messages.body import (
 )
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.tool_fields import MAX_CALLS
-from gateway.contracts.tools import canonical_json, checked_tools
+from gateway.contracts.tools import checked_tools, function_tool
 
 ATTRIBUTION: Final = "x-anthropic-billing-header"
 """Beginning of the system prompt's block with the client's session. The block is left out: it differs between
@@ -177,15 +176,14 @@ _KNOWN: Final = frozenset(
 
 def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
     """The tools, in the caller's order. Raises InvalidRequest: one that Anthropic runs, or a bad schema."""
-    tools = []
-    for index, one in enumerate(given):
-        at = f"tools.{index}"
-        if one.type not in (None, "custom"):
-            raise not_allowed(f"{at}.type", "is a tool type that is not supported", "'custom' or none")
-        schema = required(one.input_schema, f"{at}.input_schema")
-        text = canonical_json(bounded_schema(schema, f"{at}.input_schema"))
-        tools.append(Tool(one.name, description=one.description, parameters=text, strict=one.strict))
-    return checked_tools(tools, lambda index: f"tools.{index}.name")
+    return checked_tools((f"tools.{index}", _tool(one, f"tools.{index}")) for index, one in enumerate(given))
+
+
+def _tool(one: InputTool, at: str) -> Tool:
+    if one.type not in (None, "custom"):
+        raise not_allowed(f"{at}.type", "is a tool type that is not supported", "'custom' or none")
+    schema = required(one.input_schema, f"{at}.input_schema")
+    return function_tool(one.name, one.description, schema, one.strict, f"{at}.input_schema")
 
 
 def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice | None:

@@ -16,8 +16,7 @@ from gateway.contracts.responses.body import (
     ResponsesBody,
     ToolItem,
 )
-from gateway.contracts.tool_fields import CustomToolBody, FunctionBody
-from gateway.contracts.tools import refuse_others
+from gateway.contracts.tools import custom_tool, function_tool, refuse_others
 
 NAMESPACE_JOINT = "__"
 """Separates a namespace and its member in the tool name that the model gets."""
@@ -150,29 +149,27 @@ def _other(item: InputItem, at: str) -> Message:
 
 def flat_tools(
     tools: Sequence[ToolItem], namespaces: dict[str, tuple[str, str]]
-) -> Iterator[tuple[str, FunctionBody | CustomToolBody]]:
+) -> Iterator[tuple[str, Tool]]:
     """Each tool and its path; the namespace is a prefix of its members' names. Fills ``namespaces``."""
     for index, tool in enumerate(tools):
         at = f"tools.{index}"
         if tool.type != "namespace":
-            yield at, _nested(tool, tool.name)
+            yield at, _tool(tool, tool.name, at)
             continue
         for number, member in enumerate(required(tool.tools, f"{at}.tools")):
             name = f"{tool.name}{NAMESPACE_JOINT}{member.name}"
             namespaces[name] = (tool.name, member.name)
-            yield f"{at}.tools.{number}", _nested(member, name)
+            yield f"{at}.tools.{number}", _tool(member, name, f"{at}.tools.{number}")
 
 
-def _nested(tool: PlainTool, name: str) -> FunctionBody | CustomToolBody:
-    if tool.type == "custom":
-        form = tool.format
-        if form is not None and form.get("type") == "grammar" and "grammar" not in form:
-            # Chats, the form that workers get, have the grammar's fields in an object of their own.
-            form = {"type": "grammar", "grammar": {key: form[key] for key in form if key != "type"}}
-        return CustomToolBody(name=name, description=tool.description, format=form)
-    return FunctionBody(
-        name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
+def _tool(tool: PlainTool, name: str, at: str) -> Tool:
+    if tool.type == "function":
+        return function_tool(name, tool.description, tool.parameters, tool.strict, f"{at}.parameters")
+    form = tool.format
+    if form is not None and form.get("type") == "grammar" and "grammar" not in form:
+        # Chats, the form that workers get, have the grammar's fields in an object of their own.
+        form = {"type": "grammar", "grammar": {key: form[key] for key in form if key != "type"}}
+    return custom_tool(name, tool.description, form, f"{at}.format")
 
 
 def chosen(given: str | ChoiceObject | None, tools: Sequence[Tool]) -> ToolChoice | None:

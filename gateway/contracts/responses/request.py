@@ -14,7 +14,7 @@ from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.body import ChoiceObject, InputItem, ResponsesBody, TextFormat
 from gateway.contracts.responses.conversation import chosen, conversation, flat_tools
-from gateway.contracts.tools import asked_tools, holds_calls, named_tools
+from gateway.contracts.tools import asked_tools, checked_tools, holds_calls
 from gateway.contracts.values import PLAIN_TEXT, Contract, ResponseFormat, Sampling
 from gateway.errors import InvalidRequest
 
@@ -79,7 +79,7 @@ def responses_request(
     store = _stores(body, stores, holds_data(messages))
     namespaces: dict[str, tuple[str, str]] = {}
     placed = list(flat_tools(body.tools or (), namespaces))
-    tools = named_tools(placed)
+    tools = checked_tools(placed)
     included = body.include or ()
     if body.top_logprobs is not None and INCLUDED_LOGPROBS not in included:
         raise not_allowed(
