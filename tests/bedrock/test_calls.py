@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import ImageContent, Message
-from gateway.backends.bedrock.answer import BlankStops
+from gateway.backends.bedrock.answer import ConverseReader
 from gateway.backends.bedrock.backend import BedrockBackend
+from gateway.backends.bedrock.tools import ConverseTools
 from gateway.contracts.events import Delta
 from gateway.contracts.images import ImageData
 from gateway.contracts.values import FinishReason, Usage
@@ -114,10 +115,9 @@ def test_blank_stop_strings_cut_the_same_however_the_text_comes(
 ) -> None:
     stops = data.draw(st.lists(st.sampled_from(["\n", "\n\n", " \n", "  ", "a"]), max_size=3))
     text, blank = "".join(pieces), [stop for stop in stops if not stop.strip()]
-    cut, got = BlankStops(stops), ""
-    for piece in pieces:
-        got += cut.push(piece)
-    got += "" if cut.reached else cut.flush()
+    reader = ConverseReader(ConverseTools(work()), 0.0, 7, stops=stops)
+    given = [one for piece in pieces for one in reader.feed([Delta(piece, 0)])]
+    got = "".join([one.text for one in (*given, *reader.finish()[0])])
     assert got == text[: min([at for stop in blank if (at := text.find(stop)) >= 0], default=len(text))]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import structs
 
 from budgeting.values import ToolKind
+from engine.text import StopStrings
 from gateway.backends.bedrock.tools import ConverseTools
 from gateway.backends.custom_input import CustomInput
-from gateway.backends.partial_answer import overlap
 from gateway.backends.port import Completion
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FinishReason, Usage
@@ -159,7 +159,7 @@ class ConverseReader:
         self._calls = 0
         self._left_out = 0
         self._call: _Call | None = None
-        self._blank = BlankStops(stops)
+        self._blank = StopStrings([stop for stop in stops if stop and not stop.strip()])
         self._queue_wait_s = queue_wait_s
         self._estimated_input = estimated_input
         self._share = share
@@ -180,7 +180,7 @@ class ConverseReader:
     @property
     def cut(self) -> bool:
         """Whether a stop string that was not sent to Bedrock has ended the answer before the model did."""
-        return self._blank.reached is not None
+        return self._blank.matched is not None
 
     @property
     def complete(self) -> bool:
@@ -225,10 +225,14 @@ class ConverseReader:
             self._counted = max(self._pieces, self._bytes // BYTES_A_TOKEN)
         tokens = self._counted - before
         if self._call is None and run[0].__class__ is Delta:
-            return [Delta(self._blank.push(text), tokens)]
+            return [Delta(self._uncut(text), tokens)]
         if isinstance(run[0], Reasoning):
             self._reasoning += tokens
         return self._take(structs.replace(run[0], text=text, tokens=tokens))
+
+    def _uncut(self, text: str) -> str:
+        """The part of the answer's next text that comes before a stop string of white space."""
+        return "" if self.cut else self._blank.push(text)
 
     def _take(self, piece: Delta) -> list[Delta]:
         """The piece as the caller gets it, after the events that must come before it."""
@@ -247,7 +251,7 @@ class ConverseReader:
             return []
         before = self._end_call()
         if piece.__class__ is Delta:
-            return [*before, structs.replace(piece, text=self._blank.push(piece.text))]
+            return [*before, structs.replace(piece, text=self._uncut(piece.text))]
         if self.cut:
             return [Delta("", piece.tokens)]
         if held := self._blank.flush():
@@ -305,7 +309,7 @@ class ConverseReader:
     def _stop_sequence(self) -> str | None:
         """The stop string that ended the answer: the request's only one, else the one the model names."""
         if self.cut:
-            return self._blank.reached
+            return self._blank.matched
         if self._reason != "stop_sequence":
             return None
         return self._stops[0] if len(self._stops) == 1 else self._sequence
@@ -330,38 +334,7 @@ class _Call:
 
 
 def stops_for_bedrock(stops: Sequence[str]) -> list[str]:
-    """The stop strings that models accept: Claude refuses those of white space alone, see ``BlankStops``."""
-    return [stop for stop in stops if stop.strip()]
-
-
-class BlankStops:
-    """Ends an answer before the first stop string of white space alone, which models refuse.
-
-    Holds back no more than the white space at the end of the text, while a stop string may start in it.
+    """The stop strings that models accept: Claude refuses those of white space alone, and the reader cuts
+    the answer before them.
     """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple([stop for stop in stops if stop and not stop.strip()])
-        self._held = ""
-        self.reached: str | None = None
-
-    def push(self, text: str) -> str:
-        """The part of the next piece to pass on; nothing once a stop string was ``reached``."""
-        if not self._stops:
-            return text
-        if self.reached is not None:
-            return ""
-        text, self._held = self._held + text, ""
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.reached = min(found)
-            return text[:at]
-        most = max(overlap(text, stop) for stop in self._stops)
-        if most:
-            text, self._held = text[:-most], text[-most:]
-        return text
-
-    def flush(self) -> str:
-        """The text still held, when the answer has ended in another way."""
-        held, self._held = self._held, ""
-        return held
+    return [stop for stop in stops if stop.strip()]
