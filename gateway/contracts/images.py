@@ -5,7 +5,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from secrets import token_hex
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from budgeting.values import ImageContent, Message, Role
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
+from gateway.contracts.fields import StrictObject, Text
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import InvalidRequest
 
@@ -101,27 +102,19 @@ def _marked(body: bytes) -> tuple[bytes, Mapping[str, memoryview]]:
     return b"".join([*pieces, view[done:]]) if images else body, images
 
 
-class ImageUrlBody(Protocol):
-    """An image's URL and detail, in a body."""
+class ImageUrlBody(StrictObject):
+    """Where an image is: an address, or a ``data:`` URL that holds it."""
 
-    url: str
-    detail: ImageDetail | None
+    url: Text
+    detail: ImageDetail | None = None
 
 
-class PartBody(Protocol):
-    """A part of a message's content, in a body."""
+class PartBody(StrictObject):
+    """A part of a message: a text, or an image in a user's message or a tool's result."""
 
-    @property
-    def type(self) -> str:
-        """``text`` or ``image_url``."""
-
-    @property
-    def text(self) -> str | None:
-        """The text of a ``text`` part."""
-
-    @property
-    def image_url(self) -> ImageUrlBody | None:
-        """The image of an ``image_url`` part."""
+    type: Literal["text", "image_url"]
+    text: Text | None = None
+    image_url: ImageUrlBody | None = None
 
 
 def read_content(

@@ -27,7 +27,7 @@ from gateway.contracts.fields import (
     stops,
 )
 from gateway.contracts.formats import FormatBody, from_format
-from gateway.contracts.images import ImageDetail, image_features, read_content, with_parts
+from gateway.contracts.images import ImageUrlBody, PartBody, image_features, read_content, with_parts
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import holds_calls, message_of, tool_request
@@ -37,18 +37,13 @@ DEFAULT_ROUTE: Final = "self_hosted_generation"
 """The route of requests that name none; part of the public API."""
 
 
-class NativeImageUrl(Body):
+class NativeImageUrl(ImageUrlBody, Body):
     """Where an image is: an address, or a ``data:`` URL that holds it."""
 
-    url: Text
-    detail: ImageDetail | None = None
 
-
-class NativePart(Body):
+class NativePart(PartBody, Body):
     """A part of a message: a text, or an image in a user's message or a tool's result."""
 
-    type: Literal["text", "image_url"]
-    text: Text | None = None
     image_url: NativeImageUrl | None = None
 
 
@@ -113,7 +108,6 @@ def build_request(
     origin: RequestOrigin,
     contract: Contract,
     native: SluiceFields,
-    field: str,
     *,
     needs: frozenset[Feature],
     messages: tuple[Message, ...] = (),
@@ -121,10 +115,10 @@ def build_request(
 ) -> GenerateRequest:
     """The request of any contract; ``own``: fields of :class:`GenerateRequest` that the contract sets itself.
 
-    Raises InvalidRequest: the context, which is the body's field ``field``, is not plain JSON.
+    Raises InvalidRequest: the context is not plain JSON.
     """
     if native.context:
-        check_plain(native.context, field)
+        check_plain(native.context, "context" if contract is Contract.NATIVE else "sluice.context")
     chunks = native.retrieval_chunks or ()
     return GenerateRequest(
         request_id=native.request_id or origin.request_id,
@@ -170,7 +164,6 @@ def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
         origin,
         Contract.NATIVE,
         body,
-        "context",
         messages=messages,
         session_id=body.session_id,
         sampling=Sampling(**{**dict(sampling), "stop": stops(sampling.stop)}),

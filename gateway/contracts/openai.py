@@ -19,11 +19,10 @@ from gateway.contracts.fields import (
     Listed,
     MaxTokens,
     Prompts,
-    Text,
     label_or_none,
     no_null,
 )
-from gateway.contracts.images import ImageDetail, read_content, with_parts
+from gateway.contracts.images import ImageUrlBody, PartBody, read_content, with_parts
 from gateway.contracts.native import SluiceFields, build_request
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
@@ -39,17 +38,13 @@ COMPLETION_MAX_TOKENS: Final = 16
 """Default ``max_tokens`` of a text completion, as at OpenAI and vLLM."""
 
 
-class ImageUrl(MessagePart):
+class ImageUrl(ImageUrlBody, MessagePart):
     """Where an image is: an address, or a ``data:`` URL that holds it."""
 
-    url: Text
-    detail: ImageDetail | None = None
 
-
-class ContentPart(MessagePart):
+class ContentPart(PartBody, MessagePart):
     """A part of a message: a text, or an image in a user's message or a tool's result."""
 
-    type: Literal["text", "image_url"]
     text: str | None = None
     image_url: ImageUrl | None = None
 
@@ -259,7 +254,6 @@ def _asked(
         origin,
         contract,
         native,
-        "sluice.context",
         messages=messages,
         raw_prompt=raw_prompt,
         model=body.model,

@@ -7,10 +7,9 @@ from typing import Final, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.contracts.agent_headers import agent_turn
 from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
 from gateway.contracts.images import parse_around_images
-from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.origin import RequestOrigin, agent_turn
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink

@@ -14,10 +14,9 @@ from msgspec import structs
 from starlette.responses import StreamingResponse
 
 from accounting.stored_responses import UNFINISHED, StoredResponse
-from gateway.contracts.agent_headers import agent_turn
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.openai_answer import DeletedBody, PageBody
-from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.origin import RequestOrigin, agent_turn
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of
 from gateway.contracts.responses.body import InputItem, ResponsesBody

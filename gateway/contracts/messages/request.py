@@ -70,7 +70,6 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         origin,
         Contract.MESSAGES,
         native,
-        "sluice.context",
         messages=messages,
         model=body.model,
         session_id=native.session_id or origin.session_id or user,

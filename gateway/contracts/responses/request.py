@@ -102,7 +102,6 @@ def responses_request(
         origin,
         Contract.RESPONSES,
         native,
-        "sluice.context",
         messages=messages,
         model=body.model,
         # prompt_cache_key is a client's own key for a conversation, whose requests then share a prefix cache.
