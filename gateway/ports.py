@@ -30,7 +30,7 @@ from gateway.generation.sink import Sink
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
-from gateway.prompts.text import TokenizerText
+from gateway.prompts.text import ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.background import BackgroundResponses
 from gateway.requests.body_memory import BodyMemory
@@ -93,7 +93,6 @@ class Services:
     Args:
         may_use: whether the caller may now use the route, model and adapter of the request.
         emit_edge: is called with the outcome of each request that no journey reports.
-        counted_by: describes how a model's prompt tokens are counted.
         recordings: counts the bytes of the files of ``/v1/audio``, which are on disk.
         uploads: counts the bytes of the files of ``/v1/files`` until they are stored.
         open_metrics: whether ``/metrics`` needs no key.
@@ -109,8 +108,7 @@ class Services:
     limiter: KeyLimiter
     health: HealthService
     idempotency: IdempotencyStore
-    text: Callable[[str], TokenizerText]
-    counted_by: Callable[[str], str]
+    text: Callable[[str], ModelText]
     text_threads: TextThreads
     models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]

@@ -41,7 +41,7 @@ from gateway.http.surfaces import Shown, everything
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
 from gateway.ports import Services
-from gateway.prompts.text import TokenizerText
+from gateway.prompts.text import ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.body_memory import BODIES, RECORDINGS, UPLOADS, BodyMemory
 from gateway.state.idempotency import StoredReply
@@ -203,12 +203,16 @@ class FakeEmbeddings:
         return TranscriptAnswer(request.model, None)
 
 
-class FakeText(TokenizerText):
+class FakeText(ModelText):
     """A tokenizer with one token per byte."""
 
     def __init__(self) -> None:
         self.max_model_len = 4096
         self.blocks = False
+
+    @property
+    def encoder(self) -> str:
+        return "bytes"
 
     def encode_chat(
         self,
@@ -294,7 +298,6 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         health=FakeHealth(),
         idempotency=MemoryIdempotency(),
         text=lambda model: FakeText(),
-        counted_by=lambda model: "bytes",
         text_threads=TextThreads(),
         models=lambda caller: (
             ModelCard("demo", "models/demo", max_model_len=4096),

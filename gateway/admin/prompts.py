@@ -215,7 +215,7 @@ class PromptAdmin:
         backend = self._backend(target)
         model = self.models.of(backend.model)
         asked = planning.asked_of(backend.model)
-        plan, text = await planning.plan(backend.model), model.service
+        plan = await planning.plan(backend.model)
         load = backend.load
         block_size = load.block_size if load is not None and load.block_size > 0 else model.block_size
         boundary = plan.prefix_tokens
@@ -223,7 +223,7 @@ class PromptAdmin:
         return {
             "route": target.route.name,
             "prompt_version": None if version is None else {"id": version.id, "sha256": version.sha256},
-            "max_model_len": text.max_model_len,
+            "max_model_len": model.max_model_len,
             "input_tokens": counts.total,
             "generation_reserve": plan.generation_reserve,
             "sections": {
@@ -249,8 +249,8 @@ class PromptAdmin:
             "volatile": _volatile(canonical),
             "messages": _messages(plan, canonical.prompt.system),
             "prompt": {
-                "before_boundary": await asyncio.to_thread(text.decode, plan.token_ids[:boundary]),
-                "after_boundary": await asyncio.to_thread(text.decode, plan.token_ids[boundary:]),
+                "before_boundary": await asyncio.to_thread(model.decode, plan.token_ids[:boundary]),
+                "after_boundary": await asyncio.to_thread(model.decode, plan.token_ids[boundary:]),
             },
         }
 

@@ -24,7 +24,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Sampling
 from gateway.health.gpus import read_gpus
 from gateway.health.rolling_stats import RollingStats
-from gateway.prompts.text import TokenizerText
+from gateway.prompts.text import ModelText
 from gateway.requests.in_flight import InFlightRequests
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure
@@ -54,7 +54,7 @@ class HealthProbe:
     fleet: Fleet
     requests: InFlightRequests
     rolling_stats: RollingStats
-    text: Callable[[str], TokenizerText]
+    text: Callable[[str], ModelText]
     model_loaded: Callable[[], bool]
     engines: Mapping[str, Callable[[], EngineStatus]]
     engine_figures: Callable[[], Mapping[str, EngineFigures | None]]

@@ -122,6 +122,6 @@ def _body(card: ModelCard, created: int, services: Services) -> ModelBody:
         "root": card.root,
         "parent": card.parent,
         "max_model_len": card.max_model_len,
-        "counted_by": services.counted_by(card.parent or card.root),
+        "counted_by": services.text(card.parent or card.root).encoder,
         "pooling": card.pooling,
     }

@@ -35,7 +35,7 @@ from gateway.http.respond import response_of
 from gateway.http.responses import asked_of
 from gateway.http.routes import AuthenticatedCaller, CountedRoute, Json, ServicesDep, callers_router
 from gateway.ports import Services
-from gateway.prompts.text import TokenizerText
+from gateway.prompts.text import ModelText
 
 BYTES_PER_TOKEN: Final = 64
 """Bytes of a body that count as one token of the key's limits. A token of text has about 4 bytes, but
@@ -71,7 +71,7 @@ async def _answer(
     services: Services,
     caller: Caller,
     model: str | None,
-    work: Callable[[TokenizerText], Tokenized],
+    work: Callable[[ModelText], Tokenized],
 ) -> Response:
     text = services.text(_base_model(services, caller, model))
     size = len(await request.body())
@@ -104,7 +104,7 @@ def _in_parts(value: object) -> object:
     return orjson.Fragment(b"[" + b",".join(parts) + b"]")
 
 
-def _tokenized(text: TokenizerText, request: TokenizeRequest, max_messages: int) -> TokenizeBody:
+def _tokenized(text: ModelText, request: TokenizeRequest, max_messages: int) -> TokenizeBody:
     tokens = _encode(text, request, max_messages)
     return {
         "count": len(tokens),
@@ -114,7 +114,7 @@ def _tokenized(text: TokenizerText, request: TokenizeRequest, max_messages: int)
     }
 
 
-def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) -> tuple[int, ...]:
+def _encode(text: ModelText, request: TokenizeRequest, max_messages: int) -> tuple[int, ...]:
     """Encode the prompt, by default with special tokens, or the messages, by the chat template."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
@@ -140,7 +140,7 @@ def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) ->
     )
 
 
-def _text_of(text: TokenizerText, request: DetokenizeRequest) -> DetokenizeBody:
+def _text_of(text: ModelText, request: DetokenizeRequest) -> DetokenizeBody:
     try:
         return {"prompt": text.decode(request.tokens)}
     except ValueError:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from budgeting.learned_counter import PromptCounter
 from budgeting.values import SectionBudgets
 from gateway.prompts.text import ModelText
 
@@ -28,18 +27,6 @@ class Models:
     def of(self, model: str) -> ModelText:
         """Return the text of a model."""
         return self._own.get(model, self.default)
-
-    def length(self, model: str) -> int:
-        """Return the longest sequence of a model, prompt and answer together, in tokens."""
-        return self.of(model).max_model_len
-
-    def tokenizer(self, model: str) -> PromptCounter:
-        """Return the tokenizer of a model."""
-        return self.of(model).tokenizer
-
-    def block_size(self, model: str) -> int:
-        """Return the tokens of a KV cache block, for backends that do not report it."""
-        return self.of(model).block_size
 
     def budgets(self, model: str) -> SectionBudgets | None:
         """Return a model's budgets, which apply if neither the route nor the prompt version has any."""

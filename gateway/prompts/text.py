@@ -1,4 +1,4 @@
-"""A served model's text: tokenizer, planner, sampling defaults, and the service of the tokenize endpoints."""
+"""A served model's text: tokenizer, planner and sampling defaults."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,60 +14,18 @@ from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import Canonicalizer
 
 
-class TokenizerText:
-    """The served model's tokenizer and chat template. Synchronous and thread-safe.
-
-    ``blocks``: the tokenizer asks a worker, so it must not run on the event loop.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        max_model_len: longest sequence, prompt and answer together, in tokens.
-        canonicalizer: the canonicalizer of the requests, so that both count the same.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PromptCounter,
-        *,
-        max_model_len: int,
-        canonicalizer: Canonicalizer | None = None,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._canonicalizer = canonicalizer or Canonicalizer()
-        self.max_model_len = max_model_len
-        self.blocks = tokenizer.speed == 0
-
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: tuple[Tool, ...] = (),
-        kwargs: Mapping[str, object] = NO_KWARGS,
-    ) -> tuple[int, ...]:
-        """Return the token ids of an untrimmed conversation; their number equals ``usage.prompt_tokens``.
-
-        Raises TemplateRefused.
-        """
-        canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
-        return self._tokenizer.encode_chat(canonical, tools=tools, kwargs=kwargs)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a raw text; control tokens written in it are control tokens."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids. Raises ValueError for an id outside the vocabulary."""
-        return self._tokenizer.decode(token_ids)
-
-    def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the vocabulary's string of each id. Raises ValueError for an id outside the vocabulary."""
-        return self._tokenizer.tokens(token_ids)
-
-
 class ModelText:
     """Tokenizer and planner of one model; the context length may shrink when the engine knows its KV cache.
+    Encoding and decoding are synchronous and thread-safe.
 
-    ``block_size`` is for backends that do not report theirs; ``images`` is the token cost of an image.
+    Args:
+        max_model_len: longest sequence, prompt and answer together, in tokens.
+        canonicalizer: that of the requests, so that the tokenize endpoints count the same.
+        block_size: for backends that do not report theirs.
+        images: the token cost of an image.
+
+    Attributes:
+        blocks: the tokenizer asks a worker, so it must not run on the event loop.
     """
 
     def __init__(
@@ -81,6 +39,7 @@ class ModelText:
     ) -> None:
         self._images = images
         self.tokenizer = tokenizer
+        self.blocks = tokenizer.speed == 0
         self.block_size = block_size
         self._canonicalizer = canonicalizer
         # For each effort that the chat template refused, the nearest one that it accepts.
@@ -92,9 +51,6 @@ class ModelText:
     def limit(self, max_model_len: int) -> None:
         """Limit sequences to this many tokens from now on."""
         self.max_model_len = max_model_len
-        self.service = TokenizerText(
-            self.tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
-        )
         self.planner = BudgetPlanner(
             self.tokenizer, max_model_len=max_model_len, summarizers=self._summarizers, images=self._images
         )
@@ -105,8 +61,34 @@ class ModelText:
 
     @property
     def encoder(self) -> str:
-        """The library that counts tokens: ``tiktoken``, or ``tokenizers`` with the reason."""
+        """How tokens are counted: by ``tiktoken``, by ``tokenizers`` with the reason, or by an estimate."""
         return self.tokenizer.encoder
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: tuple[Tool, ...] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
+    ) -> tuple[int, ...]:
+        """Return the token ids of an untrimmed conversation; their number equals ``usage.prompt_tokens``.
+
+        Raises TemplateRefused.
+        """
+        canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
+        return self.tokenizer.encode_chat(canonical, tools=tools, kwargs=kwargs)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a raw text; control tokens written in it are control tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids. Raises ValueError for an id outside the vocabulary."""
+        return self.tokenizer.decode(token_ids)
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary's string of each id. Raises ValueError for an id outside the vocabulary."""
+        return self.tokenizer.tokens(token_ids)
 
 
 def sampling_defaults(folder: Path) -> Sampling:

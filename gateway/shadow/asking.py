@@ -241,7 +241,7 @@ class Asker:
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> TokenIds:
         """Return the token ids of a conversation for a model."""
-        encode = self.models.tokenizer(model).encode_parts
+        encode = self.models.of(model).tokenizer.encode_parts
         return (await asyncio.to_thread(partial(encode, messages, (), tools=tools, kwargs=kwargs))).token_ids
 
     async def _redacted(self, copy: Copy, model: str) -> Plan:

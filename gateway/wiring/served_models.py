@@ -64,7 +64,7 @@ class ServedModels:
         """Add a pool's model, and return its token counting and tokenizer check."""
         engine, models = self._settings.engine, self._models
         if engine.kind != "none" and found.id == engine.model_id:
-            return await asyncio.to_thread(_reading, models.tokenizer(found.id))
+            return await asyncio.to_thread(_reading, models.of(found.id).tokenizer)
         tokenizer = await asyncio.to_thread(self._tokenizer, found)
         learned = None
         if tokenizer is None:

@@ -109,7 +109,7 @@ def make_journey(
         fleet=core.backends.fleet,
         images=base.images,
         prefixes=PrefixWatch(
-            block_size=model.models.block_size,
+            block_size=lambda name: model.models.of(name).block_size,
             shared=engine.share_prefix_across_tenants,
         ),
         admission=control.admission,
@@ -177,7 +177,7 @@ def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInsp
         fleet=core.backends.fleet,
         requests=in_flight,
         rolling_stats=base.rolling_stats,
-        text=lambda model: models.of(model).service,
+        text=models.of,
         model_loaded=lambda: engines.loaded and adapters.ready,
         engines={one.gate: one.host.status for one in engines.in_process},
         engine_figures=engines.figures,

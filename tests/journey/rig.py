@@ -274,7 +274,7 @@ def build_rig(
             emit=events.append,
         ),
         OutputGuard(nonsense, DegenerateLimits(), events.append, Blame(clock)),
-        lambda model: spelling or served.tokenizer(model),
+        lambda model: spelling or served.of(model).tokenizer,
         events.append,
     )
     defects: list[BaseException] = []

@@ -80,7 +80,7 @@ async def test_the_prompt_is_counted_with_the_tokenizer_of_the_model_that_answer
     answer = (await rig.run(request)).answer
     assert answer is not None and answer.model == model
     [work] = rig.backends[model].calls
-    assert work.token_ids == texts[model].service.encode_chat(request.messages)
+    assert work.token_ids == texts[model].encode_chat(request.messages)
     assert work.sampling.max_tokens == texts[model].max_model_len - len(work.token_ids)
 
 
@@ -206,7 +206,7 @@ async def test_a_partial_answer_is_resumed_on_another_model_with_that_models_pro
     sink = await rig.run(ask(messages=talk(3), stream=True))
     assert sink.answer is not None and sink.text == "Vinland Saga"
     [rest] = rig.backends["small"].calls
-    assert rest.token_ids == texts["small"].service.encode_chat(talk(3))
+    assert rest.token_ids == texts["small"].encode_chat(talk(3))
     assert rest.partial is not None and rest.partial.text == "Vin"
     prefix_ids = texts["small"].tokenizer.encode("Vin", add_special_tokens=False)
     assert rest.partial.token_ids == (prefix_ids if continues is Continue.TOKENS else None)
@@ -216,7 +216,10 @@ async def test_blocks_of_a_prefix_have_the_models_size(build_rig: Build, ask: As
     rig = build_rig(backends=two(), route=BOTH, models=models)
     rig = replace(
         rig,
-        journey=replace(rig.journey, prefixes=type(rig.journey.prefixes)(block_size=models.block_size)),
+        journey=replace(
+            rig.journey,
+            prefixes=type(rig.journey.prefixes)(block_size=lambda name: models.of(name).block_size),
+        ),
     )
     system = Message(Role.SYSTEM, "Follow the catalog. " * 12)
     await rig.run(ask(model="small", contract=Contract.CHAT, messages=(system, *talk(3)[1:])))
@@ -234,8 +237,8 @@ async def test_the_catalogue_changes_while_requests_are_served(
     models.put("small", texts["small"])
     await rig.run(structs.replace(request, request_id="req_2", generation_id="gen_2"))
     before, after = rig.backends["small"].calls
-    assert before.token_ids == texts["large"].service.encode_chat(request.messages)
-    assert after.token_ids == texts["small"].service.encode_chat(request.messages)
+    assert before.token_ids == texts["large"].encode_chat(request.messages)
+    assert after.token_ids == texts["small"].encode_chat(request.messages)
 
 
 async def test_a_pool_of_several_models_falls_back_with_the_requests_model_where_it_has_it(

@@ -8,8 +8,8 @@ from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.template import GENERATES
 from budgeting.values import BudgetRequest, Message, Role
-from gateway.prompts.canonical import canonicalize
-from gateway.prompts.text import TokenizerText
+from gateway.prompts.canonical import Canonicalizer, canonicalize
+from gateway.prompts.text import ModelText
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SHUFFLED = [
@@ -27,12 +27,12 @@ def tokenizer() -> ChatTokenizer:
 
 
 @pytest.fixture
-def text(tokenizer: ChatTokenizer) -> TokenizerText:
-    return TokenizerText(tokenizer, max_model_len=4096)
+def text(tokenizer: ChatTokenizer) -> ModelText:
+    return ModelText(tokenizer, 4096, Canonicalizer())
 
 
 async def test_tokenizing_messages_counts_what_a_request_of_them_would_use(
-    text: TokenizerText, tokenizer: ChatTokenizer
+    text: ModelText, tokenizer: ChatTokenizer
 ) -> None:
     plan = BudgetPlanner(tokenizer, max_model_len=4096).plan(BudgetRequest(canonicalize(SHUFFLED).prompt))
     assert text.encode_chat(SHUFFLED) == plan.token_ids
@@ -40,13 +40,13 @@ async def test_tokenizing_messages_counts_what_a_request_of_them_would_use(
     assert text.max_model_len == 4096
 
 
-async def test_the_generation_prompt_may_be_left_out(text: TokenizerText) -> None:
+async def test_the_generation_prompt_may_be_left_out(text: ModelText) -> None:
     ids = text.encode_chat(SHUFFLED, kwargs={GENERATES: False})
     assert text.decode(ids) + "<|im_start|>assistant\n" == text.decode(text.encode_chat(SHUFFLED))
 
 
 @pytest.mark.parametrize("words", [3, 3_000])
-async def test_texts_of_any_size_come_back(text: TokenizerText, words: int) -> None:
+async def test_texts_of_any_size_come_back(text: ModelText, words: int) -> None:
     written = "在庫 in stock 🙂 " * words
     ids = text.encode(written)
     assert text.decode(ids) == written
@@ -55,7 +55,7 @@ async def test_texts_of_any_size_come_back(text: TokenizerText, words: int) -> N
     assert written in text.decode(long_talk)
 
 
-async def test_ids_outside_the_vocabulary_are_refused(text: TokenizerText) -> None:
+async def test_ids_outside_the_vocabulary_are_refused(text: ModelText) -> None:
     for ids in ([-1], [10**6] * 3_000):
         with pytest.raises(ValueError, match="not in the vocabulary"):
             text.decode(ids)

@@ -44,8 +44,8 @@ async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None
     gateway = Gateway()
     reading = await gateway.found.read("pool", ServedModel("qwen", 2048, str(DEMO)), 2048)
     assert reading.check is not None and reading.check.samples
-    assert gateway.models.length("qwen") == 2048
-    assert gateway.models.tokenizer("qwen") is not gateway.models.default.tokenizer
+    assert gateway.models.of("qwen").max_model_len == 2048
+    assert gateway.models.of("qwen").tokenizer is not gateway.models.default.tokenizer
 
 
 @pytest.mark.parametrize("root", [None, "/nowhere", "org/model-that-nobody-has-fetched", "not a repo/id"])
@@ -59,7 +59,7 @@ async def test_without_a_tokenizer_prompts_are_estimated_and_sent_as_messages(ro
 async def test_the_named_tokenizer_of_the_engine_counts_for_all() -> None:
     gateway = Gateway(engine={"tokenizer": str(DEMO)})
     await gateway.found.read("pool", ServedModel("qwen", 2048), 2048)
-    assert gateway.models.tokenizer("qwen") is gateway.models.default.tokenizer
+    assert gateway.models.of("qwen").tokenizer is gateway.models.default.tokenizer
 
 
 async def test_a_damaged_tokenizer_of_the_worker_does_not_take_the_model_away(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ async def test_an_estimate_learns_from_what_the_workers_report() -> None:
     reading = await gateway.found.read("pool", ServedModel("qwen", 2048), 2048)
     assert reading.learn is not None
     said = Message(Role.USER, "word " * 400)
-    before = len(gateway.models.tokenizer("qwen").encode_parts([said], ()).token_ids)
+    before = len(gateway.models.of("qwen").tokenizer.encode_parts([said], ()).token_ids)
     for _ in range(50):
         reading.learn(Work("gen_1", (), (said,), Sampling()), 250)
-    counter = gateway.models.tokenizer("qwen")
+    counter = gateway.models.of("qwen").tokenizer
     assert before > 500
     assert len(counter.encode_parts([said], ()).token_ids) == pytest.approx(250, abs=2)
     assert counter.encoder == "an estimate (±5%)"
@@ -111,16 +111,16 @@ async def test_what_is_configured_bounds_what_the_worker_reports(
 ) -> None:
     gateway = Gateway(**sections)
     await gateway.found.read("pool", ServedModel("qwen", reported), reported)
-    assert gateway.models.length("qwen") == length
+    assert gateway.models.of("qwen").max_model_len == length
 
 
 async def test_a_model_is_as_long_as_the_shortest_pool_that_serves_it_and_forgotten_with_the_last() -> None:
     gateway = Gateway()
     await gateway.found.read("short", ServedModel("qwen", 1024), 1024)
     await gateway.found.read("long", ServedModel("qwen", 2048), 2048)
-    assert gateway.models.length("qwen") == 1024
+    assert gateway.models.of("qwen").max_model_len == 1024
     gateway.found.forget("short", {"qwen", "another"})
-    assert gateway.models.length("qwen") == 2048
+    assert gateway.models.of("qwen").max_model_len == 2048
     gateway.found.forget("long", {"qwen"})
     assert not gateway.models.texts
 
@@ -129,13 +129,13 @@ async def test_the_section_of_an_engine_in_process_says_nothing_of_the_workers_m
     engine = {"kind": "embedded", "model": str(DEMO), "max_model_len": 512}
     gateway = Gateway(engine=engine, backends={"local": {"kind": "engine"}, **POOL})
     await gateway.found.read("pool", ServedModel("qwen", 2048), 2048)
-    assert gateway.models.length("qwen") == 2048
+    assert gateway.models.of("qwen").max_model_len == 2048
     assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
     await gateway.found.read("pool", ServedModel("other", 4096, str(DEMO)), 4096)
     assert (
-        gateway.models.tokenizer("other") is gateway.models.default.tokenizer
+        gateway.models.of("other").tokenizer is gateway.models.default.tokenizer
     )  # the same folder is read once
-    assert (gateway.models.length("other"), gateway.models.length("demo")) == (4096, 512)
+    assert (gateway.models.of("other").max_model_len, gateway.models.of("demo").max_model_len) == (4096, 512)
 
 
 def test_no_engine_is_loaded_where_only_workers_are_named() -> None:
