@@ -146,13 +146,10 @@ class GrammarChecks:
                 del self._queues[tenant]
 
     async def _built(self, shape: ResponseFormat) -> int | str:
-        limits = self._process.limits
         try:
             answer = json.loads(await self._process.run(json.dumps([shape.type.value, shape.spec]).encode()))
         except OverLimit as error:
-            if error.bound == "cpu_s":
-                return f"{_OVER}: it takes more than {limits.cpu_s:g} s of processor time to compile"
-            return f"{_OVER}: it takes more than {limits.memory_bytes >> 20} MiB of memory to compile"
+            return f"{_OVER}: it takes more than {self._process.limits.told(error.bound)} to compile"
         except NoProcess as error:
             raise BackendUnavailable(
                 "response_format could not be checked", retry_after_ms=RETRY_AFTER_MS

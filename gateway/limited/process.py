@@ -44,6 +44,14 @@ class Limits:
     memory_bytes: int = 128 << 20
     answer_bytes: int = 16 << 20
 
+    def told(self, bound: str, *, answer: str = "text") -> str:
+        """Return the limit ``bound`` with its unit, for messages; ``answer``: what an answer consists of."""
+        if bound == "cpu_s":
+            return f"{self.cpu_s:g} s of processor time"
+        if bound == "memory_bytes":
+            return f"{self.memory_bytes >> 20} MiB of memory"
+        return f"{self.answer_bytes >> 20} MiB of {answer}"
+
 
 class LimitedError(Exception):
     """The work returned no answer."""

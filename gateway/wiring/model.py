@@ -14,7 +14,7 @@ from gateway.config.models import ModelSection
 from gateway.config.settings import Settings
 from gateway.generation.grammars import WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits
-from gateway.prompts import bounded_templates, large_texts
+from gateway.prompts.bounded_work import ENCODE, RENDER, encode_in, encode_limits, render_in
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.models import Models
@@ -63,21 +63,21 @@ class Tokenizers:
 
     def __init__(self, folders: Collection[Path], *, max_body_bytes: int) -> None:
         self.processes: list[LimitedProcess] = []
-        self._text_limits = large_texts.limits(max_body_bytes)
+        self._text_limits = encode_limits(max_body_bytes)
         self._read: dict[Path, ChatTokenizer] = {}
         self._cache_bytes = CACHE_BYTES // max(1, len(set(folders)))
 
     def of(self, folder: Path) -> ChatTokenizer:
         """Return the folder's tokenizer. Raises TokenizerError."""
         if folder not in self._read:
-            templates = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
-            texts = LimitedProcess(large_texts.WORK, str(folder), limits=self._text_limits)
+            templates = LimitedProcess(RENDER, str(folder), limits=Limits())
+            texts = LimitedProcess(ENCODE, str(folder), limits=self._text_limits)
             self.processes += (templates, texts)
             self._read[folder] = ChatTokenizer(
                 folder,
                 cache_bytes=self._cache_bytes,
-                elsewhere=bounded_templates.render_in(templates, folder),
-                encode_elsewhere=large_texts.encode_in(texts),
+                elsewhere=render_in(templates, folder),
+                encode_elsewhere=encode_in(texts),
             )
         return self._read[folder]
 

@@ -11,7 +11,7 @@ from budgeting.errors import TemplateRefused
 from budgeting.plan import INLINE_CHARS
 from budgeting.values import Message, Role
 from gateway.limited.process import LimitedProcess, Limits
-from gateway.prompts.bounded_templates import WORK, render_in
+from gateway.prompts.bounded_work import RENDER, render_in
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ ATTACK = "{% if messages[0].content == 'attack' %}BODY{% endif %}" + PLAIN
 def tokenizer_with(folder: Path, template: str, limits: Limits) -> Iterator[ChatTokenizer]:
     shutil.copytree(DEMO, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     (folder / "chat_template.jinja").write_text(template)
-    process = LimitedProcess(WORK, str(folder), limits=limits)
+    process = LimitedProcess(RENDER, str(folder), limits=limits)
     yield ChatTokenizer(folder, elsewhere=render_in(process, folder))
     process.close()
 

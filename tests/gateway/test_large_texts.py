@@ -10,7 +10,7 @@ from budgeting.values import Message, Role
 from budgeting.vocabulary import LARGE_CHARS, prepare_encode
 from gateway.errors import BackendUnavailable, InvalidRequest
 from gateway.limited.process import LimitedProcess, Limits
-from gateway.prompts.large_texts import WORK, encode_in, limits
+from gateway.prompts.bounded_work import ENCODE, encode_in, encode_limits
 from gateway.wiring.model import Tokenizers
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def here() -> ChatTokenizer:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[LimitedProcess]:
-    process = LimitedProcess(WORK, str(DEMO), limits=limits(4 << 20))
+    process = LimitedProcess(ENCODE, str(DEMO), limits=encode_limits(4 << 20))
     yield process
     process.close()
 
@@ -73,7 +73,7 @@ def test_the_process_answers_with_the_ids(here: ChatTokenizer, process: LimitedP
     ],
 )
 def test_a_text_that_takes_too_much_is_refused_with_the_bound(bounds: Limits, named: str) -> None:
-    process = LimitedProcess(WORK, str(DEMO), limits=bounds)
+    process = LimitedProcess(ENCODE, str(DEMO), limits=bounds)
     there = ChatTokenizer(DEMO, encode_elsewhere=encode_in(process))
     try:
         with pytest.raises(InvalidRequest, match=f"allowed: .* {named}"):
@@ -83,7 +83,7 @@ def test_a_text_that_takes_too_much_is_refused_with_the_bound(bounds: Limits, na
 
 
 def test_without_its_process_a_large_text_is_refused_until_later() -> None:
-    process = LimitedProcess("budgeting.vocabulary:no_such_work", limits=limits(1 << 20))
+    process = LimitedProcess("budgeting.vocabulary:no_such_work", limits=encode_limits(1 << 20))
     there = ChatTokenizer(DEMO, encode_elsewhere=encode_in(process))
     try:
         with pytest.raises(BackendUnavailable, match="could not be tokenized"):
