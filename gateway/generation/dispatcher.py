@@ -95,8 +95,8 @@ class Dispatcher:
             backend.name,
             job.call_budget,
             delivered=lambda: stream.committed and stream.chars > chars,
-            deadline=job.deadline,
             begun=lambda: stream.has_output,
+            deadline=job.deadline,
             first_token_deadline=job.first_token_deadline,
         )
         try:

@@ -24,24 +24,26 @@ class AttemptBounds(Struct, frozen=True):
     Args:
         calls: the request's call budget; each attempt takes one call.
         delivered: whether the caller has received a part of the answer from these attempts.
-        deadline: when the attempts must end, in seconds on the monotonic clock.
         begun: whether there is any output.
+        deadline: when the attempts must end, in seconds on the monotonic clock.
         first_token_deadline: the deadline until there is output; it leaves time for a fallback.
     """
 
     backend: str
     calls: CallBudget
     delivered: Callable[[], bool]
-    deadline: float | None = None
-    begun: Callable[[], bool] = lambda: True
-    first_token_deadline: float | None = None
+    begun: Callable[[], bool]
+    deadline: float
+    first_token_deadline: float
 
     @property
-    def end(self) -> float | None:
+    def end(self) -> float:
         """The current deadline of the attempts."""
-        if self.first_token_deadline is None or self.begun():
-            return self.deadline
-        return self.first_token_deadline
+        return self.deadline if self.begun() else self.first_token_deadline
+
+    def moved_since(self, end: float) -> float:
+        """Return the seconds by which the deadline has moved since it was ``end``."""
+        return self.end - end
 
 
 class RetryLoop:
@@ -83,28 +85,23 @@ class RetryLoop:
         self._policy.budget.attempted(backend, self._clock())
         this = Attempt(1)
         while True:
-            if (end := bounds.end) is not None and self._clock() >= end:
+            if self._clock() >= (end := bounds.end):
                 raise DeadlinePassed(backend=backend, attempts=this.number - 1)
             if not calls.take(backend):
                 raise BackendFailure(
                     FailureKind.BACKEND_UNAVAILABLE, "the request has made all its calls", isolated=True
                 )
-            limit = None
+            limit = TimeLimit(self._limits, end - self._clock(), partial(bounds.moved_since, end))
             try:
-                if end is None:
+                with limit:
                     result = await attempt(this)
-                else:
-                    # The limit is the first token's deadline until there is output, then the answer's.
-                    moved = partial(_moved, bounds, end)
-                    with TimeLimit(self._limits, end - self._clock(), moved) as limit:
-                        result = await attempt(this)
             except asyncio.CancelledError:
                 # The caller's cancellation; an expired deadline leaves `limit` as a TimeoutError.
                 self._failed(FailureKind.CANCELLED_BY_CLIENT, this, bounds, "CancelledError")
                 raise
             except Exception as error:
                 # After the deadline, any error of the attempt is a consequence of its cancellation.
-                if limit is not None and limit.expired:
+                if limit.expired:
                     raise DeadlinePassed(backend=backend, attempts=this.number) from error
                 failure = classify(error, delivered=bounds.delivered())
                 self._failed(failure.kind, this, bounds, type(failure.__cause__ or failure).__name__)
@@ -127,8 +124,3 @@ class RetryLoop:
 
     def _failed(self, kind: FailureKind, this: Attempt, bounds: AttemptBounds, error_type: str) -> None:
         self._emit(AttemptFailed(bounds.backend, kind, this.number, bounds.delivered(), error_type))
-
-
-def _moved(bounds: AttemptBounds, end: float) -> float:
-    """Return the seconds by which the deadline of an attempt has moved since its start."""
-    return (bounds.end or end) - end

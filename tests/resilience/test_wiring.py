@@ -24,6 +24,8 @@ from resilience.failures import BackendFailure, FailureKind
 from resilience.retry import Attempt
 from resilience.retry_budget import CallBudget
 
+FAR = 1e6
+
 
 class WiringRig:
     """Admission, metrics and the resilience parts of two backends on one engine."""
@@ -56,7 +58,8 @@ class WiringRig:
 
         with pytest.raises(BackendFailure):
             await self.made.retries.run(
-                attempt, AttemptBounds(backend, CallBudget(), delivered=lambda: False)
+                attempt,
+                AttemptBounds(backend, CallBudget(), lambda: False, lambda: True, FAR, FAR),
             )
 
 
