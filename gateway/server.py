@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import uvicorn
@@ -27,6 +27,7 @@ from gateway.http.local_protocol import LocalProtocol, is_loopback, own_hosts
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
 from gateway.http.surfaces import ByPort, everything, for_callers, for_operators, without_admin
+from gateway.requests.in_flight import InFlightRequests
 from gateway.wiring.running import Gateway
 
 # Time until open connections are closed after a second signal or the end of the drain.
@@ -62,14 +63,6 @@ _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2 << 20
 
 Around = Callable[[], contextlib.AbstractAsyncContextManager[None]]
-
-
-class InFlight(Protocol):
-    """The requests in flight, as the garbage collection needs them."""
-
-    @property
-    def in_flight(self) -> int:
-        """The number of requests in flight."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -194,7 +187,7 @@ async def _serve(
         collecting.cancel()
 
 
-async def collect_when_idle(requests: InFlight, every_s: float = GC_LOOK_S) -> None:
+async def collect_when_idle(requests: InFlightRequests, every_s: float = GC_LOOK_S) -> None:
     """Collect garbage whenever no request is in flight, until cancelled."""
     while True:
         await asyncio.sleep(every_s)

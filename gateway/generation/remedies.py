@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent
 from resilience.failures import POLICIES, FailureKind, HealthEffect
@@ -13,19 +12,12 @@ from resilience.supervisor import EngineLost, EngineRestarted, Loss, SupervisorE
 LEAST_WAIT_S = 0.05
 
 
-class Cancellable(Protocol):
-    """A timer that has been set."""
-
-    def cancel(self) -> None:
-        """Cancel the timer."""
+Cancel = Callable[[], None]
 
 
-Later = Callable[[float, Callable[[], None]], Cancellable]
-
-
-def call_later(delay_s: float, call: Callable[[], None]) -> Cancellable:
-    """Set a timer of the event loop."""
-    return asyncio.get_running_loop().call_later(delay_s, call)
+def call_later(delay_s: float, call: Callable[[], None]) -> Cancel:
+    """Set a timer of the event loop; return the function that cancels it."""
+    return asyncio.get_running_loop().call_later(delay_s, call).cancel
 
 
 class Remediation:
@@ -50,7 +42,7 @@ class Remediation:
         restart: Callable[[str, str], None],
         clock: Callable[[], float],
         emit: Callable[[ResilienceEvent], None],
-        later: Later = call_later,
+        later: Callable[[float, Callable[[], None]], Cancel] = call_later,
     ) -> None:
         self._gate_of = gate_of
         self._scale = scale
@@ -60,7 +52,7 @@ class Remediation:
         self._later = later
         # By gate; gates are configured, so their number is bounded.
         self._factors: dict[str, LoadFactor] = {}
-        self._timers: dict[str, Cancellable] = {}
+        self._timers: dict[str, Cancel] = {}
         self._engines_ran_out: set[str] = set()
 
     def on_event(self, event: ResilienceEvent) -> None:
@@ -94,9 +86,8 @@ class Remediation:
         if after != before:
             self._scale(gate, after)
             self._emit(LoadScaled(gate, after, shrunk=after < before))
-        timer = self._timers.pop(gate, None)
-        if timer is not None:
-            timer.cancel()
+        if (cancel := self._timers.pop(gate, None)) is not None:
+            cancel()
         now = self._clock()
         at = self._factors[gate].next_change(now)
         if at is not None:

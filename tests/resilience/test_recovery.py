@@ -53,9 +53,9 @@ class RecoveryRig:
             emit=self.emitted.append,
         )
 
-    def _later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+    def _later(self, delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
         self.timers.append(Timer(self.now + delay_s, call))
-        return self.timers[-1]
+        return self.timers[-1].cancel
 
     def fail(self, kind: FailureKind, backend: str = "local") -> None:
         self.recovery.on_event(AttemptFailed(backend, kind, 1, False, "X"))
