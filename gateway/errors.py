@@ -100,20 +100,8 @@ class UnknownRoute(GatewayError, status=404, code="unknown_route"):
     """The routing config has no such route."""
 
 
-class UnknownResponse(GatewayError, status=404, code="not_found"):
-    """The tenant has stored no response of that id, or it has expired."""
-
-
-class UnknownFile(GatewayError, status=404, code="not_found"):
-    """The tenant has stored no file of that id, or it has expired."""
-
-
-class UnknownBatch(GatewayError, status=404, code="not_found"):
-    """The tenant has no batch of that id."""
-
-
-class UnknownRequest(GatewayError, status=404, code="not_found"):
-    """This process has no record of a request with that id."""
+class NotFound(GatewayError, status=404, code="not_found"):
+    """The tenant has nothing of that id, such as a stored response, a file or a batch, or it has expired."""
 
 
 class UnknownModel(GatewayError, status=404, code="unknown_model"):

@@ -12,7 +12,7 @@ from gateway.batches.files import Files
 from gateway.contracts.batches import BatchBody, window_s
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import Caller
-from gateway.errors import UnknownBatch, WindowTooShort
+from gateway.errors import NotFound, WindowTooShort
 
 LINE_BYTES: Final = 1_024
 """Assumed size of a line in a file that has not been read yet, to estimate how long its lines take."""
@@ -31,7 +31,7 @@ class Batches:
     lines_per_s: Callable[[], float | None] = lambda: None
 
     async def create(self, caller: Caller, batch_id: str, asked: BatchBody) -> dict[str, Any]:
-        """Create a batch; a gateway validates it soon. Raises UnknownFile, InvalidRequest, WindowTooShort."""
+        """Create a batch; a gateway validates it soon. Raises NotFound, InvalidRequest, WindowTooShort."""
         file = await self.files.get(caller.tenant, asked.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise not_allowed("input_file_id", f"is a file for {file.purpose}", "a file for batch")
@@ -93,7 +93,7 @@ class Batches:
     async def _get(self, tenant: str, batch_id: str, param: str) -> BatchRow:
         row = await self.files.store.get(tenant, batch_id)
         if row is None:
-            raise UnknownBatch(f"no batch {batch_id!r} is stored", param=param)
+            raise NotFound(f"no batch {batch_id!r} is stored", param=param)
         return row
 
     async def _with_counts(self, row: BatchRow) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from accounting.errors import LedgerUnavailable
 from gateway.batches.storage import FileStorage
 from gateway.config.batches import BatchesSection
 from gateway.contracts.refusals import not_allowed
-from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, QuotaExceeded, UnknownFile
+from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, NotFound, QuotaExceeded
 
 PURPOSES: Final = ("batch", "user_data", "evals")
 """Purposes of uploads; others are for services that this gateway does not have."""
@@ -105,27 +105,27 @@ class Files:
         await self.store.add_file(row, _UNBOUNDED)
 
     async def get(self, tenant: str, file_id: str, param: str = "file_id") -> FileRow:
-        """The file. Raises UnknownFile, LedgerUnavailable."""
+        """The file. Raises NotFound, LedgerUnavailable."""
         found = await self.store.file(tenant, file_id, self._unix_time())
         if found is None:
-            raise UnknownFile(f"no file {file_id!r} is stored", param=param)
+            raise NotFound(f"no file {file_id!r} is stored", param=param)
         return found
 
     async def page(
         self, tenant: str, *, after: str | None, limit: int, purpose: str | None, newest: bool
     ) -> list[FileRow]:
-        """A page of the tenant's files. Raises UnknownFile, LedgerUnavailable."""
+        """A page of the tenant's files. Raises NotFound, LedgerUnavailable."""
         last = None if after is None else await self.get(tenant, after, "after")
         return await self.store.list_files(
             tenant, self._unix_time(), after=last, limit=limit, purpose=purpose, newest=newest
         )
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Delete a file. Raises UnknownFile, FileInUse, LedgerUnavailable."""
+        """Delete a file. Raises NotFound, FileInUse, LedgerUnavailable."""
         if await self.store.is_used(tenant, file_id):
             raise FileInUse("a batch that has not ended reads the file; cancel it first", param="file_id")
         if not await self.store.delete_file(tenant, file_id):
-            raise UnknownFile(f"no file {file_id!r} is stored", param="file_id")
+            raise NotFound(f"no file {file_id!r} is stored", param="file_id")
         await asyncio.to_thread(self.storage.delete, file_id)
 
     def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:

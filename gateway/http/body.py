@@ -58,7 +58,7 @@ async def read_body(
 ) -> bytes:
     """Read the whole body.
 
-    Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, TooManyBodies, TooManyOwnBodies, ClientGone.
+    Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, TooManyBodies, RateLimited, ClientGone.
     """
     check_encoding(exchange)
     cycle = getattr(receive, "__self__", None)
@@ -114,7 +114,7 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
     with the size of each piece, and may raise.
 
     Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, InvalidRequest, ClientGone, TooManyBodies,
-    TooManyOwnBodies.
+    RateLimited.
     """
     exchange = Exchange.of(request.scope)
     check_encoding(exchange)

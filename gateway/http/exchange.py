@@ -128,7 +128,7 @@ class Exchange(Struct, eq=False):
     def hold_body(self, size: int) -> None:
         """Count the body, of which ``size`` bytes have arrived, until the request ends.
 
-        Raises TooManyBodies, TooManyOwnBodies: the bodies in memory have reached a limit.
+        Raises TooManyBodies, RateLimited: the bodies in memory have reached a limit.
         """
         if size <= UNCOUNTED_BYTES or size <= self.held_bytes or self.bodies is None:
             return

@@ -90,7 +90,7 @@ class ResponsesEndpoint(GenerationEndpoint):
 async def asked_of(services: Services, body: ResponsesBody, origin: RequestOrigin) -> ResponsesRequest:
     """The request with the stored conversation before it; stored items replace references to them.
 
-    Raises UnknownResponse, InvalidRequest.
+    Raises NotFound, InvalidRequest.
     """
     body = await _with_items(services, body, origin.caller.tenant)
     before = await services.responses.before(

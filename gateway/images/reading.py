@@ -67,7 +67,7 @@ class RequestImages(Protocol):
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         """Return the prompt with the images' sizes and hashes.
 
-        Raises InvalidRequest for an unacceptable image; RateLimited, TooManyBodies, TooManyOwnBodies.
+        Raises InvalidRequest for an unacceptable image; RateLimited, TooManyBodies.
         """
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, RateLimited
 
 UNCOUNTED_BYTES: Final = 65_536
 """A body up to this size is not counted: the server buffers as much for any connection."""
@@ -22,12 +22,11 @@ class TooManyBodies(GatewayError, status=503, code="queue_full"):
     """The bodies of all requests together exceed ``server.max_bodies_bytes``."""
 
 
-class TooManyOwnBodies(GatewayError, status=429, code="rate_limited"):
-    """The bodies of one tenant's requests exceed its share: half of ``server.max_bodies_bytes``."""
-
-
 class BodyMemory:
-    """Counts the bytes of large bodies, from their arrival to the end of their requests."""
+    """Counts the bytes of large bodies, from their arrival to the end of their requests.
+
+    A tenant's share is half of ``most_bytes``.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -36,9 +35,9 @@ class BodyMemory:
         self.held_bytes = 0
 
     def hold(self, owner: str, size: int) -> None:
-        """Count ``size`` bytes. Raises TooManyBodies or TooManyOwnBodies without counting."""
+        """Count ``size`` bytes. Raises TooManyBodies or RateLimited without counting."""
         if self._owned[owner] + size > self._share_bytes:
-            raise TooManyOwnBodies(
+            raise RateLimited(
                 f"the bodies of your requests in progress are over {self._share_bytes} bytes",
                 retry_after_ms=_RETRY_AFTER_MS,
             )

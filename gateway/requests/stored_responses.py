@@ -14,7 +14,7 @@ from gateway.config.responses import ResponsesSection
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ended_elsewhere
-from gateway.errors import InvalidRequest, UnknownResponse
+from gateway.errors import InvalidRequest, NotFound
 
 MAX_TURNS: Final = 4_096
 """The most responses of one conversation."""
@@ -24,7 +24,7 @@ RETRY_MS: Final = 1_000
 
 
 class StoredResponses:
-    """Packs and unpacks stored responses. Reads raise UnknownResponse, LedgerUnavailable.
+    """Packs and unpacks stored responses. Reads raise NotFound, LedgerUnavailable.
 
     With ``store`` ``None``, responses are not stored.
     """
@@ -47,9 +47,9 @@ class StoredResponses:
 
     @property
     def store(self) -> ResponseStore:
-        """The store. Raises UnknownResponse if there is none."""
+        """The store. Raises NotFound if there is none."""
         if self._store is None:
-            raise UnknownResponse("no response is stored here", param="response_id")
+            raise NotFound("no response is stored here", param="response_id")
         return self._store
 
     def now(self) -> float:
@@ -96,7 +96,7 @@ class StoredResponses:
             return []
         rows = await self._thread(tenant, previous_id, "previous_response_id", max_bytes)
         if rows[-1].status in UNFINISHED:
-            raise UnknownResponse(f"{previous_id} has not ended yet", param="previous_response_id")
+            raise NotFound(f"{previous_id} has not ended yet", param="previous_response_id")
         return [
             item
             for given, made in _items(rows, "previous_response_id", max_bytes)
@@ -115,11 +115,11 @@ class StoredResponses:
     async def referenced(self, tenant: str, items: Mapping[str, str], max_bytes: int) -> list[dict[str, Any]]:
         """The items of stored responses with these ids; each with the path of what names it.
 
-        An item's id has that of its response in it. Raises UnknownResponse for one that is not stored for the
+        An item's id has that of its response in it. Raises NotFound for one that is not stored for the
         tenant, InvalidRequest for more than ``max_bytes`` or ``MAX_TURNS`` responses.
         """
         if not self.enabled:
-            raise UnknownResponse("no response is stored here", param=next(iter(items.values())))
+            raise NotFound("no response is stored here", param=next(iter(items.values())))
         rows: dict[str, dict[str, Mapping[str, Any]]] = {}
         found, room = list[dict[str, Any]](), max_bytes
         for item_id, param in items.items():
@@ -134,7 +134,7 @@ class StoredResponses:
             if len(rows) > MAX_TURNS or room < 0:
                 raise _too_long(param, max_bytes)
             if item_id not in rows[response_id]:
-                raise UnknownResponse(f"no item {item_id!r} of a response is stored", param=param)
+                raise NotFound(f"no item {item_id!r} of a response is stored", param=param)
             found.append(dict(rows[response_id][item_id]))
         return found
 
@@ -185,10 +185,8 @@ def events_of(row: StoredResponse, after: int) -> bytes:
     return ended_elsewhere(response_of(row), after) if row.events is None else zlib.decompress(row.events)
 
 
-def _unknown(response_id: str, param: str) -> UnknownResponse:
-    return UnknownResponse(
-        f"no response {response_id!r} is stored, or one that it goes on with is not", param=param
-    )
+def _unknown(response_id: str, param: str) -> NotFound:
+    return NotFound(f"no response {response_id!r} is stored, or one that it goes on with is not", param=param)
 
 
 def _items(

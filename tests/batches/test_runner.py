@@ -31,7 +31,7 @@ from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.contracts.batches import BatchBody
 from gateway.contracts.values import Caller, CallerRole
-from gateway.errors import FileInUse, UnknownBatch, WindowTooShort
+from gateway.errors import FileInUse, NotFound, WindowTooShort
 from tests.usage_rows import newest_rows
 
 CHAT = "/v1/chat/completions"
@@ -412,7 +412,7 @@ async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(ri
     asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="2h")
     with pytest.raises(WindowTooShort, match=r"completion_window of \d+h or more"):
         await slow.create(ACME, "batch_s", asked)
-    with pytest.raises(UnknownBatch):
+    with pytest.raises(NotFound):
         await slow.show("acme", "batch_s")
     await files.store.close()
 

@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from gateway.requests.body_memory import BodyMemory, TooManyBodies, TooManyOwnBodies
+from gateway.errors import RateLimited
+from gateway.requests.body_memory import BodyMemory, TooManyBodies
 from gateway.testing import OTHER_KEY, FakeJourney, fake_services, serving
 from tests.http.fakes import eventually
 from tests.http.raw_corpus import KEY, SOCKET_GET, post
@@ -51,7 +52,7 @@ def test_the_memory_for_all_is_bounded_too() -> None:
     memory = BodyMemory(100)
     memory.hold("a", 50)
     memory.hold("b", 40)
-    with pytest.raises(TooManyOwnBodies):
+    with pytest.raises(RateLimited):
         memory.hold("a", 1)
     with pytest.raises(TooManyBodies):
         memory.hold("c", 11)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from gateway.admin.admission import AdmissionBody
 from gateway.admin.console import RequestsBody
 from gateway.admin.drain import DrainBody
-from gateway.errors import UnknownRequest
+from gateway.errors import NotFound
 from gateway.http.routes import OPERATORS, CommandDep, OperatorRoute, ServicesDep
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
@@ -41,5 +41,5 @@ async def request(id: str, services: ServicesDep) -> dict[str, Any]:
     """One of the last requests, with each stage; its texts are not stored."""
     found = services.console.request(id)
     if found is None:
-        raise UnknownRequest(f"this gateway has no record of request {id!r}", param="id")
+        raise NotFound(f"this gateway has no record of request {id!r}", param="id")
     return dict(found)
