@@ -4,11 +4,11 @@ import asyncio
 import hashlib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -29,7 +29,6 @@ _MAX_PREFIX: Final = 256
 """Longest part of a ``data:`` URL before the base64, including the comma."""
 _PIECE_CHARS: Final = 1 << 20
 """Characters of base64 that are decoded in one step: other threads run between two steps."""
-_NO_IMAGES: Final[Mapping[str, ImageData]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +56,20 @@ class ImageReader:
             yield _Images(request, self.bounds, self.fetcher, hold)
 
 
-class RequestImages(Protocol):
-    """The images of one request; after ``read``, ``data`` has their bytes by SHA-256."""
+class RequestImages:
+    """The images of one request, here none; after ``read``, ``data`` has their bytes by SHA-256."""
 
-    @property
-    def data(self) -> Mapping[str, ImageData]:
-        """The images' bytes by SHA-256."""
+    data: Mapping[str, ImageData] = MappingProxyType({})
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         """Return the prompt with the images' sizes and hashes.
 
         Raises InvalidRequest for an unacceptable image; RateLimited, TooManyBodies.
         """
-
-
-class _NoImages:
-    """The images of a request without any."""
-
-    data: Final = _NO_IMAGES
-
-    async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         return prompt
 
-    def __enter__(self) -> "_NoImages":
-        return self
 
-    def __exit__(self, *_: object) -> None: ...
-
-
-class _Images:
+class _Images(RequestImages):
     def __init__(
         self, request: GenerateRequest, bounds: ImagesSection, fetcher: ImageFetcher | None, hold: Hold
     ) -> None:
@@ -93,7 +77,6 @@ class _Images:
         self._bounds = bounds
         self._fetcher = fetcher
         self._hold = hold
-        self.data: Mapping[str, ImageData] = _NO_IMAGES
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         images = [image for turn in prompt.turns for image in turn.images]
@@ -175,7 +158,7 @@ def _named(image: ImageContent, header: ImageHeader, sha256: str) -> ImageConten
     return ImageContent("", image.detail, "", header.width, header.height, sha256)
 
 
-_NONE: Final = _NoImages()
+_NONE: Final = nullcontext(RequestImages())
 
 
 def _with_images(turn: Message, read: Mapping[str, tuple[ImageContent, ImageData]]) -> Message:
