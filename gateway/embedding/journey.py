@@ -52,12 +52,11 @@ from gateway.contracts.values import Contract
 from gateway.errors import RateLimited, UnknownModel, public_error
 from gateway.keys.rate_limits import KeyLimiter, paying
 from gateway.requests.in_flight import InFlightRequests
-from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
+from gateway.requests.request_record import CLIENT_CLOSED_REQUEST, Reporter
 from gateway.routing.revision import Revision
 from gateway.routing.target import nearest
 from observability.events import RequestRecord
 from observability.trace_context import RootSpan
-from observability.tracing import Tracing
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns
 
@@ -94,8 +93,7 @@ class EmbeddingJourney:
     limits: AdmissionLimits
     accounts: Accounts
     limiter: KeyLimiter
-    tracing: Tracing
-    emit: Callable[[RequestRecord], None]
+    reporter: Reporter
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     turns: Turns
@@ -129,12 +127,7 @@ class EmbeddingJourney:
     async def _run(
         self, kind: "_WorkKind[Asked, Backed, One]", request: Asked, parts: Sequence["InputPart"]
     ) -> "PooledAnswer[One]":
-        span = self.tracing.begin(
-            request.trace_parent,
-            trace_id=request.trace_id,
-            trace_state=request.trace_state,
-            ago_s=self.clock() - request.arrived_at,
-        )
+        span = self.reporter.trace(request)
         bills: list[UsageRow] = []
         try:
             with self.in_flight.counted():
@@ -351,8 +344,7 @@ class EmbeddingJourney:
             output_tokens=bill.output_tokens if bill else 0,
             cost_nanousd=bill.cost_nanousd if bill and bill.price_version is not None else None,
         )
-        self.tracing.finish(span, record)
-        self.emit(record)
+        self.reporter.report(span, record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The record of a request for metrics, logs and its trace.
 
-The journey calls the recorder: each method takes values and returns nothing. No stage reads from it.
+The journey calls the recorder: each method takes values and returns nothing. No stage reads from it. A
+request that the HTTP edge refused, or served without the journey, has a record too.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from msgspec import Struct
 
 from accounting.values import UsageRow
 from adapters.selection import Lease
 from budgeting.values import Plan
+from gateway.contracts.embeddings import PooledRequest
 from gateway.contracts.openai_answer import sent_status
+from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
@@ -29,7 +32,7 @@ from gateway.routing.revision import Revision
 from gateway.routing.target import Target
 from observability.events import NO_CALLS, RequestRecord, ToolCallCounts
 from observability.trace_context import RootSpan
-from observability.trace_facts import Content, TraceFacts
+from observability.trace_facts import Content, EdgeRecord, TraceFacts
 from observability.tracing import Tracing
 
 # The status that is logged if the caller disconnected before the end (nginx's convention).
@@ -44,15 +47,15 @@ class Reporter:
 
     Args:
         emit: takes each finished record.
-        log_defect: takes a request id and an error that is a defect of the gateway.
+        log_defect: takes an error that is a defect of the gateway, and a request id.
     """
 
     tracing: Tracing
-    emit: Callable[[RequestRecord], None]
-    log_defect: Callable[[str, BaseException], None]
+    emit: Callable[[RequestRecord | EdgeRecord], None]
+    log_defect: Callable[[BaseException, str], None]
     clock: Callable[[], float]
 
-    def trace(self, request: GenerateRequest) -> RootSpan:
+    def trace(self, request: GenerateRequest | PooledRequest | EdgeOutcome) -> RootSpan:
         """Start the request's root span, as of the request's arrival."""
         return self.tracing.begin(
             request.trace_parent,
@@ -66,6 +69,17 @@ class Reporter:
     ) -> AbstractContextManager[RequestRecorder]:
         """``with record(…) as recorder``: emits the record and ends the span when the block ends."""
         return RequestRecorder(self, request, span, stream, timer)
+
+    def report(self, span: RootSpan, record: RequestRecord | EdgeRecord) -> None:
+        """End the span of a request without a recorder, and emit its record."""
+        self.tracing.finish(span, record)
+        self.emit(record)
+
+    def edge(self, outcome: EdgeOutcome) -> None:
+        """Report a request that no journey reports."""
+        span = self.trace(outcome)
+        total_ms = max(0.0, self.clock() - outcome.arrived_at) * 1000
+        self.report(span, _edge_record(outcome, span.trace_id, total_ms))
 
 
 class RequestRecorder(Struct, eq=False):
@@ -113,7 +127,7 @@ class RequestRecorder(Struct, eq=False):
         status = 200 if self._stream.committed else sent_status(public, self._request.contract)
         self._failure, self._error = (status, public.code, "error"), public
         if public.code == Internal.code:
-            self._reporter.log_defect(self._request.request_id, error)
+            self._reporter.log_defect(error, self._request.request_id)
 
     def __enter__(self) -> Self:
         return self
@@ -257,3 +271,26 @@ class RequestRecorder(Struct, eq=False):
         if raw is not None:
             messages = (("user", raw if isinstance(raw, str) else f"{len(raw)} token ids"),)
         return Content(messages, self._stream.text())
+
+
+def _edge_record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
+    gone, error = outcome.status is None, outcome.error
+    status = CLIENT_CLOSED_REQUEST if outcome.status is None else outcome.status
+    details: dict[str, Any] = {"error_code": "cancelled"} if gone else {}
+    if error is not None and not gone:
+        details = {"error_code": error.code, "error_param": error.param, "error_message": error.message}
+    if outcome.contract is None:
+        return EdgeRecord(
+            outcome.request_id, trace_id, outcome.method, outcome.path, status, total_ms, **details
+        )
+    return RequestRecord(
+        request_id=outcome.request_id,
+        generation_id="",
+        trace_id=trace_id,
+        tenant=outcome.tenant,
+        contract=outcome.contract,
+        status=status,
+        total_ms=total_ms,
+        finish_reason="replay" if outcome.replayed else "cancelled" if gone else "error",
+        **details,
+    )

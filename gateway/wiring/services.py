@@ -28,7 +28,6 @@ from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import Services
 from gateway.requests.body_memory import RECORDINGS, UPLOADS, BodyMemory
-from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
 from gateway.routing.target import may_use
 from gateway.wiring.core import Core
@@ -70,7 +69,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         unix_time=base.unix_time,
         new_id=base.new_id,
         version=base.version,
-        emit_edge=EdgeReporter(base.tracing, base.events.emit, base.clock).report,
+        emit_edge=serving.reporter.edge,
         open_metrics=not base.settings.auth.metrics,
         admission=admission,
         adapters=make_adapter_admin(core),

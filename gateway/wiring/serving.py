@@ -47,6 +47,7 @@ class ServingParts:
     responses: StoredResponses
     background: BackgroundResponses
     batches: BatchParts
+    reporter: Reporter
 
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
@@ -58,7 +59,8 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     health = make_health(core, in_flight, inspections)
     guardrail = CanaryGuardrail(shadow.checks, core.control.tally)
     section, ledger = base.settings.responses, base.settings.ledger
-    embeddings = make_embeddings(core, in_flight)
+    reporter = Reporter(base.tracing, base.events.emit, log_defect, base.clock)
+    embeddings = make_embeddings(core, in_flight, reporter)
     if core.generation.answers.resident is not None:
         core.generation.answers.resident.embedder = QuestionEmbedder(embeddings, base.clock, base.new_id)
     store = None
@@ -69,7 +71,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         in_flight=in_flight,
         shadow=shadow,
         guardrail=guardrail,
-        journey=make_journey(core, in_flight, shadow, guardrail, observe),
+        journey=make_journey(core, in_flight, shadow, guardrail, observe, reporter),
         health=health,
         inspections=inspections,
         first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
@@ -77,6 +79,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         responses=responses,
         background=BackgroundResponses(responses, base.clock),
         batches=make_batches(core),
+        reporter=reporter,
     )
 
 
@@ -86,6 +89,7 @@ def make_journey(
     shadow: ShadowParts,
     guardrail: CanaryGuardrail,
     observe: Callable[[RequestRecord], None] | None,
+    reporter: Reporter,
 ) -> Journey:
     """Build the journey; the rolling statistics and the canary receive each finished request's record."""
     base, model, control, engine = core.base, core.model, core.control, core.base.settings.engine
@@ -119,12 +123,7 @@ def make_journey(
         mirror=answered,
         limiter=core.access.limiter,
         turns=base.turns,
-        reporter=Reporter(
-            tracing=base.tracing,
-            emit=base.events.emit,
-            log_defect=lambda request_id, error: log_defect(error, request_id),
-            clock=base.clock,
-        ),
+        reporter=reporter,
         clock=base.clock,
         unix_time=base.unix_time,
         check_shape=model.grammars.checked,
@@ -132,7 +131,7 @@ def make_journey(
     )
 
 
-def make_embeddings(core: Core, in_flight: InFlightRequests) -> EmbeddingJourney:
+def make_embeddings(core: Core, in_flight: InFlightRequests, reporter: Reporter) -> EmbeddingJourney:
     base, control = core.base, core.control
     return EmbeddingJourney(
         in_flight=in_flight,
@@ -142,8 +141,7 @@ def make_embeddings(core: Core, in_flight: InFlightRequests) -> EmbeddingJourney
         limits=replace(control.limits, max_wait_s=MAX_WAIT_S),
         accounts=core.accounts.accounts,
         limiter=core.access.limiter,
-        tracing=base.tracing,
-        emit=base.events.emit,
+        reporter=reporter,
         clock=base.clock,
         unix_time=base.unix_time,
         turns=base.turns,

@@ -33,6 +33,7 @@ from gateway.embedding.journey import (
 from gateway.errors import Draining, RateLimited, UnknownModel
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.requests.in_flight import InFlightRequests
+from gateway.requests.request_record import Reporter
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from observability.events import RequestRecord
@@ -91,8 +92,7 @@ class EmbeddingRig:
             limits=AdmissionLimits(max_wait_s=MAX_WAIT_S),
             accounts=Accounts(self.outbox),
             limiter=KeyLimiter(Quotas(clock=lambda: 0.0)),
-            tracing=Tracing(),
-            emit=self.records.append,
+            reporter=Reporter(Tracing(), self.records.append, lambda error, request_id: None, lambda: 1.0),
             clock=lambda: 1.0,
             unix_time=lambda: 1_700_000_000.0,
             turns=Turns(),

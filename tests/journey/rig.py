@@ -314,7 +314,7 @@ def build_rig(
         reporter=Reporter(
             tracing=Tracing(),
             emit=records.append,
-            log_defect=lambda _id, error: defects.append(error),
+            log_defect=lambda error, _id: defects.append(error),
             clock=clock,
         ),
         clock=clock,
