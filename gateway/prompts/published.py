@@ -8,9 +8,8 @@ no prompt.
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -35,14 +34,16 @@ BUSY_TIMEOUT_S = 2.0
 MAX_TRIES = 50
 
 
-class _Version(msgspec.Struct):
+class Published(msgspec.Struct, frozen=True):
+    """The hash of one published id, and its publication time in seconds since 1970."""
+
     id: str
     sha256: str
     published_at: float
 
 
 class _Batch(msgspec.Struct):
-    versions: list[_Version]
+    versions: list[Published]
 
 
 class PromptChanged(PromptFileError):
@@ -51,14 +52,6 @@ class PromptChanged(PromptFileError):
 
 class StoreUnreachable(Exception):
     """The published versions cannot be read or stored at the moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The hash of one published id, and its publication time in seconds since 1970."""
-
-    sha256: str
-    published_at: float
 
 
 class StreamPublished:
@@ -84,14 +77,14 @@ class StreamPublished:
         before = await asyncio.to_thread(_table, self._earlier)
         for _ in range(MAX_TRIES):
             head, published = await self._read()
-            wanted = {**{one: Published(sha256, at) for one, sha256 in hashes.items()}, **before}
+            wanted = {**{one: Published(one, sha256, at) for one, sha256 in hashes.items()}, **before}
             new = {one: known for one, known in wanted.items() if one not in published}
             if len(published) + len(new) > MAX_PUBLISHED:
                 raise StoreUnreachable(
                     f"{len(published)} prompt versions are published; allowed: {MAX_PUBLISHED}"
                 )
             try:
-                await self._append(new, head)
+                await self._append(new.values(), head)
             except Conflict:
                 continue
             except StateError as error:
@@ -106,14 +99,14 @@ class StreamPublished:
             while page := await self._store.read(STREAM, after=head, limit=MAX_READ):
                 for record in page:
                     for one in msgspec.json.decode(record.data, type=_Batch).versions:
-                        published.setdefault(one.id, Published(one.sha256, one.published_at))
+                        published.setdefault(one.id, one)
                 head = page[-1].number
         except (StateError, msgspec.MsgspecError) as error:
             raise StoreUnreachable(str(error)) from error
         return head, published
 
-    async def _append(self, new: Mapping[str, Published], head: int) -> None:
-        rows = iter(_Version(one, known.sha256, known.published_at) for one, known in new.items())
+    async def _append(self, new: Iterable[Published], head: int) -> None:
+        rows = iter(new)
         while batch := list(islice(rows, RECORD_VERSIONS)):
             data = msgspec.json.encode(_Batch(batch))
             head = (await self._store.append(STREAM, data, author=AUTHOR, expected=head)).number
@@ -186,4 +179,4 @@ def _table(path: Path | None) -> Mapping[str, Published]:
             rows = connection.execute("SELECT id, sha256, published_at FROM published_prompts").fetchall()
     except sqlite3.Error as error:
         raise StoreUnreachable(error_kind(error)) from error
-    return {name: Published(sha256, at) for name, sha256, at in rows}
+    return {name: Published(name, sha256, at) for name, sha256, at in rows}

@@ -141,9 +141,9 @@ async def test_what_an_earlier_version_published_in_its_table_is_still_published
         old.execute("CREATE TABLE published_prompts (id VARCHAR, sha256 VARCHAR, published_at FLOAT)")
         old.execute("INSERT INTO published_prompts VALUES ('v1', 'aa', 7.0)")
         old.commit()
-    kept = {"v1": Published("aa", 7.0), "v2": Published("cc", 9.0)}
+    kept = {"v1": Published("v1", "aa", 7.0), "v2": Published("v2", "cc", 9.0)}
     async with on_a_file(path) as store:
-        assert await store.read() == {"v1": Published("aa", 7.0)}
+        assert await store.read() == {"v1": Published("v1", "aa", 7.0)}
         assert await store.publish({"v1": "bb", "v2": "cc"}, at=9.0) == kept
         with closing(sqlite3.connect(path)) as old:
             old.execute("DROP TABLE published_prompts")
