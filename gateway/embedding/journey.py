@@ -51,6 +51,7 @@ from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import Contract
 from gateway.errors import RateLimited, UnknownModel, public_error
 from gateway.keys.rate_limits import KeyLimiter, paying
+from gateway.requests.answer import estimated_cost
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import CLIENT_CLOSED_REQUEST, Reporter
 from gateway.routing.revision import Revision
@@ -99,14 +100,13 @@ class EmbeddingJourney:
     turns: Turns
 
     def may_ask(self, request: PooledRequest) -> bool:
-        revision = self.revision()
         try:
             if isinstance(request, EmbeddingsRequest):
-                self._backends(_VECTORS, request, revision)
+                self._backends(_VECTORS, request)
             elif isinstance(request, ScoreRequest):
-                self._backends(_SCORES, request, revision)
+                self._backends(_SCORES, request)
             elif isinstance(request, AudioRequest):
-                self._backends(_transcript(request, _nowhere), request, revision)
+                self._backends(_transcript(request, _nowhere), request)
         except UnknownModel:
             return False
         return True
@@ -153,11 +153,10 @@ class EmbeddingJourney:
         trace_id: str,
         bills: list[UsageRow],
     ) -> "PooledAnswer[One]":
-        revision = self.revision()
-        backends = self._backends(kind, request, revision)
+        backends = self._backends(kind, request)
         tokens = sum([part.tokens for part in parts])
-        row = self._opening_row(kind.contract, request, revision, trace_id)
-        cost = partial(self._cost, row, backends[0], tokens)
+        row = self._opening_row(kind.contract, request, trace_id)
+        cost = partial(estimated_cost, row, backends[0], tokens, 0, self.accounts.price)
         reservation = None
         if not request.for_cache:
             reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
@@ -184,15 +183,13 @@ class EmbeddingJourney:
                 reservation.settle(sum([one.input_tokens + one.output_tokens for one in bills]))
         return PooledAnswer(by.model, made.results, made.input_tokens)
 
-    def _backends(
-        self, kind: "_WorkKind[Asked, Backed, One]", request: Asked, revision: Revision
-    ) -> Sequence[Backed]:
+    def _backends(self, kind: "_WorkKind[Asked, Backed, One]", request: Asked) -> Sequence[Backed]:
         """The backends that may answer, in the configuration's order. Raises UnknownModel."""
         caller, named = request.caller, request.model
         if caller.aliases:
             named = dict(caller.aliases).get(named, named)
         named = self.fleet.aliases.get(named, named)
-        reached = None if caller.routes is None else _reached(caller.routes, revision)
+        reached = None if caller.routes is None else _reached(caller.routes, self.revision())
 
         def usable_of(backends: Iterable[tuple[str, Backend]]) -> list[Backed]:
             return [
@@ -289,9 +286,7 @@ class EmbeddingJourney:
             generates=False,
         )
 
-    def _opening_row(
-        self, contract: str, request: PooledRequest, revision: Revision, trace_id: str
-    ) -> UsageRow:
+    def _opening_row(self, contract: str, request: PooledRequest, trace_id: str) -> UsageRow:
         caller = request.caller
         return UsageRow(
             generation_id=request.generation_id,
@@ -304,14 +299,9 @@ class EmbeddingJourney:
             kind="cache" if request.for_cache else "front" if caller.by_front else "request",
             org=caller.org,
             user_id=request.user,
-            revision=revision.number,
+            revision=self.revision().number,
             trace_id=trace_id,
         )
-
-    def _cost(self, row: UsageRow, backend: TakesParts, tokens: int) -> int:
-        return self.accounts.price(
-            structs.replace(_with_backend(row, backend), input_tokens=tokens)
-        ).cost_nanousd
 
     def _report(
         self,
