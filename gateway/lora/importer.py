@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -91,18 +92,14 @@ class AdapterImport:
                     "content a new id"
                 )
         else:
-            verified = await self._source.take(adapter.path)
-
-            def register(catalogue: Catalogue) -> bytes | None:
-                return changes.register(
-                    catalogue,
-                    name,
-                    verified,
-                    base_model=adapter.base_model,
-                    location=adapter.path,
-                    labels=adapter.labels,
-                )
-
+            register = partial(
+                changes.register,
+                adapter_id=name,
+                verified=await self._source.take(adapter.path),
+                base_model=adapter.base_model,
+                location=adapter.path,
+                labels=adapter.labels,
+            )
             await self._projection.change(register, author=AUTHOR)
         if self._projection.catalogue.version(name).state is AdapterState.STAGED:
             await self._projection.change(

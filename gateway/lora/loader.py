@@ -125,16 +125,9 @@ class LoraLoader:
                 "adapters on",
             )
 
-        async def on_worker(one: LoadsElsewhere) -> None:
+        async def load(where: LoraSlots | LoadsElsewhere) -> None:
             try:
-                await one.preload(adapter)
-            except BackendFailure as failure:
-                failures.append(failure)
-
-        async def on_engine(slots: LoraSlots) -> None:
-            slots.residency.retry(adapter.adapter_id)
-            try:
-                await slots.preload(adapter)
+                await where.preload(adapter)
             except BackendFailure as failure:
                 failures.append(failure)
             except EngineError as error:
@@ -142,9 +135,10 @@ class LoraLoader:
 
         async with asyncio.TaskGroup() as loads:
             if slots is not None and in_process:
-                loads.create_task(on_engine(slots), name=f"preload-{adapter.adapter_id}")
+                slots.residency.retry(adapter.adapter_id)
+                loads.create_task(load(slots), name=f"preload-{adapter.adapter_id}")
             for one in workers:
-                loads.create_task(on_worker(one), name=f"preload-{adapter.adapter_id}")
+                loads.create_task(load(one), name=f"preload-{adapter.adapter_id}")
         if failures:
             raise failures[0]
 
@@ -185,7 +179,7 @@ class LoraLoader:
                     await self._update()
                 if self._clock() - saved_at >= SAVE_S:
                     saved_at = self._clock()
-                    await self._save()
+                    await asyncio.to_thread(self._write, self._demand.snapshot(self._clock()))
                 self._changed.clear()
                 try:
                     async with asyncio.timeout(TICK_S):
@@ -249,10 +243,6 @@ class LoraLoader:
         stored = await asyncio.to_thread(self._read)
         if stored is not None:
             self._demand.restore(stored[1], self._clock(), age_s=self._unix_time() - stored[0])
-
-    async def _save(self) -> None:
-        heat = self._demand.snapshot(self._clock())
-        await asyncio.to_thread(self._write, heat)
 
     def _read(self) -> tuple[float, dict[str, float]] | None:
         """The stored time and demand; ``None`` without a usable file."""
