@@ -137,8 +137,7 @@ class FallbackChain:
             on_engine=self._on_engine,
             in_hand=isinstance(cause, BackendFailure) and stream.started_at is not None,
         )
-        moved = _would_resume(primary, job, stream)
-        self._record(policy, primary, cause, moved=moved, repeatable=_repeatable(primary, job, stream))
+        self._record(policy, primary, cause, job, stream)
         waited = False
         while (step := policy.next(self._situation(job, stream))) is not None:
             if isinstance(step, WaitForRestart):
@@ -148,7 +147,8 @@ class FallbackChain:
                 backend = primary if step.backend == primary.name else self._backends[step.backend]
                 outcome = await self._try(policy, backend, job, stream, waited=waited)
                 if outcome is not None:
-                    return self._with_fallback(outcome, cause, job)
+                    fallback = None if backend is primary else _fallback(backend.name, cause)
+                    return replace(outcome, fallback=fallback)
             else:
                 limit_s = self._time_left_s(job) - job.fallback_reserve_s
                 if outcome := await self._serve_stored(step.leg, limit_s, cause, job, stream):
@@ -278,10 +278,7 @@ class FallbackChain:
                 if stream.committed:
                     raise
                 stream.rewind()
-            gave = stream.chars > chars_before
-            moved = gave and _would_resume(backend, job, stream)
-            repeatable = gave and _repeatable(backend, job, stream)
-            self._record(policy, backend, failure, moved=moved, repeatable=repeatable)
+            self._record(policy, backend, failure, job, stream, gave=stream.chars > chars_before)
             return None
         except DeadlinePassed:
             if not stream.committed:
@@ -312,20 +309,24 @@ class FallbackChain:
         policy: FallbackPolicy,
         backend: Backend,
         cause: Refused | BackendFailure,
+        job: Job,
+        stream: AnswerStream,
         *,
-        moved: bool,
-        repeatable: bool,
+        gave: bool = True,
     ) -> None:
+        """Tell the policy of a failure; ``gave``: the backend may have given a part of the answer."""
         if isinstance(cause, Refused):
             policy.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
             return
+        again = gave and not cause.no_retry_here
+        # A whole answer may be requested again: it was begun, and the caller has no part of it.
+        begun = stream.chars > 0 and not stream.committed
+        repeatable = again and begun and job.call_budget.allows(backend.name)
         policy.failed(
             backend.name,
             cause.kind,
-            moved=moved and not cause.no_retry_here,
-            may_retry=lambda: (
-                repeatable and not cause.no_retry_here and self._dispatcher.affords(backend, cause.kind)
-            ),
+            moved=again and _would_resume(backend, job, stream),
+            may_retry=lambda: repeatable and self._dispatcher.affords(backend, cause.kind),
             away=backend.state is not BackendState.READY,
         )
 
@@ -360,13 +361,6 @@ class FallbackChain:
             warnings=() if similar is None else (f"answered from a similar question ({similar:.2f})",),
         )
 
-    def _with_fallback(
-        self, outcome: GenerationOutcome, cause: Refused | BackendFailure, job: Job
-    ) -> GenerationOutcome:
-        if outcome.backend_name == job.primary.name:
-            return outcome
-        return replace(outcome, fallback=_fallback(outcome.backend_name, cause))
-
     def _time_left_s(self, job: Job) -> float:
         return job.deadline - self._clock()
 
@@ -391,11 +385,6 @@ def _would_resume(backend: Backend, job: Job, stream: AnswerStream) -> bool:
     """
     modes = modes_on(backend, job, stream) if stream.chars else ()
     return bool(modes) and (stream.committed or modes[0] is not ResumeMode.TEXT)
-
-
-def _repeatable(backend: Backend, job: Job, stream: AnswerStream) -> bool:
-    """Whether a whole answer may be requested again: it was begun, and the caller has no part of it."""
-    return stream.chars > 0 and not stream.committed and job.call_budget.allows(backend.name)
 
 
 def _resumable_after(cause: Refused | BackendFailure) -> bool:
