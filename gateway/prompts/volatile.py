@@ -89,6 +89,8 @@ _KINDS: Final = {
     "counter": VolatileKind.COUNTER,
     "turn": VolatileKind.COUNTER,
 }
+# Words before a match without which it is not volatile.
+_CUES: Final = {"day": NOW, "clock": NOW, "unix": UNIX, "turn": CURRENT_TURN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +183,8 @@ def _means_now(group: str, what: str, before: str) -> bool:
         return not FIXED.search(before) or NOW.search(before) is not None
     if group in ("stamp", "time"):
         return not FIXED.search(before)
-    if group in ("day", "clock"):
-        return NOW.search(before) is not None
-    if group == "unix":
-        return UNIX.search(before) is not None
-    if group == "turn":
-        return CURRENT_TURN.search(before) is not None
+    if (cue := _CUES.get(group)) is not None:
+        return cue.search(before) is not None
     if group == "ulid":
         return what.upper() == what
     return True
