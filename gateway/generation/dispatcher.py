@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec import Struct
@@ -51,23 +52,17 @@ class GenerationOutcome(Struct, frozen=True):
         return f"{self.model}+{self.adapter.adapter_id}" if self.adapter else self.model
 
 
+@dataclass(frozen=True, slots=True)
 class Dispatcher:
     """Generates an admitted request's answer on a backend: the whole one, or the rest of a partial one.
 
     ``spelling`` returns the tokenizer of a model.
     """
 
-    def __init__(
-        self,
-        retries: RetryLoop,
-        output_guard: OutputGuard,
-        spelling: Callable[[str], Spelling],
-        emit: Callable[[ResilienceEvent], None],
-    ) -> None:
-        self._retries = retries
-        self._output_guard = output_guard
-        self._spelling = spelling
-        self._emit = emit
+    _retries: RetryLoop
+    _output_guard: OutputGuard
+    _spelling: Callable[[str], Spelling]
+    _emit: Callable[[ResilienceEvent], None]
 
     def affords(self, backend: Backend, kind: FailureKind) -> bool:
         """Take a retry on ``backend`` after ``kind`` from the retry budget; return whether it has one."""

@@ -1,6 +1,7 @@
 """Inspects answers during generation: a degenerate one is requested again, ended or failed."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ _WHAT: Mapping[Sign, str] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
 class OutputGuard:
     """Generates on a backend and inspects the answer.
 
@@ -30,13 +32,10 @@ class OutputGuard:
         blame: decides whether an adapter or the backend is the cause.
     """
 
-    def __init__(
-        self, action: Action, limits: DegenerateLimits, emit: Callable[[Degenerated], None], blame: Blame
-    ) -> None:
-        self._action = action
-        self._limits = limits
-        self._emit = emit
-        self._blame = blame
+    _action: Action
+    _limits: DegenerateLimits
+    _emit: Callable[[Degenerated], None]
+    _blame: Blame
 
     async def generate(
         self,

@@ -69,14 +69,12 @@ class RequestImages:
         return prompt
 
 
+@dataclass(slots=True, eq=False)
 class _Images(RequestImages):
-    def __init__(
-        self, request: GenerateRequest, bounds: ImagesSection, fetcher: ImageFetcher | None, hold: Hold
-    ) -> None:
-        self._request = request
-        self._bounds = bounds
-        self._fetcher = fetcher
-        self._hold = hold
+    _request: GenerateRequest
+    _bounds: ImagesSection
+    _fetcher: ImageFetcher | None
+    _hold: Hold
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         images = [image for turn in prompt.turns for image in turn.images]
