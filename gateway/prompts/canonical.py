@@ -19,7 +19,7 @@ from msgspec import Struct
 from budgeting.plan import Offload
 from budgeting.values import NO_KWARGS, CanonicalPrompt, EvidenceChunk, Message, Role, Tool
 from gateway.config.volatile import VolatilePolicy
-from gateway.contracts.values import Contract, GenerateRequest
+from gateway.contracts.values import EMPTY, Contract, GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.prompts.versions import PromptVersion
 from gateway.prompts.volatile import Separated, VolatileFinder, VolatileFinding
@@ -66,36 +66,11 @@ class Canonical(Struct, frozen=True):
         return "moved" if self.moved else "reported"
 
 
-class SystemTexts:
-    """Normalizes and searches system texts; caches those without a finding, which are likely to recur.
-    Thread-safe."""
-
-    def __init__(self) -> None:
-        self._finder = VolatileFinder()
-        self._known: dict[str, tuple[str, Separated]] = {}
-        self._lock = threading.Lock()
-
-    def read(self, content: str, number: int, *, search: bool = True) -> tuple[str, Separated]:
-        """Return system message ``number`` of the caller normalized, and separated from volatile content."""
-        known = self._known.get(content)
-        if known is not None:
-            return known
-        text = normalize(content)
-        if not search:
-            return text, Separated(text)
-        read = text, self._finder.separate(text, number)
-        if not read[1].findings and len(content) <= REMEMBERED_CHARS:
-            with self._lock:
-                if len(self._known) >= REMEMBERED_TEXTS:
-                    del self._known[next(iter(self._known))]
-                self._known[content] = read
-        return read
-
-
 class Canonicalizer:
     """Makes requests' prompts canonical by the volatile policy of the prompt version or of the contract.
 
-    By default no sentence of a prompt in OpenAI's contract is moved.
+    By default no sentence of a prompt in OpenAI's contract is moved. Thread-safe. System texts without a
+    finding are cached, because they are likely to recur.
     """
 
     def __init__(
@@ -106,7 +81,9 @@ class Canonicalizer:
     ) -> None:
         self._native = native
         self._openai = openai
-        self._texts = SystemTexts()
+        self._finder = VolatileFinder()
+        self._known: dict[str, tuple[str, Separated]] = {}
+        self._lock = threading.Lock()
 
     def policy_of(self, contract: Contract, version: PromptVersion | None) -> VolatilePolicy:
         """Return the version's policy if it has one, else the contract's."""
@@ -115,24 +92,27 @@ class Canonicalizer:
         return self._native if contract is Contract.NATIVE else self._openai
 
     def canonical(self, request: GenerateRequest, version: PromptVersion | None) -> Canonical:
-        """Return a request's canonical prompt. Raises InvalidRequest for a context that is not JSON."""
-        return canonicalize(
+        """Return a request's canonical prompt; a text completion's prompt is sent alone and unchanged.
+
+        The text of ``version`` comes first, as one system message. Moved sentences follow the fields of the
+        context, one per line, in their order and verbatim. Idempotent for the caller's system messages and
+        turns. Raises InvalidRequest for a context that is not JSON.
+        """
+        if request.raw_prompt is not None:
+            return Canonical(CanonicalPrompt(raw=request.raw_prompt))
+        return self._canonical(
             request.messages,
-            chunks=request.chunks,
-            context=request.context,
-            raw_prompt=request.raw_prompt,
-            version=version,
-            volatile=self.policy_of(request.contract, version),
-            texts=self._texts,
-            tools=request.tools,
-            template_kwargs=request.template_kwargs
-            if request.reasoning_effort is None
-            else request.template_variables,
+            self.policy_of(request.contract, version),
+            version,
+            request.context,
+            request.chunks,
+            request.tools,
+            request.template_kwargs if request.reasoning_effort is None else request.template_variables,
         )
 
     def messages(self, messages: Sequence[Message]) -> Canonical:
         """Return the canonical form of messages in OpenAI's contract, without prompt version and context."""
-        return canonicalize(messages, volatile=self._openai, texts=self._texts)
+        return self._canonical(messages, self._openai)
 
     async def canonical_async(
         self, request: GenerateRequest, version: PromptVersion | None, offload: Offload = asyncio.to_thread
@@ -142,6 +122,54 @@ class Canonicalizer:
         if searched <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version)
         return await offload(lambda: self.canonical(request, version))
+
+    def _canonical(
+        self,
+        messages: Sequence[Message],
+        volatile: VolatilePolicy,
+        version: PromptVersion | None = None,
+        context: Mapping[str, object] = EMPTY,
+        evidence: tuple[EvidenceChunk, ...] = (),
+        tools: tuple[Tool, ...] = (),
+        template_kwargs: Mapping[str, object] = NO_KWARGS,
+    ) -> Canonical:
+        system = [stable_text(version)] if version is not None else []
+        findings: list[VolatileFinding] = []
+        volatile_lines = [render_context(context)] if context else []
+        written, turns = _split_roles(messages)
+        for number, message in enumerate(written):
+            text, separated = self._read(message.content, number, volatile)
+            findings += separated.findings
+            if volatile is VolatilePolicy.MOVE and separated.findings:
+                system.append(separated.stable)
+                volatile_lines += separated.moved
+            else:
+                system.append(text)
+        prompt = CanonicalPrompt(
+            system=tuple(filter(None, system)),
+            turns=tuple(turns),
+            evidence=evidence,
+            context="\n".join(volatile_lines),
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+        return Canonical(prompt, volatile, tuple(findings))
+
+    def _read(self, content: str, number: int, volatile: VolatilePolicy) -> tuple[str, Separated]:
+        """Return system message ``number`` of the caller normalized, and separated from volatile content."""
+        known = self._known.get(content)
+        if known is not None:
+            return known
+        text = normalize(content)
+        if volatile is VolatilePolicy.OFF:
+            return text, Separated(text)
+        read = text, self._finder.separate(text, number)
+        if not read[1].findings and len(content) <= REMEMBERED_CHARS:
+            with self._lock:
+                if len(self._known) >= REMEMBERED_TEXTS:
+                    del self._known[next(iter(self._known))]
+                self._known[content] = read
+        return read
 
 
 def _split_roles(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
@@ -155,58 +183,6 @@ def _split_roles(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequen
         return messages[:opening], messages[opening:]
     system = [message for message in messages if message.role is SYSTEM]
     return system, [message for message in messages if message.role is not SYSTEM]
-
-
-def canonicalize(
-    messages: Sequence[Message],
-    *,
-    chunks: Sequence[EvidenceChunk] = (),
-    context: Mapping[str, object] | None = None,
-    raw_prompt: str | tuple[int, ...] | None = None,
-    version: PromptVersion | None = None,
-    volatile: VolatilePolicy = VolatilePolicy.OFF,
-    texts: SystemTexts | None = None,
-    tools: tuple[Tool, ...] = (),
-    template_kwargs: Mapping[str, object] = NO_KWARGS,
-) -> Canonical:
-    """Return the canonical form of a prompt. Idempotent for its own system messages and turns.
-
-    Args:
-        context: volatile fields.
-        raw_prompt: a text completion's prompt; sent alone and unchanged.
-        version: the prompt version whose text comes first, as one system message.
-        volatile: what to do with volatile content in the caller's system messages. Moved sentences follow the
-            fields of the context, one per line, in their order and verbatim.
-        texts: a cache of system texts.
-        tools, template_kwargs: the chat template's other inputs.
-
-    Raises InvalidRequest if ``context`` cannot be written as text.
-    """
-    if raw_prompt is not None:
-        return Canonical(CanonicalPrompt(raw=raw_prompt))
-    system = [stable_text(version)] if version is not None else []
-    findings: list[VolatileFinding] = []
-    volatile_lines = [render_context(context)] if context else []
-    written, turns = _split_roles(messages)
-    if written:
-        texts = texts or SystemTexts()
-        for number, message in enumerate(written):
-            text, separated = texts.read(message.content, number, search=volatile is not VolatilePolicy.OFF)
-            findings += separated.findings
-            if volatile is VolatilePolicy.MOVE and separated.findings:
-                system.append(separated.stable)
-                volatile_lines += separated.moved
-            else:
-                system.append(text)
-    prompt = CanonicalPrompt(
-        system=tuple(filter(None, system)),
-        turns=tuple(turns),
-        evidence=tuple(chunks),
-        context="\n".join(volatile_lines),
-        tools=tools,
-        template_kwargs=template_kwargs,
-    )
-    return Canonical(prompt, volatile, tuple(findings))
 
 
 def stable_text(version: PromptVersion) -> str:

@@ -17,7 +17,8 @@ from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import BudgetRequest, EvidenceChunk, Message, Plan, Role
 from gateway.config.volatile import VolatilePolicy
-from gateway.prompts.canonical import canonicalize
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
+from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.versions import PromptVersion
 from tests.budgeting import folders
 
@@ -47,13 +48,18 @@ def plan_of(
     chunks: Sequence[EvidenceChunk] = (),
 ) -> Plan:
     turns = (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello"), Message(Role.USER, "which one?"))
-    found = canonicalize(
-        (*(Message(Role.SYSTEM, text) for text in system), *turns),
-        chunks=chunks,
-        context=context,
-        version=VERSION,
-        volatile=VolatilePolicy.MOVE,
+    asked = GenerateRequest(
+        "req_1",
+        "gen_1",
+        Contract.NATIVE,
+        Caller("acme", CallerRole.CALLER, "key_1"),
+        0.0,
+        0,
+        messages=(*(Message(Role.SYSTEM, text) for text in system), *turns),
+        chunks=tuple(chunks),
+        context=context or {},
     )
+    found = Canonicalizer(native=VolatilePolicy.MOVE).canonical(asked, VERSION)
     return planner.plan(BudgetRequest(found.prompt))
 
 

@@ -17,18 +17,29 @@ from gateway.contracts.values import Caller, CallerRole, Contract, GenerateReque
 from gateway.errors import InvalidRequest
 from gateway.prompts.canonical import (
     INLINE_SYSTEM_CHARS,
+    Canonical,
     Canonicalizer,
     normalize,
     render_context,
     stable_text,
 )
-from gateway.prompts.canonical import canonicalize as canonical
 from gateway.prompts.versions import PromptVersion
 
 VERSION = PromptVersion(id="v", system="You sell manga.", policy="Be short.\n", grounding_rule="Cite.")
 USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM
 
 MOVE, REPORT, OFF = VolatilePolicy.MOVE, VolatilePolicy.REPORT, VolatilePolicy.OFF
+
+
+def canonical(
+    messages: Sequence[Message],
+    *,
+    version: PromptVersion | None = None,
+    volatile: VolatilePolicy = OFF,
+    **fields: Any,
+) -> Canonical:
+    asked = replace(request(Contract.NATIVE, messages), **fields)
+    return Canonicalizer(native=volatile).canonical(asked, version)
 
 
 def canonicalize(messages: Sequence[Message], **options: Any) -> CanonicalPrompt:
@@ -68,7 +79,7 @@ def test_a_raw_prompt_stands_alone() -> None:
 
 def test_evidence_keeps_the_callers_order_and_words() -> None:
     chunks = [EvidenceChunk("b", "review", "x \r\n", 0.1), EvidenceChunk("a", "catalog", "y", 0.9)]
-    assert canonicalize([], chunks=chunks).evidence == tuple(chunks)
+    assert canonicalize([], chunks=tuple(chunks)).evidence == tuple(chunks)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.template import GENERATES
 from budgeting.values import BudgetRequest, Message, Role
-from gateway.prompts.canonical import Canonicalizer, canonicalize
+from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.text import ModelText
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -34,7 +34,9 @@ def text(tokenizer: ChatTokenizer) -> ModelText:
 async def test_tokenizing_messages_counts_what_a_request_of_them_would_use(
     text: ModelText, tokenizer: ChatTokenizer
 ) -> None:
-    plan = BudgetPlanner(tokenizer, max_model_len=4096).plan(BudgetRequest(canonicalize(SHUFFLED).prompt))
+    plan = BudgetPlanner(tokenizer, max_model_len=4096).plan(
+        BudgetRequest(Canonicalizer().messages(SHUFFLED).prompt)
+    )
     assert text.encode_chat(SHUFFLED) == plan.token_ids
     assert (text.decode(plan.token_ids)).startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
     assert text.max_model_len == 4096
