@@ -1,36 +1,10 @@
 """When the gateway was first ready: as a figure, and for platforms that only poll ``/ping`` (SageMaker)."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
-from gateway.errors import BackendUnavailable
-from gateway.ports import HealthService
-
-
-class OnceReady:
-    """A :class:`HealthService` whose ``ping`` fails until ``ready`` is true for the first time.
-
-    From then on ``ping`` is plain liveness: a container must not be killed because its engine restarts.
-    """
-
-    def __init__(self, health: HealthService) -> None:
-        self._health = health
-        self._was_ready = False
-
-    def ping(self) -> Mapping[str, object]:
-        """Report liveness. Raises BackendUnavailable if the gateway has never been ready."""
-        if not self._was_ready:
-            self._was_ready, _ = self._health.ready()
-        if not self._was_ready:
-            raise BackendUnavailable("not ready yet: server.ping is once_ready, see /ready")
-        return self._health.ping()
-
-    def ready(self) -> tuple[bool, Mapping[str, object]]:
-        return self._health.ready()
-
-    async def deep(self) -> tuple[bool, Mapping[str, object]]:
-        return await self._health.deep()
-
+from gateway.health.probe import HealthProbe
 
 # Seconds between checks. A start should take at most 90 s, so this is precise enough.
 CHECK_EVERY_S = 0.1
@@ -56,3 +30,11 @@ class FirstReady:
             if self.after_s() is not None:
                 return
             await asyncio.sleep(CHECK_EVERY_S)
+
+
+def once_ready(health: HealthProbe, first: FirstReady) -> HealthProbe:
+    """Return a probe whose ``ping`` fails until the gateway is ready for the first time.
+
+    From then on ``ping`` is plain liveness: a container must not be killed because its engine restarts.
+    """
+    return replace(health, pings=lambda: first.after_s() is not None)

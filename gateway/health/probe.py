@@ -22,6 +22,7 @@ from gateway.backends.workers.inspection import Inspection, WorkerInspections
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Sampling
+from gateway.errors import BackendUnavailable
 from gateway.health.gpus import read_gpus
 from gateway.health.rolling_stats import RollingStats
 from gateway.prompts.text import ModelText
@@ -49,6 +50,7 @@ class HealthProbe:
         state_store_ok: whether this gateway has the state that it needs to serve.
         gpus: the GPUs' figures; must not raise.
         probe_timeout_s: longest time of a backend's short generation.
+        pings: whether ``ping`` may already report that the process is alive.
     """
 
     fleet: Fleet
@@ -65,9 +67,12 @@ class HealthProbe:
     started_at: float
     gpus: Callable[[], Coroutine[None, None, Sequence[Mapping[str, float | None]]]] = read_gpus
     probe_timeout_s: float = DEEP_TIMEOUT_S
+    pings: Callable[[], bool] = lambda: True
 
     def ping(self) -> Mapping[str, object]:
-        """Report liveness: the process answers; the engine is not checked."""
+        """Report liveness: the process answers; the engine is not checked. Raises BackendUnavailable."""
+        if not self.pings():
+            raise BackendUnavailable("not ready yet: server.ping is once_ready, see /ready")
         return {"status": "healthy", "uptime_seconds": round(self.clock() - self.started_at, 1)}
 
     def checks(self) -> Mapping[str, bool]:

@@ -21,7 +21,7 @@ from gateway.admin.usage import ShadowAdmin, UsageAdmin
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.contracts.responses.request import ReasoningSeal
-from gateway.health.first_ready import OnceReady
+from gateway.health.first_ready import once_ready
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.new_key import NewKeyChecks
 from gateway.keys.usable_models import usable
@@ -48,7 +48,9 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         keys=keys.authority,
         limiter=core.access.limiter,
         failed_logins=FailedLogins(clock=base.clock, proxies=server.trusted_proxies, emit=base.events.emit),
-        health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,
+        health=once_ready(serving.health, serving.first_ready)
+        if server.ping == "once_ready"
+        else serving.health,
         idempotency=base.state.idempotency,
         text=models.of,
         text_threads=core.model.threads,

@@ -21,9 +21,6 @@ import pytest
 
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
-from gateway.errors import BackendUnavailable
-from gateway.health.first_ready import OnceReady
-from gateway.testing import FakeHealth
 from ops.sagemaker.container import container_environment, log_level
 from tests.deploy.dockerfiles import read_dockerfile
 from tests.fork_server import ForkedPopen
@@ -233,21 +230,3 @@ def test_a_multi_model_endpoint_is_refused_by_name() -> None:
 )
 def test_the_platforms_log_level_is_a_word_here(given: str, level: str) -> None:
     assert log_level({"SAGEMAKER_CONTAINER_LOG_LEVEL": given}) == level
-
-
-def test_a_gateway_that_was_ready_once_stays_alive() -> None:
-    """The platform must not replace the container because the engine restarts."""
-    health = FakeHealth(is_ready=False)
-    patient = OnceReady(health)
-    with pytest.raises(BackendUnavailable):
-        patient.ping()
-    health.is_ready = True
-    assert patient.ping()["status"] == "healthy"
-    health.is_ready = False
-    assert patient.ping()["status"] == "healthy"
-    assert patient.ready()[0] is False
-
-
-async def test_once_ready_passes_the_deep_check_on() -> None:
-    health = FakeHealth(is_ready=True)
-    assert await OnceReady(health).deep() == await health.deep()

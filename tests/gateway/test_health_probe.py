@@ -12,6 +12,8 @@ from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Fleet
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.inspection import Inspection, WorkerInspections
+from gateway.errors import BackendUnavailable
+from gateway.health.first_ready import FirstReady, once_ready
 from gateway.health.probe import HealthProbe
 from gateway.health.rolling_stats import RollingStats
 from gateway.requests.in_flight import InFlightRequests
@@ -140,3 +142,18 @@ def test_each_check_alone_makes_it_not_ready_and_the_metrics_say_the_same(
 def test_the_gateway_stays_ready_while_one_pool_has_room() -> None:
     full, free = (ScriptedBackend("full", load=load(kv_usage=1.0)), ScriptedBackend("free", load=load()))
     assert probe(full, free).ready()[0]
+
+
+async def test_a_gateway_that_was_ready_once_stays_alive() -> None:
+    """The platform must not replace the container because the engine restarts."""
+    loaded = False
+    health = probe(ScriptedBackend(), model_loaded=lambda: loaded)
+    patient = once_ready(health, FirstReady(lambda: health.ready()[0], lambda: 0.0))
+    with pytest.raises(BackendUnavailable):
+        patient.ping()
+    loaded = True
+    assert patient.ping()["status"] == "healthy"
+    loaded = False
+    assert patient.ping()["status"] == "healthy"
+    assert patient.ready()[0] is False
+    assert (await patient.deep())[0]
