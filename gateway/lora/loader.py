@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -14,6 +13,7 @@ from adapters.residency import AdapterDemand
 from adapters.values import Adapter
 from engine.errors import EngineError
 from gateway.backends.lora_slots import AdapterHolder, LoraSlots
+from gateway.backends.workers.loras import WorkerLoras
 from gateway.lora.registry import IN_FORCE_S, AdapterProjection
 from gateway.weights.records import read_json, write_json
 from resilience.failures import BackendFailure, FailureKind
@@ -25,20 +25,6 @@ WORKERS_TICK_S = 2.0
 # Interval at which the demand is stored; a kill loses at most this much of it.
 SAVE_S = 30.0
 DEMAND_FILE = "heat.json"
-
-
-class LoadsElsewhere(Protocol):
-    """A worker on which this gateway loads adapters while it serves."""
-
-    @property
-    def places(self) -> int:
-        """Most adapters that this gateway loads on the worker at once."""
-
-    async def preload(self, adapter: Adapter) -> None:
-        """Load an adapter now. Raises BackendFailure."""
-
-    async def keep(self, known: Sequence[Adapter], pinned: Collection[str], retired: Collection[str]) -> None:
-        """Keep the pinned adapters loaded and unload the retired ones. Raises BackendFailure."""
 
 
 class LoraLoader:
@@ -72,14 +58,14 @@ class LoraLoader:
         self._clock = clock
         self._unix_time = unix_time
         self._preload_timeout_s = preload_timeout_s
-        self._workers: Callable[[], Sequence[LoadsElsewhere]] = tuple
+        self._workers: Callable[[], Sequence[WorkerLoras]] = tuple
         self._log = structlog.get_logger("adapters")
         self._slots: LoraSlots | None = None
         self._changed = asyncio.Event()
         self.warm = False  # whether preloading at the start is done, successfully or not
         projection.on_change(self.wake)
 
-    def attach_workers(self, workers: Callable[[], Sequence[LoadsElsewhere]]) -> None:
+    def attach_workers(self, workers: Callable[[], Sequence[WorkerLoras]]) -> None:
         """Load adapters also on ``workers``: those in service on which this gateway loads adapters."""
         self._workers = workers
 
@@ -125,7 +111,7 @@ class LoraLoader:
                 "adapters on",
             )
 
-        async def load(where: LoraSlots | LoadsElsewhere) -> None:
+        async def load(where: LoraSlots | WorkerLoras) -> None:
             try:
                 await where.preload(adapter)
             except BackendFailure as failure:
@@ -152,7 +138,7 @@ class LoraLoader:
     async def run_workers(self) -> None:
         """Keep pinned adapters loaded on the workers, and retired ones unloaded, until cancelled."""
 
-        async def keep(one: LoadsElsewhere, pinned: Collection[str], retired: Collection[str]) -> None:
+        async def keep(one: WorkerLoras, pinned: Collection[str], retired: Collection[str]) -> None:
             try:
                 await one.keep(self._registry.known, pinned, retired)
             except BackendFailure as failure:

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Protocol
 
+from budgeting.counter import PromptCounter
 from budgeting.errors import BudgetError
 from budgeting.summary import Count, Summarizer, Summary, beginnings
 from budgeting.token_cache import TokenCache
@@ -46,13 +46,6 @@ _ASK = (
 )
 
 
-class ChatEncoder(Protocol):
-    """The part of the model's tokenizer that is used here."""
-
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the token ids of a conversation."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A summary to write of ``turns``; the summary ``known`` replaces the first ``covered`` of them."""
@@ -79,7 +72,7 @@ class EngineSummarizer:
         self,
         backend: Backend,
         *,
-        encoder: ChatEncoder,
+        encoder: PromptCounter,
         max_model_len: Callable[[], int],
         until_written: Summarizer,
         new_id: Callable[[str], str],

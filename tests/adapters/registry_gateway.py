@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from adapters.events import AdapterEvent
 from adapters.registry import AdapterRegistry
@@ -18,7 +19,7 @@ from gateway.admin.adapters import AdapterAdmin
 from gateway.config.adapters_file import RegistryContent
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.importer import AdapterImport
-from gateway.lora.loader import LoadsElsewhere, LoraLoader
+from gateway.lora.loader import LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
 from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.state.audit import Audit
@@ -83,7 +84,7 @@ async def gateway(
     preload_timeout_s: float = 5.0,
     s3_prefixes: Sequence[str] = ("s3://bucket", "s3://adapters/team"),
     routed: Callable[[str], Sequence[str]] = lambda adapter_id: (),
-    workers: Sequence[LoadsElsewhere] = (),
+    workers: Sequence[Any] = (),
 ) -> AsyncIterator[RegistryGateway]:
     """A gateway's registry, which follows the streams while the block runs."""
     state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
