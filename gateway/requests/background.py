@@ -38,26 +38,25 @@ _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 
 
 class BackgroundRun:
-    """One response while it runs here: a sink that stores its events, at most ``most_bytes`` of them."""
+    """One response while it runs here: a sink that stores its events, at most ``responses.max_bytes``."""
 
-    def __init__(self, asked: ResponsesRequest, stored_responses: StoredResponses, most_bytes: int) -> None:
+    def __init__(self, asked: ResponsesRequest, stored: StoredResponses) -> None:
         self.asked = asked
         self.frames = ResponseFrames(asked, asked.request.model or "")
         self.task: asyncio.Task[None] | None = None
         self.ended = False
         self.events: list[bytes] = []
-        self._stored_responses = stored_responses
-        self._room = most_bytes
+        self._stored = stored
+        self._room = stored.section.max_bytes
         self._log = structlog.get_logger("gateway.responses")
         self._news = asyncio.Event()
 
     @property
     def row(self) -> StoredResponse:
         """The response as a row of the store, in its current state."""
-        return self._stored_responses.packed(self.asked, self.state())
+        return self._stored.packed(self.asked, self.state())
 
     def state(self) -> dict[str, Any]:
-        """Return the response object in its current state."""
         return self.frames.state("in_progress" if self.events else "queued")
 
     def planned(self, plan: Plan, model: str) -> None:
@@ -80,7 +79,8 @@ class BackgroundRun:
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Store the failure, then add its event."""
         last = self.frames.fail(error, request_id, partial=bool(self.events))
-        await self._end(self.frames.state("failed", **_why(self.asked, error)), last)
+        why = failed_response(self.asked, error, "", ())["error"]
+        await self._end(self.frames.state("failed", error=why), last)
 
     async def cancelled(self) -> None:
         """Store the partial response as cancelled, unless it has ended, then add its last event."""
@@ -107,28 +107,25 @@ class BackgroundRun:
             await news.wait()
 
     async def _end(self, response: dict[str, Any], last: bytes) -> None:
-        whole = b"".join((*self.events, self._last(last)))
+        whole = b"".join((*self.events, self._opened(last)))
         try:
-            await self._stored_responses.store.finish(
-                self._stored_responses.packed(self.asked, response, whole)
-            )
+            await self._stored.store.finish(self._stored.packed(self.asked, response, whole))
         except LedgerUnavailable as error:
             # Another gateway, or this one, ends it as failed when its last heartbeat is too old.
             self._log.warning("response not stored", response=response["id"], reason=str(error))
         finally:
             self._show_end(last)
 
-    def _last(self, data: bytes) -> bytes:
+    def _opened(self, data: bytes) -> bytes:
         return data if self.events else self.frames.opening + data
 
     def _show_end(self, last: bytes) -> None:
-        self.events += split(self._last(last))
+        self.events += split(self._opened(last))
         self.ended = True
         self._wake_readers()
 
     def _add(self, data: bytes) -> None:
-        if not self.events:
-            data = self.frames.opening + data
+        data = self._opened(data)
         self._room -= len(data)
         if self._room < 0:
             raise RateLimited("the stream of the response is larger than responses.max_bytes")
@@ -166,12 +163,12 @@ class BackgroundResponses:
 
     def __init__(
         self,
-        stored_responses: StoredResponses | None = None,
+        stored: StoredResponses | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         look_s: float = LOOK_S,
     ) -> None:
-        self._stored_responses = stored_responses or StoredResponses()
+        self._stored = stored or StoredResponses()
         self._look_s = look_s
         self._clock = clock
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
@@ -189,26 +186,26 @@ class BackgroundResponses:
 
     async def show(self, begun: BackgroundRun) -> None:
         """Record that a client receives the response's events from now on. Raises LedgerUnavailable."""
-        await self._stored_responses.store.forbid_rerun(begun.row)
+        await self._stored.store.forbid_rerun(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
         """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited."""
-        most = self._stored_responses.section.max_background
         if self._tasks is None or self._full:
             raise RateLimited(
-                f"{len(self._runs)} responses run in the background, the limit is {most}; try again",
+                f"{len(self._runs)} responses run in the background, the limit is"
+                f" {self._stored.section.max_background}; try again",
                 param="background",
                 retry_after_ms=RETRY_MS,
             )
-        begun = BackgroundRun(asked, self._stored_responses, self._stored_responses.section.max_bytes)
-        row = replace(begun.row, alive_until=self._stored_responses.now() + LEASE_S, again=asked.again)
-        await self._stored_responses.store.put(row)
+        begun = BackgroundRun(asked, self._stored)
+        row = replace(begun.row, alive_until=self._stored.now() + LEASE_S, again=asked.again)
+        await self._stored.store.put(row)
         self._begin(self._tasks, begun, row, run)
         return begun
 
     @property
     def _full(self) -> bool:
-        return len(self._runs) >= self._stored_responses.section.max_background
+        return len(self._runs) >= self._stored.section.max_background
 
     def _begin(self, tasks: asyncio.TaskGroup, begun: BackgroundRun, row: StoredResponse, run: Run) -> None:
         key = row.tenant, row.response_id
@@ -222,19 +219,17 @@ class BackgroundResponses:
             begun.task.cancel()
             await asyncio.wait({begun.task}, timeout=CANCEL_S)
         else:
-            await self._stored_responses.end(row, {**response_of(row), "status": CANCELLED})
+            await self._stored.end(row, {**response_of(row), "status": CANCELLED})
             pause_s = self._look_s / 4
             for _ in range(round(CANCEL_S / pause_s)):  # the gateway that runs it notices and stores the rest
-                if not (await self._stored_responses.get(row.tenant, row.response_id)).open(
-                    self._stored_responses.now()
-                ):
+                if not (await self._stored.get(row.tenant, row.response_id)).open(self._stored.now()):
                     break
                 await asyncio.sleep(pause_s)
-        return response_of(await self._stored_responses.get(row.tenant, row.response_id))
+        return response_of(await self._stored.get(row.tenant, row.response_id))
 
     async def run(self) -> None:
         """Run until cancelled; responses that still run are then abandoned."""
-        if not self._stored_responses.enabled:
+        if not self._stored.enabled:
             return
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -244,7 +239,7 @@ class BackgroundResponses:
                 finally:
                     self._tasks = None
         finally:
-            await self._stored_responses.store.close()
+            await self._stored.store.close()
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         swept, away = float("-inf"), False
@@ -254,7 +249,7 @@ class BackgroundResponses:
                 await self._take_abandoned(tasks)
                 if self._clock() - swept >= SWEEP_S:
                     swept = self._clock()
-                    await self._stored_responses.store.sweep(self._stored_responses.now())
+                    await self._stored.store.sweep(self._stored.now())
                 if away:
                     self._log.info("stored responses are back")
                 away = False
@@ -277,21 +272,21 @@ class BackgroundResponses:
             del self._runs[key]
 
     async def _say_alive(self) -> None:
-        until = self._stored_responses.now() + LEASE_S
+        until = self._stored.now() + LEASE_S
         for key, begun in list(self._runs.items()):
-            if begun.ended or await self._stored_responses.store.keep_alive(begun.row, until):
+            if begun.ended or await self._stored.store.keep_alive(begun.row, until):
                 continue
             if not begun.ended and begun.task is not None and key in self._runs:
                 begun.task.cancel()  # the response was deleted, or cancelled by another gateway
 
     async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> None:
-        now = self._stored_responses.now()
-        for row in await self._stored_responses.store.abandoned(now, ABANDONED):
+        now = self._stored.now()
+        for row in await self._stored.store.abandoned(now, ABANDONED):
             if row.again is None or self._rerun is None:
                 await self._fail(row, _GONE)
             elif not self._rerun.ready() or self._full:
                 continue  # another gateway may run it, or this one later
-            elif await self._stored_responses.store.claim(row, now, now + LEASE_S):
+            elif await self._stored.store.claim(row, now, now + LEASE_S):
                 await self._run_again(tasks, row, self._rerun)
 
     async def _run_again(self, tasks: asyncio.TaskGroup, row: StoredResponse, rerun: Rerun) -> None:
@@ -302,12 +297,12 @@ class BackgroundResponses:
             await self._fail(row, public_error(error))
         else:
             self._log.info("run again", response=row.response_id)
-            begun = BackgroundRun(asked, self._stored_responses, self._stored_responses.section.max_bytes)
+            begun = BackgroundRun(asked, self._stored)
             self._begin(tasks, begun, row, rerun.run)
 
     async def _fail(self, row: StoredResponse, error: PublicError) -> None:
         error_body = {"code": "server_error", "message": error.message}
-        await self._stored_responses.end(row, {**response_of(row), "status": "failed", "error": error_body})
+        await self._stored.end(row, {**response_of(row), "status": "failed", "error": error_body})
 
 
 def split(data: bytes) -> list[bytes]:
@@ -319,7 +314,3 @@ def number_of(event: bytes) -> int:
     """Return the ``sequence_number`` of an event; -1 without one."""
     found = _NUMBER.search(event)
     return -1 if found is None else int(found[1])
-
-
-def _why(asked: ResponsesRequest, error: PublicError) -> dict[str, Any]:
-    return {"error": failed_response(asked, error, "", ())["error"]}
