@@ -220,7 +220,6 @@ class AnswerStream:
 
     @property
     def has_output(self) -> bool:
-        """Whether there is a part of an answer."""
         return bool(self.chars or self.tokens)
 
     @property
@@ -253,15 +252,12 @@ class AnswerStream:
         self.resumes.append(ResumeFact(after_ms, source, target, mode, self.tokens))
 
     def text(self, index: int = 0) -> str:
-        """Return a choice's text so far."""
         return "".join(self._parts[index]) if index < len(self._parts) else ""
 
     def reasoning(self, index: int = 0) -> str | None:
-        """Return a choice's reasoning so far."""
         return None if self.events is None else self.events.reasoning(index)
 
     def tool_calls(self, index: int = 0) -> tuple[ToolCall, ...]:
-        """Return a choice's tool calls so far."""
         return () if self.events is None else self.events.tool_calls(index)
 
     @property
@@ -284,7 +280,6 @@ class AnswerStream:
         self.ended = True
 
     def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
-        """Return a choice's log-probabilities so far."""
         return tuple(self._logprobs.get(index, ()))
 
 

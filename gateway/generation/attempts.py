@@ -57,7 +57,6 @@ class Attempts(Struct, eq=False):
         return tuple(dict.fromkeys(self._notes))
 
     def note(self, warning: str) -> None:
-        """Add a warning for the caller."""
         self._notes.append(warning)
 
     async def next(self, this: Attempt) -> tuple[Work, Resumption | None]:
@@ -86,7 +85,7 @@ class Attempts(Struct, eq=False):
             stream.rewind()
         if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
             # Only once: if half of the prompt does not help, another backend gets all of it.
-            self._shortened = await self._job.half_plan(self._job.plan)
+            self._shortened = await self._job.half_plan()
             if self._shortened is not None:
                 self._notes.append(
                     f"the prompt was shortened from {self._job.plan.counts.total}"

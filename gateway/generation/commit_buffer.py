@@ -49,7 +49,6 @@ class CommitBuffer:
             self.holding = False
 
     def discard(self) -> None:
-        """Drop the held chunks."""
         self._held.clear()
         self._first.clear()
 

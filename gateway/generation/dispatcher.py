@@ -216,7 +216,6 @@ async def _checked(
 def outcome_of(
     backend: Backend, job: Job, stream: AnswerStream, completion: Completion, warnings: tuple[str, ...] = ()
 ) -> GenerationOutcome:
-    """Return the outcome of a generation on ``backend``."""
     return GenerationOutcome(
         completion=completion,
         backend=backend.kind,

@@ -125,7 +125,6 @@ class GrammarChecks:
         raise refusal(f"{shape.param} {found}", param=shape.param)
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
 
     @asynccontextmanager

@@ -73,18 +73,13 @@ class Job(Struct, frozen=True):
             return None
         return replace(self, plan=plan, planned_for=backend.model)
 
-    async def half_plan(self, plan: Plan) -> Plan | None:
-        """Plan the prompt in half the tokens of ``plan``; ``None`` if nothing more can be cut."""
-        return None if self.planning is None else await self.planning.half(self.plan_model, plan)
-
-    @property
-    def required_features(self) -> frozenset[Feature]:
-        """The features that a backend must have to answer."""
-        return required_features(self.request, self.lease)
+    async def half_plan(self) -> Plan | None:
+        """Plan the prompt in half the tokens of the plan; ``None`` if nothing more can be cut."""
+        return None if self.planning is None else await self.planning.half(self.plan_model, self.plan)
 
     def lacking(self, backend: Backend) -> frozenset[Feature]:
         """What a backend lacks of what this request asks."""
-        return lacking(self.required_features, self.lease.adapter, backend)
+        return lacking(required_features(self.request, self.lease), self.lease.adapter, backend)
 
     def served_model(self, backend: Backend) -> str:
         """Return the id of the answering model on ``backend``: the adapter's, else the base model's."""
@@ -131,7 +126,6 @@ class Job(Struct, frozen=True):
 
 @lru_cache(MAX_CHAINS)
 def _without(chain: tuple[str, ...], legs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a fallback chain without some of its targets."""
     return tuple(leg for leg in chain if leg not in legs)
 
 
@@ -151,7 +145,6 @@ def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Featu
 
 
 def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet: Fleet) -> Ranking:
-    """Rank the route's backends for the request."""
     return rank(
         target.route,
         sticky_key=request.sticky_key,

@@ -65,7 +65,6 @@ class CallSpan(_Timed):
         return b"" if root is None else root.headers(self.number)
 
     def fact(self, arrived_at: float, now: float) -> CallFact:
-        """Return the call for the trace."""
         return CallFact(self.target, self.number, *self._times(arrived_at, now), self.failure, self.hedge)
 
 
@@ -90,7 +89,6 @@ class TraceStep(_Timed):
         return call
 
     def fact(self, arrived_at: float, now: float, waited_ms: float | None) -> StepFact:
-        """Return the step for the trace."""
         return StepFact(
             self.name,
             self.number,

@@ -25,7 +25,6 @@ class Models:
         self._budgets = budgets
 
     def of(self, model: str) -> ModelText:
-        """Return the text of a model."""
         return self._own.get(model, self.default)
 
     def budgets(self, model: str) -> SectionBudgets | None:

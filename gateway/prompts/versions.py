@@ -152,12 +152,10 @@ class PromptVersions:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """All ids, sorted."""
         return tuple(sorted(self._by_id))
 
     @property
     def all(self) -> tuple[PromptVersion, ...]:
-        """All versions, by id."""
         return tuple(self._by_id[version_id] for version_id in self.ids)
 
     def file_of(self, version_id: str) -> str:

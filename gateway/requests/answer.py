@@ -33,7 +33,6 @@ def respond(
     trace_id: str,
     warnings: tuple[str, ...],
 ) -> Answer:
-    """Make the backend-neutral answer."""
     completion, usage, plan = outcome.completion, outcome.completion.usage, outcome.plan
     if stream.reasoning_tokens and not usage.reasoning_tokens:
         usage = dataclasses.replace(usage, reasoning_tokens=min(stream.reasoning_tokens, usage.output_tokens))

@@ -38,12 +38,10 @@ class InFlightRequests:
 
     @property
     def draining(self) -> bool:
-        """Whether the drain has begun."""
         return self._draining.is_set()
 
     @property
     def closed(self) -> bool:
-        """Whether new requests are refused."""
         return self._closed.is_set()
 
     def drain(self) -> None:

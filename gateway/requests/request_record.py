@@ -103,11 +103,9 @@ class RequestRecorder(Struct, eq=False):
     _error: PublicError | None = None
 
     def found(self, target: Target, revision: Revision) -> None:
-        """Record the target and the routing revision."""
         self._target, self._revision = target, revision
 
     def canonicalized(self, canonical: Canonical) -> None:
-        """Record the canonical prompt."""
         self._canonical = canonical
 
     def prepared(self, plan: Plan, lease: Lease, drawn: str | None, prefix: Prefix) -> None:
@@ -119,7 +117,6 @@ class RequestRecorder(Struct, eq=False):
         self._answer, self._plan = answer, plan
 
     def billed(self, row: UsageRow) -> None:
-        """Record the settled usage row."""
         self._bill = row
 
     def failed(self, public: PublicError, error: Exception) -> None:

@@ -139,7 +139,6 @@ class StoredResponses:
         return found
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """Return the row of a response."""
         found = await self.store.get(tenant, response_id, self._unix_time())
         if found is None:
             raise _unknown(response_id, "response_id")
@@ -147,8 +146,7 @@ class StoredResponses:
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete a response; a running one is ended."""
-        there = await self.store.delete(tenant, response_id)
-        if not there:
+        if not await self.store.delete(tenant, response_id):
             raise _unknown(response_id, "response_id")
 
     async def end(self, row: StoredResponse, response: Mapping[str, Any]) -> bool:
@@ -175,7 +173,6 @@ class StoredResponses:
 
 
 def response_of(row: StoredResponse) -> dict[str, Any]:
-    """Unpack the response object of a row."""
     found: dict[str, Any] = orjson.loads(zlib.decompress(row.body))
     return found
 
