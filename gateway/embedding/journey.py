@@ -6,13 +6,15 @@
          → parts, each: admit → worker → results → respond → account
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeGuard, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from accounting.account import Accounts
 from accounting.values import PartialUsage, UsageRow
@@ -77,7 +79,6 @@ BYTES_PER_TOKEN: Final = 16
 Backed = TypeVar("Backed", bound=TakesParts)
 One = TypeVar("One")
 Input = TypeVar("Input")
-Asked = TypeVar("Asked", bound=PooledRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,70 +103,69 @@ class EmbeddingJourney:
     def may_ask(self, request: PooledRequest) -> bool:
         try:
             if isinstance(request, EmbeddingsRequest):
-                self._backends(_VECTORS, request)
+                self._backends(_vectors(request))
             elif isinstance(request, ScoreRequest):
-                self._backends(_SCORES, request)
+                self._backends(_scores(request))
             elif isinstance(request, AudioRequest):
-                self._backends(_transcript(request, _nowhere), request)
+                self._backends(_transcript(request, _nowhere))
         except UnknownModel:
             return False
         return True
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         parts = list(split(request.inputs, input_tokens))
-        return await self._run(_VECTORS, request, parts)
+        return await self._run(_vectors(request), parts)
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         parts = list(split(request.pairs, lambda pair: sum(map(_text_tokens, pair))))
-        return await self._run(_SCORES, request, parts)
+        return await self._run(_scores(request), parts)
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
         parts = [InputPart((request.recording,), request.recording.tokens)]
-        answer = await self._run(_transcript(request, out), request, parts)
+        answer = await self._run(_transcript(request, out), parts)
         return TranscriptAnswer(answer.model, answer.results[0])
 
     async def _run(
-        self, kind: "_WorkKind[Asked, Backed, One]", request: Asked, parts: Sequence["InputPart"]
-    ) -> "PooledAnswer[One]":
-        span = self.reporter.trace(request)
+        self, work: _PooledWork[Backed, One], parts: Sequence[InputPart]
+    ) -> PooledAnswer[One]:
+        span = self.reporter.trace(work.request)
         bills: list[UsageRow] = []
         try:
             with self.in_flight.counted():
-                answer = await self._stages(kind, request, parts, span.trace_id, bills)
+                answer = await self._stages(work, parts, span.trace_id, bills)
         except asyncio.CancelledError:
-            self._report(kind.contract, request, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
+            self._report(work, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
             raise
         except Exception as error:
             public = public_error(error)
             status = sent_status(public, Contract.CHAT)
-            self._report(kind.contract, request, span, bills, status, public.code, public.message)
+            self._report(work, span, bills, status, public.code, public.message)
             raise
         # Metrics and log are written in the loop's next turn, after the answer is sent.
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._report, kind.contract, request, span, bills, 200, None, None)
+        loop.call_soon(self._report, work, span, bills, 200, None, None)
         return answer
 
     async def _stages(
         self,
-        kind: "_WorkKind[Asked, Backed, One]",
-        request: Asked,
-        parts: Sequence["InputPart"],
+        work: _PooledWork[Backed, One],
+        parts: Sequence[InputPart],
         trace_id: str,
         bills: list[UsageRow],
-    ) -> "PooledAnswer[One]":
-        backends = self._backends(kind, request)
+    ) -> PooledAnswer[One]:
+        request, backends = work.request, self._backends(work)
         tokens = sum([part.tokens for part in parts])
-        row = self._opening_row(kind.contract, request, trace_id)
+        row = self._opening_row(work, trace_id)
         cost = partial(estimated_cost, row, backends[0], tokens, 0, self.accounts.price)
         reservation = None
         if not request.for_cache:
             reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
         try:
-            with self.accounts.open(row, kind.so_far(row), paying(reservation, bills.append)) as account:
+            with self.accounts.open(row, work.so_far(row), paying(reservation, bills.append)) as account:
                 if len(parts) == 1:
-                    made = await self._part(kind, request, parts[0], backends)
+                    made = await self._part(work, parts[0], backends)
                 else:
-                    made = join_parts(await self._made(kind, request, parts, backends))
+                    made = join_parts(await self._made(work, parts, backends))
                 by = made.backend
                 account.settle(
                     structs.replace(
@@ -183,11 +183,10 @@ class EmbeddingJourney:
                 reservation.settle(sum([one.input_tokens + one.output_tokens for one in bills]))
         return PooledAnswer(by.model, made.results, made.input_tokens)
 
-    def _backends(self, kind: "_WorkKind[Asked, Backed, One]", request: Asked) -> Sequence[Backed]:
+    def _backends(self, work: _PooledWork[Backed, One]) -> Sequence[Backed]:
         """The backends that may answer, in the configuration's order. Raises UnknownModel."""
-        caller, named = request.caller, request.model
-        if caller.aliases:
-            named = dict(caller.aliases).get(named, named)
+        caller, asked = work.request.caller, work.request.model
+        named = dict(caller.aliases).get(asked, asked) if caller.aliases else asked
         named = self.fleet.aliases.get(named, named)
         reached = None if caller.routes is None else _reached(caller.routes, self.revision())
 
@@ -195,7 +194,7 @@ class EmbeddingJourney:
             return [
                 one
                 for name, one in backends
-                if kind.able(one) and caller.may_use(one.model) and (reached is None or name in reached)
+                if work.able(one) and caller.may_use(one.model) and (reached is None or name in reached)
             ]
 
         fleet = self.fleet.backends
@@ -204,23 +203,19 @@ class EmbeddingJourney:
             return found
         usable = usable_of(fleet.items())
         if not usable:
-            raise UnknownModel(f"no backend here {kind.does}; configure workers that do", param="model")
-        known = nearest(request.model, {one.model for one in usable})
-        raise UnknownModel(f"no worker {kind.does} with {request.model!r}; {known}", param="model")
+            raise UnknownModel(f"no backend here {work.does}; configure workers that do", param="model")
+        known = nearest(asked, {one.model for one in usable})
+        raise UnknownModel(f"no worker {work.does} with {asked!r}; {known}", param="model")
 
     async def _made(
-        self,
-        kind: "_WorkKind[Asked, Backed, One]",
-        request: Asked,
-        parts: Sequence["InputPart"],
-        backends: Sequence[Backed],
-    ) -> "list[PartResults[Backed, One]]":
+        self, work: _PooledWork[Backed, One], parts: Sequence[InputPart], backends: Sequence[Backed]
+    ) -> list[PartResults[Backed, One]]:
         """The results of each part, in order; the first failure cancels the other parts."""
         at_once = asyncio.Semaphore(AT_ONCE)
 
         async def one(part: InputPart) -> PartResults[Backed, One]:
             async with at_once:
-                return await self._part(kind, request, part, backends)
+                return await self._part(work, part, backends)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -230,21 +225,17 @@ class EmbeddingJourney:
         return [task.result() for task in tasks]
 
     async def _part(
-        self,
-        kind: "_WorkKind[Asked, Backed, One]",
-        request: Asked,
-        part: "InputPart",
-        backends: Sequence[Backed],
-    ) -> "PartResults[Backed, One]":
+        self, work: _PooledWork[Backed, One], part: InputPart, backends: Sequence[Backed]
+    ) -> PartResults[Backed, One]:
         """The results of a part, from the first backend that can make them."""
         failure: Refused | BackendFailure | None = None
         if len(backends) > 1:  # unready ones come last; their errors tell why
             backends = sorted(backends, key=lambda one: one.state is not BackendState.READY)
         for backend in backends:
             try:
-                async with self.admission.admit(self._demand(kind.contract, request, part, backend)) as slot:
+                async with self.admission.admit(self._demand(work, part, backend)) as slot:
                     try:
-                        made = await kind.ask(request, backend, part)
+                        made = await work.ask(backend, part)
                     except (BackendFailure, RateLimited) as error:
                         if isinstance(error, RateLimited) or not error.counts:
                             slot.ignored()  # a fault of the request says nothing about the backend
@@ -266,35 +257,33 @@ class EmbeddingJourney:
             return made
         assert failure is not None
         if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:
-            raise UnknownModel(f"no worker {kind.does} with {request.model!r}", param="model")
+            raise UnknownModel(f"no worker {work.does} with {work.request.model!r}", param="model")
         raise failure
 
-    def _demand(
-        self, contract: str, request: PooledRequest, part: "InputPart", backend: TakesParts
-    ) -> Demand:
+    def _demand(self, work: _PooledWork[Backed, One], part: InputPart, backend: TakesParts) -> Demand:
         return Demand(
             backend=backend.name,
-            tenant=request.caller.tenant,
+            tenant=work.request.caller.tenant,
             priority=PRIORITY,
             input_tokens=part.tokens,
             max_output_tokens=1,
-            arrived_at=request.arrived_at,
-            kind=(contract, backend.model),
+            arrived_at=work.request.arrived_at,
+            kind=(work.contract, backend.model),
             cached_tokens=0,
             size_bytes=BYTES_PER_TOKEN * part.tokens,
             limits=self.limits,
             generates=False,
         )
 
-    def _opening_row(self, contract: str, request: PooledRequest, trace_id: str) -> UsageRow:
-        caller = request.caller
+    def _opening_row(self, work: _PooledWork[Backed, One], trace_id: str) -> UsageRow:
+        request, caller = work.request, work.request.caller
         return UsageRow(
             generation_id=request.generation_id,
             request_id=request.request_id,
             tenant=caller.tenant,
             key_id=caller.key_id,
-            contract=contract,
-            route=contract,
+            contract=work.contract,
+            route=work.contract,
             started_at=self.unix_time(),
             kind="cache" if request.for_cache else "front" if caller.by_front else "request",
             org=caller.org,
@@ -305,25 +294,24 @@ class EmbeddingJourney:
 
     def _report(
         self,
-        contract: str,
-        request: PooledRequest,
+        work: _PooledWork[Backed, One],
         span: RootSpan,
         bills: Sequence[UsageRow],
         status: int,
         code: str | None,
         message: str | None,
     ) -> None:
-        bill = bills[0] if bills else None
+        request, bill = work.request, bills[0] if bills else None
         record = RequestRecord(
             request_id=request.request_id,
             generation_id=request.generation_id,
             trace_id=span.trace_id,
             tenant=request.caller.tenant,
             key_id=request.caller.key_id,
-            contract=contract,
+            contract=work.contract,
             status=status,
             total_ms=(self.clock() - request.arrived_at) * 1000,
-            route=contract,
+            route=work.contract,
             model=bill.model if bill else request.model,
             backend=bill.backend if bill else None,
             backend_name=bill.backend_name if bill and bill.backend else None,
@@ -366,51 +354,51 @@ def join_parts(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkKind(Generic[Asked, Backed, One]):
-    """A kind of work: which backends are able to do it, and how one is called.
+class _PooledWork(Struct, Generic[Backed, One], frozen=True):
+    """A request's work: which backends are able to do it, and how one is called for a part.
 
     ``does`` names the work. ``so_far``: bills a failed request; nothing is billed if it returns ``None``.
     """
 
+    request: PooledRequest
     contract: str
     does: str
     able: Callable[[Backend], TypeGuard[Backed]]
-    ask: Callable[[Asked, Backed, InputPart], Awaitable[PartResults[Backed, One]]]
+    ask: Callable[[Backed, InputPart], Awaitable[PartResults[Backed, One]]]
     so_far: Callable[[UsageRow], Callable[[BaseException], PartialUsage] | None] = lambda row: None
 
 
-async def _vectors(request: EmbeddingsRequest, backend: Embeds, part: InputPart) -> PartResults[Embeds, str]:
-    wanted = EmbedPart(
-        part.inputs,
-        part.tokens,
-        request.dimensions,
-        request.truncate_to,
-        request.user,
-        request.caller,
-        part.first if len(request.inputs) > 1 else None,
-    )
-    made = await backend.embed(wanted)
-    return PartResults(backend, made.vectors, made.input_tokens)
+def _vectors(request: EmbeddingsRequest) -> _PooledWork[Embeds, str]:
+    async def ask(backend: Embeds, part: InputPart) -> PartResults[Embeds, str]:
+        wanted = EmbedPart(
+            part.inputs,
+            part.tokens,
+            request.dimensions,
+            request.truncate_to,
+            request.user,
+            request.caller,
+            part.first if len(request.inputs) > 1 else None,
+        )
+        made = await backend.embed(wanted)
+        return PartResults(backend, made.vectors, made.input_tokens)
+
+    return _PooledWork(request, EMBEDDINGS, "makes vectors", makes_vectors, ask)
 
 
-async def _scores(request: ScoreRequest, backend: Ranks, part: InputPart) -> PartResults[Ranks, float]:
-    wanted = ScorePart(part.inputs, part.tokens, request.endpoint, request.options, request.caller)
-    made = await backend.score(wanted)
-    return PartResults(backend, made.scores, made.input_tokens)
+def _scores(request: ScoreRequest) -> _PooledWork[Ranks, float]:
+    async def ask(backend: Ranks, part: InputPart) -> PartResults[Ranks, float]:
+        wanted = ScorePart(part.inputs, part.tokens, request.endpoint, request.options, request.caller)
+        made = await backend.score(wanted)
+        return PartResults(backend, made.scores, made.input_tokens)
+
+    return _PooledWork(request, RERANK, "scores texts", scores_texts, ask)
 
 
-_VECTORS: Final = _WorkKind(EMBEDDINGS, "makes vectors", makes_vectors, _vectors)
-_SCORES: Final = _WorkKind(RERANK, "scores texts", scores_texts, _scores)
-
-
-def _transcript(
-    request: AudioRequest, out: EventSink
-) -> _WorkKind[AudioRequest, Transcribes, Mapping[str, Any] | None]:
+def _transcript(request: AudioRequest, out: EventSink) -> _PooledWork[Transcribes, Mapping[str, Any] | None]:
     streaming: list[Transcribes] = []
 
     async def ask(
-        request: AudioRequest, backend: Transcribes, part: InputPart
+        backend: Transcribes, part: InputPart
     ) -> PartResults[Transcribes, Mapping[str, Any] | None]:
         async def push(event: bytes) -> None:
             if not streaming:
@@ -431,7 +419,7 @@ def _transcript(
 
         return partial_usage
 
-    return _WorkKind(AUDIO, "transcribes speech", transcribes, ask, so_far)
+    return _PooledWork(request, AUDIO, "transcribes speech", transcribes, ask, so_far)
 
 
 async def _nowhere(event: bytes) -> None:
