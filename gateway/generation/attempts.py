@@ -41,9 +41,9 @@ _SEED_BITS = 0x7FFF_FFFF
 class Attempts(Struct, eq=False):
     """The attempts of one request on one backend, in order; ``step`` is the current one's trace step."""
 
-    _backend: Backend
+    backend: Backend
     _job: Job
-    _stream: AnswerStream
+    stream: AnswerStream
     _slot: Slot
     _spelling: Spelling
     _notes: list[str] = []
@@ -65,21 +65,21 @@ class Attempts(Struct, eq=False):
         Raises BackendFailure ``stream_broken`` if the caller has a part of the answer and this backend cannot
         resume it.
         """
-        stream, change = self._stream, Remedy.NOTHING
+        stream, change = self.stream, Remedy.NOTHING
         if this.after is not None:
             change = POLICIES[this.after].retry_with
         if stream.chars and (stream.committed or change is Remedy.NOTHING):
             # A long answer may have to be encoded again, so in a thread; nothing else uses the stream now.
             resumption = (
-                await asyncio.to_thread(resumption_on, self._backend, self._job, stream, self._spelling)
+                await asyncio.to_thread(resumption_on, self.backend, self._job, stream, self._spelling)
                 if stream.chars > INLINE_CHARS
-                else resumption_on(self._backend, self._job, stream, self._spelling)
+                else resumption_on(self.backend, self._job, stream, self._spelling)
             )
             # If the caller does not have the part yet, a new answer is better than one of two models.
             if resumption is not None and (stream.committed or resumption.mode is not ResumeMode.TEXT):
                 return self._rest(resumption, change), resumption
         if stream.committed:
-            message = f"{self._backend.name} cannot resume the answer"
+            message = f"{self.backend.name} cannot resume the answer"
             raise BackendFailure(FailureKind.STREAM_BROKEN, message)
         if stream.has_output:
             stream.rewind()
@@ -90,12 +90,12 @@ class Attempts(Struct, eq=False):
                 self._notes.append(
                     f"the prompt was shortened from {self._job.plan.counts.total}"
                     f" to {self._shortened.counts.total}"
-                    f" tokens because {self._backend.name} ran out of memory"
+                    f" tokens because {self.backend.name} ran out of memory"
                 )
         return self._whole(this, change), None
 
     def _rest(self, resumption: Resumption, change: Remedy) -> Work:
-        origin, backend, stream = self._stream.origin, self._backend, self._stream
+        origin, backend, stream = self.stream.origin, self.backend, self.stream
         if origin is None:
             raise RuntimeError("an answer is resumed that was never begun")
         known = resumption.token_ids if resumption.mode is ResumeMode.EXACT else None
@@ -124,23 +124,23 @@ class Attempts(Struct, eq=False):
         if self._slot.shrunk:
             # Shrink before shed: a long queue shortens answers, with a warning.
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
-            self._stream.steps.shortened = True
+            self.stream.steps.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
         if self._job.request.stream:
             self._hold()
-        backend = self._backend
+        backend = self.backend
         served_model = self._job.served_model(backend)
         origin = AnswerOrigin(backend.name, backend.model, served_model, plan, max_tokens)
-        self._stream.started(origin, self._slot.first_token)
+        self.stream.started(origin, self._slot.first_token)
         seed = self._seed(this.number) if change is Remedy.OTHER_SEED else None
         return self._work(plan, max_tokens, None, seed)
 
     def _hold(self) -> None:
         """Hold the first chunks, unless a broken answer could be resumed exactly."""
         rules = self._job.target.route.resume
-        exactly = rules.enabled and resumes_exactly(self._backend, self._job)
+        exactly = rules.enabled and resumes_exactly(self.backend, self._job)
         if rules.commit_chunks and not exactly:
-            self.buffer = self._stream.hold(rules.commit_chunks, rules.commit_s)
+            self.buffer = self.stream.hold(rules.commit_chunks, rules.commit_s)
 
     def _seed(self, number: int) -> int:
         """Return another seed than the request's, equal for each repetition of the request."""
@@ -150,9 +150,9 @@ class Attempts(Struct, eq=False):
 
     def _work(self, plan: Plan, max_tokens: int, partial: PartialAnswer | None, seed: int | None) -> Work:
         request, sampling = self._job.request, self._job.request.sampling
-        if seed is not None and Feature.SEED in self._backend.features:
+        if seed is not None and Feature.SEED in self.backend.features:
             sampling = replace(sampling, seed=seed)
-        changed, warnings = fitted(sampling, request, self._backend)
+        changed, warnings = fitted(sampling, request, self.backend)
         self._notes.extend(warnings)
         if sampling.max_tokens != max_tokens:
             changed["max_tokens"] = max_tokens
@@ -175,7 +175,7 @@ class Attempts(Struct, eq=False):
             stream=request.stream,
             partial=partial,
             open_ended=plan.open_ended and not self._slot.shrunk and partial is None,
-            extra=request.extra if Feature.FIELDS_PASSED in self._backend.features else {},
+            extra=request.extra if Feature.FIELDS_PASSED in self.backend.features else {},
             images=self._job.images,
             image_tokens=plan.image_tokens,
             tools=plan.tools,

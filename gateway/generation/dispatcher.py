@@ -95,7 +95,7 @@ class Dispatcher:
             first_token_deadline=job.first_token_deadline,
         )
         try:
-            completion = await self._retries.run(partial(self._attempt, attempts, backend, stream), bounds)
+            completion = await self._retries.run(partial(self._attempt, attempts), bounds)
             slot.succeeded(completion.usage.cached_tokens)
         except BackendFailure as failure:
             if not failure.counts:
@@ -111,36 +111,29 @@ class Dispatcher:
             completion = replace(completion, usage=stream.used(completion.usage))
         return outcome_of(backend, job, stream, completion, attempts.warnings)
 
-    async def _attempt(
-        self, attempts: Attempts, backend: Backend, stream: AnswerStream, this: Attempt
-    ) -> Completion:
+    async def _attempt(self, attempts: Attempts, this: Attempt) -> Completion:
+        backend, stream = attempts.backend, attempts.stream
         with stream.steps.step("attempt", backend.name, this.number) as step:
             attempts.step = step
             work, resumption = await attempts.next(this)
             if resumption is not None:
-                completion = await self._resume(work, resumption, attempts, backend, stream)
-                return await _checked(completion, work, attempts, stream, may_retry=False)
+                completion = await self._resume(attempts, work, resumption)
+                return await _checked(completion, work, attempts, may_retry=False)
             may_repeat = this.number == 1
             completion = await self._generate(
-                backend, work, stream.take, attempts, lambda: may_repeat and not stream.committed
+                attempts, work, stream.take, lambda: may_repeat and not stream.committed
             )
-            return await _checked(completion, work, attempts, stream, may_retry=may_repeat)
+            return await _checked(completion, work, attempts, may_retry=may_repeat)
 
-    async def _resume(
-        self,
-        work: Work,
-        resumption: Resumption,
-        attempts: Attempts,
-        backend: Backend,
-        stream: AnswerStream,
-    ) -> Completion:
+    async def _resume(self, attempts: Attempts, work: Work, resumption: Resumption) -> Completion:
+        stream = attempts.stream
         spliced, resume = SplicedStream(stream, resumption.splice), stream.resumes[-1]
         if attempts.step is not None:
             attempts.step.mode = resume.mode
         result = "cut"
         try:
             if work.sampling.max_tokens and work.sampling.max_tokens > 0:
-                completion = await self._generate(backend, work, spliced.take, attempts, lambda: False)
+                completion = await self._generate(attempts, work, spliced.take, lambda: False)
                 await spliced.end()
             else:  # the stream broke after the answer's last token
                 completion = Completion(
@@ -160,16 +153,16 @@ class Dispatcher:
         return replace(completion, usage=usage)
 
     def _generate(
-        self, backend: Backend, work: Work, out: DeltaSink, attempts: Attempts, may_retry: Callable[[], bool]
+        self, attempts: Attempts, work: Work, out: DeltaSink, may_retry: Callable[[], bool]
     ) -> Awaitable[Completion]:
-        generating = self._output_guard.generate(backend, work, out, may_retry=may_retry, note=attempts.note)
+        generating = self._output_guard.generate(
+            attempts.backend, work, out, may_retry=may_retry, note=attempts.note
+        )
         buffer = attempts.buffer
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
 
 
-async def _checked(
-    completion: Completion, work: Work, attempts: Attempts, stream: AnswerStream, *, may_retry: bool
-) -> Completion:
+async def _checked(completion: Completion, work: Work, attempts: Attempts, *, may_retry: bool) -> Completion:
     """Check the tool calls of an answer; the completion of a choice with a faulty call ends with an error.
 
     If a stop string may have ended the answer, a last call that is not JSON counts as cut, and its choice
@@ -180,6 +173,7 @@ async def _checked(
     Raises BackendFailure: ``degenerate_output`` for a faulty call if the answer is generated again;
     ``stream_broken`` if the finish reasons contradict the events.
     """
+    stream = attempts.stream
     for warning in completion.warnings:
         attempts.note(warning)
     reasons = [completion.finish_reason, *completion.others]
