@@ -6,6 +6,7 @@ for example after a change of the prompt that adds something volatile.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -69,8 +70,6 @@ class PrefixWatch:
         self._max_blocks = max_blocks
         self._new: set[int] = set()
         self._old: set[int] = set()
-        # A cache; the oldest entry is dropped first.
-        self._key_cache: dict[tuple[tuple[int, ...], _Place], _Keys] = {}
 
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """Return the plan's stable prefix, with the tokens of it that ``backend`` should find cached."""
@@ -79,32 +78,27 @@ class PrefixWatch:
         if block_size <= 0:  # the backend does not report it
             block_size = self._block_size(backend.model)
         place = (backend.name, None if self._shared else tenant, adapter_id, block_size)
-        fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
+        token_ids = first(plan.token_ids, plan.prefix_tokens)
+        keys_of = _keys_of if len(token_ids) <= MAX_CACHED_TOKENS else _keys_of.__wrapped__
+        fingerprint, keys = keys_of(token_ids, place)
         known, new, old = len(keys), self._new, self._old
         if not new.issuperset(keys):
             known = next((at for at, key in enumerate(keys) if key not in new and key not in old), known)
         return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, keys)
-
-    def _keys_of(self, token_ids: tuple[int, ...], place: _Place) -> _Keys:
-        """Return a prefix's fingerprint and block keys, cached: most requests share a few prefixes."""
-        asked = (token_ids, place)
-        known = self._key_cache.get(asked)
-        if known is not None:
-            return known
-        chain = chain_of(token_ids, place[-1], 0)
-        salt = hash(place)
-        found = _hex(chain[-1]) if chain else None, tuple([hash((salt, link)) for link in chain])
-        if len(token_ids) <= MAX_CACHED_TOKENS:
-            if len(self._key_cache) >= MAX_CACHED_KEYS:
-                del self._key_cache[next(iter(self._key_cache))]
-            self._key_cache[asked] = found
-        return found
 
     def computed(self, prefix: Prefix) -> None:
         """Remember that the backend has computed this prefix."""
         self._new.update(prefix.keys)
         if len(self._new) > self._max_blocks // 2:
             self._old, self._new = self._new, set()
+
+
+@lru_cache(MAX_CACHED_KEYS)
+def _keys_of(token_ids: tuple[int, ...], place: _Place) -> _Keys:
+    """Return a prefix's fingerprint and block keys, cached: most requests share a few prefixes."""
+    chain = chain_of(token_ids, place[-1], 0)
+    salt = hash(place)
+    return _hex(chain[-1]) if chain else None, tuple([hash((salt, link)) for link in chain])
 
 
 def _hex(link: int) -> str:
