@@ -1,6 +1,7 @@
 """Loads pinned and frequently requested adapters into the engine in advance, and unloads retired ones."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
@@ -226,17 +227,11 @@ class LoraLoader:
                 await slots.unload(name)
 
     async def _restore(self) -> None:
-        stored = await asyncio.to_thread(self._read)
-        if stored is not None:
-            self._demand.restore(stored[1], self._clock(), age_s=self._unix_time() - stored[0])
-
-    def _read(self) -> tuple[float, dict[str, float]] | None:
-        """The stored time and demand; ``None`` without a usable file."""
-        try:
-            data = read_json(self._file)
-            return float(data["at"]), {str(name): float(heat) for name, heat in data["heat"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+        """Restore the stored demand, unless there is no usable file."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            data = await asyncio.to_thread(read_json, self._file)
+            heat = {str(name): float(value) for name, value in data["heat"].items()}
+            self._demand.restore(heat, self._clock(), age_s=self._unix_time() - float(data["at"]))
 
     def _write(self, heat: object) -> None:
         try:
