@@ -32,8 +32,8 @@ from gateway.images.reading import ImageReader
 from gateway.keys.rate_limits import KeyLimiter, Settling, paying
 from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
 from gateway.prompts.prefixes import PrefixWatch
+from gateway.prompts.text import Models
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.answer import (
     closing_row,

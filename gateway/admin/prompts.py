@@ -20,9 +20,9 @@ from gateway.errors import InvalidRequest
 from gateway.images.reading import ImageReader
 from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
-from gateway.prompts.models import Models
 from gateway.prompts.prefixes import fingerprint_of
 from gateway.prompts.published import Publishing
+from gateway.prompts.text import Models
 from gateway.prompts.versions import PromptVersion, PromptVersions
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import Revision

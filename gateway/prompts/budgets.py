@@ -16,8 +16,7 @@ from budgeting.errors import BudgetError, TemplateRefused
 from budgeting.plan import Offload
 from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
 from gateway.contracts.values import Contract, GenerateRequest
-from gateway.prompts.models import Models
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.revision import NO_ROUTE_BUDGETS, RouteBudgets
 

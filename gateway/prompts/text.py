@@ -1,15 +1,16 @@
-"""A served model's text: tokenizer, planner and sampling defaults."""
+"""The served models' texts: tokenizer, planner and sampling defaults of each."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from budgeting.images import DEFAULT_COST, ImageCost
 from budgeting.learned_counter import PromptCounter
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
 from budgeting.summary import ExtractiveSummarizer, Summarizer
-from budgeting.values import NO_KWARGS, Message, SummaryKind, Tool
+from budgeting.values import NO_KWARGS, Message, SectionBudgets, SummaryKind, Tool
 from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import Canonicalizer
 
@@ -89,6 +90,44 @@ class ModelText:
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return the vocabulary's string of each id. Raises ValueError for an id outside the vocabulary."""
         return self.tokenizer.tokens(token_ids)
+
+
+class Models:
+    """The :class:`ModelText` of each model by id; it may change while the gateway runs.
+
+    A model without an own one uses ``default``, the engine's. ``budgets`` are the models' own budgets.
+    Not thread-safe: use it only on the event loop.
+    """
+
+    def __init__(
+        self,
+        default: ModelText,
+        own: Mapping[str, ModelText] = MappingProxyType({}),
+        budgets: Mapping[str, SectionBudgets] = MappingProxyType({}),
+    ) -> None:
+        self.default = default
+        self._own = dict(own)
+        self._budgets = budgets
+
+    def of(self, model: str) -> ModelText:
+        return self._own.get(model, self.default)
+
+    def budgets(self, model: str) -> SectionBudgets | None:
+        """Return a model's budgets, which apply if neither the route nor the prompt version has any."""
+        return self._budgets.get(model)
+
+    def put(self, model: str, text: ModelText) -> None:
+        """Count and plan prompts for this model with ``text`` from now on."""
+        self._own[model] = text
+
+    def remove(self, model: str) -> None:
+        """Remove the text of a model that no backend serves any more."""
+        self._own.pop(model, None)
+
+    @property
+    def texts(self) -> Mapping[str, ModelText]:
+        """The texts of the models that have their own."""
+        return MappingProxyType(self._own)
 
 
 def sampling_defaults(folder: Path) -> Sampling:

@@ -32,7 +32,7 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
-from gateway.prompts.models import Models
+from gateway.prompts.text import Models
 from gateway.shadow.personal import Redactor, redact_calls, redact_tools
 from gateway.shadow.sampling import Copy, ShadowOutcome
 from resilience.classify import classify

@@ -17,9 +17,8 @@ from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts.bounded_work import ENCODE, RENDER, encode_in, encode_limits, render_in
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
-from gateway.prompts.models import Models
 from gateway.prompts.published import Publishing, StreamPublished
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
 from gateway.wiring.engine import calls_as_text

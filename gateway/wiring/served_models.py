@@ -20,8 +20,7 @@ from gateway.config.backends import OpenAIBackend
 from gateway.config.models import ModelSection
 from gateway.config.settings import Settings
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.wiring.model import Tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -35,9 +35,8 @@ from gateway.images.reading import ImageReader
 from gateway.journey import Journey
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
 from gateway.prompts.prefixes import PrefixWatch
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.body_memory import BodyMemory

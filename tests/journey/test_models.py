@@ -17,8 +17,7 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision

@@ -26,9 +26,8 @@ from gateway.contracts.values import Caller, CallerRole, Contract, GenerateReque
 from gateway.errors import InvalidRequest, UnknownPromptVersion, UnknownRoute
 from gateway.images.reading import ImageReader
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
 from gateway.prompts.published import Publishing, StreamPublished
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.body_memory import BodyMemory
 from gateway.routing.check import KnownNames

@@ -11,8 +11,7 @@ from budgeting.errors import TemplateRefused
 from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Plan, Role
 from gateway.prompts.budgets import Planning, nearest_efforts
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from tests.budgeting.folders import byte_level, write_folder
 
 # Accepts three efforts, as some models' templates do, and only user turns.

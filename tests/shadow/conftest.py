@@ -19,8 +19,7 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.features import Feature
 from gateway.contracts.values import GenerateRequest
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.shadow.asking import Asker
 from gateway.shadow.checks import make_checks
 from gateway.shadow.comparing import Comparer

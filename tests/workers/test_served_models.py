@@ -14,8 +14,7 @@ from gateway.config.backends import OpenAIBackend
 from gateway.config.settings import Settings
 from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.models import Models
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import Models, ModelText
 from gateway.wiring.model import Tokenizers
 from gateway.wiring.served_models import ServedModels
 
