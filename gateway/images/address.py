@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -102,10 +102,8 @@ def _allowed(text: str, networks: Sequence[Network]) -> bool:
         address = ip_address(text)
     except ValueError:  # for example an address with a zone
         return False
-    return any(address in network for network in networks) or _is_public(address)
-
-
-def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if any(address in network for network in networks):
+        return True
     if address.is_multicast or address.is_reserved or not address.is_global:
         return False
     if isinstance(address, IPv4Address):

@@ -1,7 +1,6 @@
 """Reads an image's type and size from its first bytes, without decoding it."""
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,22 +51,16 @@ def _header(data: bytes) -> ImageHeader:
 
 
 def _png(data: bytes) -> ImageHeader:
+    """Read a PNG: the chunks before the pixels tell whether it is animated."""
     if data[12:16] != b"IHDR":
         raise UnreadableImage("is a PNG without a header")
-    for at, kind in _png_chunks(data):
-        if kind == b"acTL" and struct.unpack_from(">I", data, at)[0] > 1:
-            raise UnreadableImage("is animated")
-    return ImageHeader("image/png", *struct.unpack_from(">II", data, 16))
-
-
-def _png_chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and kind of the chunks before the pixels."""
     at = len(PNG)
     for _ in range(MAX_BLOCKS):
         (length,), kind = struct.unpack_from(">I", data, at), data[at + 4 : at + 8]
         if kind == b"IDAT":
-            return
-        yield at + 8, kind
+            return ImageHeader("image/png", *struct.unpack_from(">II", data, 16))
+        if kind == b"acTL" and struct.unpack_from(">I", data, at + 8)[0] > 1:
+            raise UnreadableImage("is animated")
         at += 12 + length
     raise UnreadableImage("has too many blocks")
 
