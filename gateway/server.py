@@ -68,40 +68,37 @@ Around = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 class DrainingServer(uvicorn.Server):
     """Uvicorn, but the first signal only drains: the port stays open until the last answer is sent."""
 
-    def __init__(
-        self, config: uvicorn.Config, *, on_stop: Callable[[], None], on_second_signal: Callable[[], None]
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, requests: InFlightRequests) -> None:
         super().__init__(config)
-        self._on_stop = on_stop
-        self._on_second_signal = on_second_signal
+        self._requests = requests
         self.stop_asked = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal; at the second one, cut the requests in flight and stop."""
         if self.stop_asked.is_set():
-            self._on_second_signal()
+            self._requests.cut()
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
         else:
-            self._on_stop()
+            self._requests.drain()
             self.stop_asked.set()
 
 
 async def _drain(server: DrainingServer, gateway: Gateway) -> None:
     await server.stop_asked.wait()
-    seconds = gateway.settings.server.drain_seconds
+    seconds, requests = gateway.settings.server.drain_seconds, gateway.serving.in_flight
     log = structlog.get_logger("gateway")
-    log.info("draining", in_flight=gateway.serving.in_flight.in_flight, at_most_s=seconds)
+    log.info("draining", in_flight=requests.in_flight, at_most_s=seconds)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await gateway.serving.in_flight.drained()
-    if gateway.serving.in_flight.in_flight:
-        log.warning("cut at the end of the drain", in_flight=gateway.serving.in_flight.in_flight)
-        gateway.serving.in_flight.cut()
+            await requests.drained()
+    if requests.in_flight:
+        log.warning("cut at the end of the drain", in_flight=requests.in_flight)
+        requests.cut()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_TIMEOUT_S):
-                await gateway.serving.in_flight.drained()
-    log.info("stopping", in_flight=gateway.serving.in_flight.in_flight)
+                await requests.drained()
+    log.info("stopping", in_flight=requests.in_flight)
     server.should_exit = True
 
 
@@ -163,9 +160,7 @@ async def _serve(
         # Above the gateway's own bound, so that a frame that is too large gets an error, not a bare close.
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
-    server = DrainingServer(
-        config, on_stop=gateway.serving.in_flight.drain, on_second_signal=gateway.serving.in_flight.cut
-    )
+    server = DrainingServer(config, gateway.serving.in_flight)
     if threading.current_thread() is threading.main_thread():
         # Also handles a SIGTERM before uvicorn installs its handlers, or after it removes them.
         signal.signal(signal.SIGTERM, server.handle_exit)
