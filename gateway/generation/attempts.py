@@ -2,8 +2,6 @@
 
 import asyncio
 import zlib
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -24,16 +22,8 @@ from resilience.failures import POLICIES, BackendFailure, FailureKind, Remedy
 from resilience.resume import ResumeMode, Resumption, Spelling
 from resilience.retry import Attempt
 
-# Sampling hints that may be dropped in the native contract, by the feature that they need.
-_HINTS: Mapping[Feature, str] = MappingProxyType(
-    {
-        Feature.TEMPERATURE: "temperature",
-        Feature.TOP_P: "top_p",
-        Feature.TOP_K: "top_k",
-        Feature.MIN_P: "min_p",
-        Feature.SEED: "seed",
-    }
-)
+# The sampling hints that may be dropped in the native contract; the values are the hints' names.
+_HINTS = (Feature.TEMPERATURE, Feature.TOP_P, Feature.TOP_K, Feature.MIN_P, Feature.SEED)
 # Seeds that the gateway makes have 31 bits, which every backend accepts.
 _SEED_BITS = 0x7FFF_FFFF
 
@@ -203,10 +193,10 @@ def fitted(
     warnings = [f"{name} is not a known field and was dropped" for name in dropped] if dropped else []
     if request.contract is not Contract.NATIVE:
         return changed, warnings
-    for feature, name in _HINTS.items():
-        if feature not in backend.features and getattr(sampling, name) is not None:
-            changed[name] = None
-            warnings.append(f"{name} is not supported by {backend.name} and was dropped")
+    for feature in _HINTS:
+        if feature not in backend.features and getattr(sampling, feature) is not None:
+            changed[feature.value] = None
+            warnings.append(f"{feature.value} is not supported by {backend.name} and was dropped")
     hot = sampling.temperature is not None and sampling.temperature > 1.0
     if hot and "temperature" not in changed and Feature.TEMPERATURE_ABOVE_1 not in backend.features:
         changed["temperature"] = 1.0
