@@ -13,12 +13,7 @@ T = TypeVar("T")
 class CommitBuffer:
     """Holds chunks until there are ``chunks`` of them, or the first is ``seconds`` old.
 
-    Held chunks can still be discarded. After the first commit no chunk is held.
-
-    Args:
-        send: receives the committed chunks.
-        chunks: the number of chunks at which they are committed, at least 1.
-        seconds: longest time for which a chunk is held.
+    ``send`` gets the committed chunks. Held ones can still be discarded; after the first commit none is held.
     """
 
     def __init__(self, send: DeltaSink, *, chunks: int, seconds: float, clock: Callable[[], float]) -> None:

@@ -27,8 +27,7 @@ class OutputGuard:
     """Generates on a backend and inspects the answer.
 
     Args:
-        action: the action on a degenerate answer.
-        limits: the limits of a degenerate answer.
+        action, limits: of a degenerate answer.
         blame: decides whether an adapter or the backend is the cause.
     """
 
@@ -106,19 +105,6 @@ class OutputGuard:
 
 class _Reader:
     """Passes chunks on until all texts of the answer are degenerate."""
-
-    __slots__ = (
-        "_degenerate",
-        "_detectors",
-        "_first",
-        "_ids",
-        "_inspect_at",
-        "_out",
-        "_texts",
-        "_without_ids",
-        "sign",
-        "tokens",
-    )  # fmt: skip
 
     def __init__(self, limits: DegenerateLimits, n: int, out: DeltaSink) -> None:
         self._detectors = list(map(Detector, (limits,) * n))

@@ -43,19 +43,15 @@ async def read_gpus(tool: str = "nvidia-smi") -> Sequence[Mapping[str, float | N
 
 def parse(output: str) -> Sequence[Mapping[str, float | None]]:
     """Parse the tool's lines; unknown figures (``[N/A]``) are ``None``."""
-    rows = [line.split(",") for line in output.splitlines()]
     found = []
-    for row in rows:
-        if len(row) != FIELDS.count(",") + 1:
+    for line in output.splitlines():
+        figures = [_number(text) for text in line.split(",")]
+        if len(figures) != FIELDS.count(",") + 1:
             continue
-        index, use, used, total = map(_number, row)
+        index, use, *memory = figures
+        used, total = (None if mib is None else round(mib / MIB_PER_GB, 2) for mib in memory)
         found.append(
-            {
-                "index": index,
-                "utilization_pct": use,
-                "memory_used_gb": None if used is None else round(used / MIB_PER_GB, 2),
-                "memory_total_gb": None if total is None else round(total / MIB_PER_GB, 2),
-            }
+            {"index": index, "utilization_pct": use, "memory_used_gb": used, "memory_total_gb": total}
         )
     return found
 

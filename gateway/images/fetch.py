@@ -55,18 +55,10 @@ class NameLookup:
 class ImageFetcher:
     """Fetches over HTTP/1.1, with one connection per image.
 
-    Args:
-        look_up: returns the IP addresses of a host.
-        tls: for ``https://``; the certificate must match the host's name, not the IP address.
+    ``tls``: for ``https://``; the certificate must match the host's name, not the IP address.
     """
 
-    def __init__(
-        self,
-        bounds: ImagesSection,
-        *,
-        look_up: LookUp,
-        tls: ssl.SSLContext,
-    ) -> None:
+    def __init__(self, bounds: ImagesSection, *, look_up: LookUp, tls: ssl.SSLContext) -> None:
         self._bounds = bounds
         self._look_up = look_up
         self._tls = tls

@@ -32,7 +32,6 @@ class LoraLoader:
     """Loads adapters into the slots of the running engine, and on the workers.
 
     Args:
-        registry: the registry from which requests lease adapters.
         demand: the demand for each adapter; stored in ``folder``, so that a restart keeps it.
         preload_timeout_s: longest time for which readiness waits for preloading.
     """

@@ -61,8 +61,6 @@ class EngineSummarizer:
     """Implements ``budgeting.summary.Summarizer``; :meth:`run` writes the requested summaries.
 
     Args:
-        backend: the backend that writes the summaries.
-        encoder: the served model's tokenizer.
         until_written: extracts sentences until then, and for the turns after a written summary.
         on_failure: called with the reason why a summary was not written: a failure kind, ``timeout``,
             ``refused``, ``too_long`` or ``empty``.
