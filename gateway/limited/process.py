@@ -226,11 +226,12 @@ def _child(job: socket.socket, work: Work, limits: Limits) -> NoReturn:
         with contextlib.suppress(OSError):  # other systems than Linux have no /proc, and no memory limit here
             most = int(Path("/proc/self/statm").read_text().split()[0]) * 4096 + limits.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        [length] = _SIZE.unpack(_exactly(job, _SIZE.size))
-        asked = _exactly(job, length)
+        with job.makefile("rb") as sent:
+            [length] = _SIZE.unpack(sent.read(_SIZE.size))
+            asked = sent.read(length)
         fcntl.fcntl(job, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(job, fcntl.F_SETFL, fcntl.fcntl(job, fcntl.F_GETFL) | os.O_ASYNC)
-        if not select.select([job], [], [], 0)[0]:  # a readable socket means that the caller has left
+        if not select.select([job], [], [], 0)[0]:  # a readable socket: the caller has left
             signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
             answer = _answered(work, asked, limits.answer_bytes)
             signal.signal(signal.SIGIO, signal.SIG_IGN)  # the caller's read of the answer would raise it
@@ -246,16 +247,6 @@ def _answered(work: Work, asked: bytes, most: int) -> bytes:
     except MemoryError:
         return _MEMORY
     return _DONE + answer if len(answer) <= most else _SIZE_OVER
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    received = bytearray()
-    while len(received) < length:
-        piece = connection.recv(length - len(received))
-        if not piece:
-            raise ConnectionError("the caller has left")
-        received += piece
-    return bytes(received)
 
 
 def main(argv: list[str]) -> None:
