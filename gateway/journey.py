@@ -86,7 +86,7 @@ class Journey:
         span = self.reporter.trace(request)
         stream = AnswerStream(request, sink, self.clock, span)
         timer = StageTimer(self.clock, request.arrived_at, self.time_limit())
-        with self.reporter.record(request, span, stream, timer) as recorder:
+        with RequestRecorder(self.reporter, request, span, stream, timer) as recorder:
             try:
                 with self.in_flight.receive(request), timer, self.turns.urgent() as urgent:
                     await self._stages(request, span.trace_id, sink, stream, timer, recorder, urgent)

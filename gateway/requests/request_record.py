@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -64,12 +63,6 @@ class Reporter:
             ago_s=self.clock() - request.arrived_at,
         )
 
-    def record(
-        self, request: GenerateRequest, span: RootSpan, stream: AnswerStream, timer: StageTimer
-    ) -> AbstractContextManager[RequestRecorder]:
-        """``with record(…) as recorder``: emits the record and ends the span when the block ends."""
-        return RequestRecorder(self, request, span, stream, timer)
-
     def report(self, span: RootSpan, record: RequestRecord | EdgeRecord) -> None:
         """End the span of a request without a recorder, and emit its record."""
         self.tracing.finish(span, record)
@@ -83,7 +76,7 @@ class Reporter:
 
 
 class RequestRecorder(Struct, eq=False):
-    """Collects the facts of one request, and makes the request's record of them at the end."""
+    """Collects the facts of one request; emits its record and ends its span when the ``with`` block ends."""
 
     _reporter: Reporter
     _request: GenerateRequest
