@@ -36,7 +36,7 @@ class Attempts(Struct, eq=False):
     stream: AnswerStream
     _slot: Slot
     _spelling: Spelling
-    _notes: list[str] = []
+    notes: list[str] = []
     _shortened: Plan | None = None
     buffer: CommitBuffer | None = None
     step: TraceStep | None = None
@@ -44,10 +44,7 @@ class Attempts(Struct, eq=False):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about what was omitted or changed for this backend."""
-        return tuple(dict.fromkeys(self._notes))
-
-    def note(self, warning: str) -> None:
-        self._notes.append(warning)
+        return tuple(dict.fromkeys(self.notes))
 
     async def next(self, this: Attempt) -> tuple[Work, Resumption | None]:
         """Return the work of one attempt, and how it resumes a partial answer; prepares the stream.
@@ -77,7 +74,7 @@ class Attempts(Struct, eq=False):
             # Only once: if half of the prompt does not help, another backend gets all of it.
             self._shortened = await self._job.half_plan()
             if self._shortened is not None:
-                self._notes.append(
+                self.notes.append(
                     f"the prompt was shortened from {self._job.plan.counts.total}"
                     f" to {self._shortened.counts.total}"
                     f" tokens because {self.backend.name} ran out of memory"
@@ -115,7 +112,7 @@ class Attempts(Struct, eq=False):
             # Shrink before shed: a long queue shortens answers, with a warning.
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
             self.stream.steps.shortened = True
-            self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
+            self.notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
         if self._job.request.stream:
             self._hold()
         backend = self.backend
@@ -143,7 +140,7 @@ class Attempts(Struct, eq=False):
         if seed is not None and Feature.SEED in self.backend.features:
             sampling = replace(sampling, seed=seed)
         changed, warnings = fitted(sampling, request, self.backend)
-        self._notes.extend(warnings)
+        self.notes.extend(warnings)
         if sampling.max_tokens != max_tokens:
             changed["max_tokens"] = max_tokens
         return Work(

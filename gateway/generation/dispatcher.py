@@ -156,7 +156,7 @@ class Dispatcher:
         self, attempts: Attempts, work: Work, out: DeltaSink, may_retry: Callable[[], bool]
     ) -> Awaitable[Completion]:
         generating = self._output_guard.generate(
-            attempts.backend, work, out, may_retry=may_retry, note=attempts.note
+            attempts.backend, work, out, may_retry=may_retry, note=attempts.notes.append
         )
         buffer = attempts.buffer
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
@@ -174,8 +174,7 @@ async def _checked(completion: Completion, work: Work, attempts: Attempts, *, ma
     ``stream_broken`` if the finish reasons contradict the events.
     """
     stream = attempts.stream
-    for warning in completion.warnings:
-        attempts.note(warning)
+    attempts.notes.extend(completion.warnings)
     reasons = [completion.finish_reason, *completion.others]
     if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
         return completion
@@ -198,7 +197,7 @@ async def _checked(completion: Completion, work: Work, attempts: Attempts, *, ma
         found += outcomes
         if fault is not None and reasons[index] in WHOLE_REASONS:
             reasons[index] = FinishReason.ERROR
-            attempts.note(f"choice {index} ended with an error: {fault}" if index else fault)
+            attempts.notes.append(f"choice {index} ended with an error: {fault}" if index else fault)
     stream.end(reasons)
     for outcome in found:
         stream.call_outcomes[outcome] += 1

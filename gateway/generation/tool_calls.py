@@ -21,8 +21,7 @@ class CallOutcome(StrEnum):
     FAILED = "failed"  # the answer ended with an error
 
 
-FAULTS = frozenset({CallOutcome.NOT_JSON, CallOutcome.NOT_SCHEMA})
-_SAYS = {
+_FAULTS = {
     CallOutcome.NOT_JSON: "are not JSON",
     CallOutcome.NOT_SCHEMA: "break the schema of the strict tool",
 }
@@ -39,7 +38,7 @@ def outcomes_of(
     """
     strict = {tool.name: tool for tool in tools if tool.strict and tool.parameters is not None}
     found = [_outcome(call, strict.get(call.name)) for call in calls]
-    if found and (in_call or (reason not in WHOLE_REASONS and found[-1] in FAULTS)):
+    if found and (in_call or (reason not in WHOLE_REASONS and found[-1] in _FAULTS)):
         found[-1] = CallOutcome.CUT
     return found
 
@@ -47,8 +46,8 @@ def outcomes_of(
 def fault_of(calls: Sequence[ToolCall], outcomes: Sequence[CallOutcome]) -> str | None:
     """Return the first fault as a sentence for the caller; ``None`` if there is none."""
     for number, (call, outcome) in enumerate(zip(calls, outcomes, strict=True)):
-        if outcome in FAULTS:
-            return f"the arguments of tool call {number} ({call.name}) {_SAYS[outcome]}"
+        if outcome in _FAULTS:
+            return f"the arguments of tool call {number} ({call.name}) {_FAULTS[outcome]}"
     return None
 
 

@@ -18,7 +18,7 @@ from gateway.backends.port import (
     makes_vectors,
 )
 from gateway.backends.supervised import EngineStatus
-from gateway.backends.workers.inspection import Inspection, WorkerInspections
+from gateway.backends.workers.inspection import WorkerInspections
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Sampling
@@ -127,7 +127,7 @@ class HealthProbe:
         body: dict[str, object] = {
             "status": "healthy" if len(healthy) == len(names) else "degraded" if served else "unhealthy",
             "backends": results,
-            "workers": _shown(workers.result()),
+            "workers": {name: [one.shown() for one in found] for name, found in workers.result().items()},
             **self._engine_now(),
             "gpus": gpus.result(),
             "in_flight": self.requests.in_flight,
@@ -191,10 +191,6 @@ class HealthProbe:
             return self.text(backend.model).encode("test")
         except NoTokenizer:
             return ()
-
-
-def _shown(inspections: Mapping[str, Sequence[Inspection]]) -> dict[str, list[dict[str, object]]]:
-    return {name: [asdict(one) for one in found] for name, found in inspections.items()}
 
 
 async def _discard(delta: Delta) -> None:

@@ -37,7 +37,7 @@ class StoredResponses:
     ) -> None:
         self.section = section or ResponsesSection()
         self._store = store
-        self._unix_time = unix_time
+        self.now = unix_time
         self._log = structlog.get_logger("gateway.responses")
 
     @property
@@ -52,15 +52,11 @@ class StoredResponses:
             raise NotFound("no response is stored here", param="response_id")
         return self._store
 
-    def now(self) -> float:
-        """Return the time in Unix seconds."""
-        return self._unix_time()
-
     def packed(
         self, asked: ResponsesRequest, response: Mapping[str, Any], events: bytes | None = None
     ) -> StoredResponse:
         """Pack a response into a row of the store."""
-        now = self._unix_time()
+        now = self.now()
         return StoredResponse(
             tenant=asked.request.caller.tenant,
             response_id=response["id"],
@@ -125,7 +121,7 @@ class StoredResponses:
         for item_id, param in items.items():
             response_id = f"resp_{'_'.join(item_id.split('_')[1:-1])}"
             if response_id not in rows:
-                row = await self.store.get(tenant, response_id, self._unix_time())
+                row = await self.store.get(tenant, response_id, self.now())
                 known: dict[str, Mapping[str, Any]] = {}
                 if row is not None:
                     known = {one["id"]: one for part in _items([row], param, room)[0] for one in part}
@@ -139,7 +135,7 @@ class StoredResponses:
         return found
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        found = await self.store.get(tenant, response_id, self._unix_time())
+        found = await self.store.get(tenant, response_id, self.now())
         if found is None:
             raise _unknown(response_id, "response_id")
         return found
@@ -162,9 +158,7 @@ class StoredResponses:
     async def _thread(
         self, tenant: str, response_id: str, param: str, max_bytes: int
     ) -> Sequence[StoredResponse]:
-        rows = await self.store.thread(
-            tenant, response_id, self._unix_time(), most=MAX_TURNS, most_bytes=max_bytes
-        )
+        rows = await self.store.thread(tenant, response_id, self.now(), most=MAX_TURNS, most_bytes=max_bytes)
         if not rows:
             raise _unknown(response_id, param)
         if rows[0].previous_id is not None:
