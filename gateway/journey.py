@@ -25,7 +25,7 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome
 from gateway.generation.fallback import FallbackChain
-from gateway.generation.grammars import CheckShape, unchecked
+from gateway.generation.grammars import CheckShape
 from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
 from gateway.images.reading import ImageReader
@@ -78,8 +78,8 @@ class Journey:
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     time_limit: Callable[[], TimeLimit]
+    check_shape: CheckShape
     mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
-    check_shape: CheckShape = unchecked
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""

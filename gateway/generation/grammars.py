@@ -35,11 +35,6 @@ _ANY_OBJECT: Final = '{"type":"object"}'
 CheckShape = Callable[[GenerateRequest], Awaitable[GenerateRequest]]
 
 
-async def unchecked(request: GenerateRequest) -> GenerateRequest:
-    """Return the request unchanged, for use if no engine compiles its shape."""
-    return request
-
-
 @dataclass(slots=True)
 class _Queue:
     lock: asyncio.Lock

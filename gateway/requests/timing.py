@@ -10,13 +10,12 @@ from resilience.time_limits import TimeLimit
 class StageTimer:
     """Measures the stages of one request; ``stage_ms`` has the milliseconds of each stage, in order.
 
-    As a context manager it applies the request's time limit, if there is one, and raises DeadlineExceeded
-    when the limit expires.
+    As a context manager it applies the request's time limit, and raises DeadlineExceeded when it expires.
     """
 
     __slots__ = ("_arrived_at", "_clock", "_last", "_limit", "stage_ms")
 
-    def __init__(self, clock: Callable[[], float], arrived_at: float, limit: TimeLimit | None = None) -> None:
+    def __init__(self, clock: Callable[[], float], arrived_at: float, limit: TimeLimit) -> None:
         self._clock = clock
         self._arrived_at = self._last = arrived_at
         self._limit = limit
@@ -39,17 +38,14 @@ class StageTimer:
     @property
     def timed_out(self) -> bool:
         """Whether the request was, or is being, cancelled because it took too long."""
-        return self._limit is not None and self._limit.expired
+        return self._limit.expired
 
     def __enter__(self) -> None:
-        if self._limit is not None:
-            self._limit.__enter__()
+        self._limit.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._limit is None:
-            return
         try:
             self._limit.__exit__(kind, error, trace)
         except TimeoutError:

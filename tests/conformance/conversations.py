@@ -32,10 +32,9 @@ from gateway.contracts.openai_stream import ChunkFrames, OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError, public_error
-from gateway.generation.grammars import unchecked
 from resilience.events import Resumed
 from tests.conformance.harness import MAX_MODEL_LEN, REPOSITORY, Specimen
-from tests.journey.rig import CALLER, JourneyRig, RecordingSink, build_rig
+from tests.journey.rig import CALLER, JourneyRig, RecordingSink, build_rig, unchecked
 
 DOCUMENT = REPOSITORY / "docs" / "conversations.md"
 ANSWERS = Path(__file__).with_name("conversations.json")
