@@ -5,7 +5,7 @@ On routes with ``response_cache.similar`` the text of the latest user turn need 
 be equal. So nothing that is personal to one request reaches another one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -103,19 +103,14 @@ def question_of(job: Job, deployment: str) -> Question | None:
             "similar",
             similar.model,
             *_surroundings(job, deployment),
-            *_evidence(job.request),
+            # Sorted, because retrieval may return the same chunks in another order.
+            *map(repr, sorted({(one.source_type, one.text) for one in job.request.chunks})),
             render_context(job.request.context),
             repr(numbers_in(text)),
             *map(repr, others),
         ]
     )
     return Question(text, equality_key, job.request.caller.tenant, similar.model, similar.threshold)
-
-
-def _evidence(request: GenerateRequest) -> Iterator[str]:
-    """Yield the chunks, sorted, because retrieval may return the same ones in another order."""
-    for chunk in sorted({(one.source_type, one.text) for one in request.chunks}):
-        yield repr(chunk)
 
 
 def _surroundings(job: Job, deployment: str) -> list[str | None]:
