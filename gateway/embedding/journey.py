@@ -125,9 +125,7 @@ class EmbeddingJourney:
         answer = await self._run(_transcript(request, out), parts)
         return TranscriptAnswer(answer.model, answer.results[0])
 
-    async def _run(
-        self, work: _PooledWork[Backed, One], parts: Sequence[InputPart]
-    ) -> PooledAnswer[One]:
+    async def _run(self, work: _PooledWork[Backed, One], parts: Sequence[InputPart]) -> PooledAnswer[One]:
         span = self.reporter.trace(work.request)
         bills: list[UsageRow] = []
         try:

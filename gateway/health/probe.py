@@ -127,7 +127,7 @@ class HealthProbe:
         body: dict[str, object] = {
             "status": "healthy" if len(healthy) == len(names) else "degraded" if served else "unhealthy",
             "backends": results,
-            "workers": {name: [one.shown() for one in found] for name, found in workers.result().items()},
+            "workers": {name: [asdict(one) for one in found] for name, found in workers.result().items()},
             **self._engine_now(),
             "gpus": gpus.result(),
             "in_flight": self.requests.in_flight,

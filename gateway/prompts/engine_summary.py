@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
 
-from budgeting.counter import PromptCounter
 from budgeting.errors import BudgetError
+from budgeting.learned_counter import PromptCounter
 from budgeting.summary import Count, Summarizer, Summary, beginnings
 from budgeting.token_cache import TokenCache
 from budgeting.values import Message, Role
