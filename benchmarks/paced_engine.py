@@ -79,15 +79,7 @@ class PacedHost:
 
     def figures(self) -> EngineFigures | None:
         """Return the load as engine figures."""
-        load = self.load
-        return EngineFigures(
-            self._model,
-            running=load.running,
-            waiting=load.waiting,
-            kv_usage=load.kv_usage,
-            block_size=BLOCK_SIZE,
-            total_blocks=BLOCKS,
-        )
+        return EngineFigures(self._model, self.load)
 
     def find_processes(self) -> Sequence[psutil.Process]:
         """Return nothing: the engine has no processes."""

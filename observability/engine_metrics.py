@@ -2,21 +2,21 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from operator import attrgetter
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.utils import floatToGoString
 
 from observability.events import EngineFigures
+from observability.histogram import cumulative
 from observability.scrape import counter, gauge
 
 LABELS = ("model_name", "engine")
 # Kind, name, help and field of the figures that are one number.
 NUMBERS = (
-    (gauge, "sluice_engine_running", "Sequences in the batch of an engine in process.", "running"),
-    (gauge, "sluice_engine_waiting", "Sequences in the queue of an engine in process.", "waiting"),
-    (gauge, "sluice_engine_kv_usage", "Share of the engine's KV blocks in use, 0 to 1.", "kv_usage"),
+    (gauge, "sluice_engine_running", "Sequences in the batch of an engine in process.", "load.running"),
+    (gauge, "sluice_engine_waiting", "Sequences in the queue of an engine in process.", "load.waiting"),
+    (gauge, "sluice_engine_kv_usage", "Share of the engine's KV blocks in use, 0 to 1.", "load.kv_usage"),
     (
         counter,
         "sluice_engine_prefix_queries",
@@ -25,9 +25,9 @@ NUMBERS = (
     ),
     (counter, "sluice_engine_prefix_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
     (counter, "sluice_engine_preemptions", "Sequences preempted.", "preemptions"),
-    (gauge, "vllm:num_requests_running", "Sequences in the engine's batch.", "running"),
-    (gauge, "vllm:num_requests_waiting", "Sequences in the engine's queue.", "waiting"),
-    (gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
+    (gauge, "vllm:num_requests_running", "Sequences in the engine's batch.", "load.running"),
+    (gauge, "vllm:num_requests_waiting", "Sequences in the engine's queue.", "load.waiting"),
+    (gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "load.kv_usage"),
     (counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
     (counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
     (counter, "vllm:num_preemptions", "Sequences preempted.", "preemptions"),
@@ -54,19 +54,17 @@ def _families(backend: str, figures: EngineFigures) -> Iterator[Metric]:
     engine = (figures.model_name, "0")
     for make, name, text, field in NUMBERS:
         key, labels = (engine, LABELS) if name.startswith("vllm:") else ((backend,), ("backend",))
-        if (value := getattr(figures, field)) is not None:
+        if (value := attrgetter(field)(figures)) is not None:
             yield make(name, text, {key: value}, *labels)
     yield gauge(
         "vllm:cache_config_info",
         "The KV cache's shape.",
-        {(*engine, str(figures.block_size), str(figures.total_blocks)): 1},
+        {(*engine, str(figures.load.block_size), str(figures.load.total_blocks)): 1},
         *LABELS, "block_size", "num_gpu_blocks",
     )  # fmt: skip
     for shown in figures.distributions:
         histogram = HistogramMetricFamily(shown.name, shown.text, labels=LABELS)
-        edges = [*map(floatToGoString, shown.bounds), "+Inf"]
-        buckets = list(zip(edges, map(float, accumulate(shown.counts)), strict=True))
-        histogram.add_metric(engine, buckets, shown.total)
+        histogram.add_metric(engine, cumulative(shown.bounds, shown.counts), shown.total)
         yield histogram
     if figures.loras is not None:
         names = (",".join(figures.loras.running), ",".join(figures.loras.waiting))

@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from admission.values import BackendLoad
+
 # The status of a request whose caller disconnected before the end.
 DISCONNECTED = 499
 NO_STAGES: Mapping[str, float] = MappingProxyType({})
@@ -162,11 +164,7 @@ class EngineFigures:
     """
 
     model_name: str
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    block_size: int = 0
-    total_blocks: int = 0
+    load: BackendLoad
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0

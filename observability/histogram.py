@@ -20,23 +20,27 @@ from observability.labels import Bounded
 class Buckets:
     """Counts observations by bucket; an observation on an upper bound belongs to its bucket."""
 
-    __slots__ = ("_bounds", "_counts", "sum")
+    __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
     def observe(self, *values: float) -> None:
         self.sum += sum(values)  # first, because it raises for a value that is no number
-        bounds, counts = self._bounds, self._counts
+        bounds, counts = self.bounds, self.counts
         for value in values:
             counts[bisect_left(bounds, value)] += 1
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Each upper bound, and the number of observations at or below it, as in Prometheus."""
-        edges = ["+Inf" if bound == inf else repr(float(bound)) for bound in (*self._bounds, inf)]
-        return list(zip(edges, map(float, accumulate(self._counts)), strict=True))
+        return cumulative(self.bounds, self.counts)
+
+
+def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Each upper bound, and the number of observations at or below it, as in Prometheus."""
+    edges = ["+Inf" if bound == inf else repr(float(bound)) for bound in (*bounds, inf)]
+    return list(zip(edges, map(float, accumulate(counts)), strict=True))
 
 
 class Histogram(Collector):

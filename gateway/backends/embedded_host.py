@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from adapters.values import Adapter
+from admission.values import BackendLoad
 from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
@@ -128,18 +129,16 @@ class EmbeddedHost:
         return replace(self._backend, name=name)
 
     def figures(self) -> EngineFigures | None:
-        facts, signals, in_use = self.facts, self._client.signals, self._adapters.in_use
+        facts, load = self.facts, self._backend.load
+        signals, in_use = self._client.signals, self._adapters.in_use
         if facts is None:
             return None
-        if signals is None:
-            return EngineFigures(self._model, block_size=facts.block_size, total_blocks=facts.total_blocks)
+        if load is None or signals is None:
+            load = BackendLoad(block_size=facts.block_size, total_blocks=facts.total_blocks)
+            return EngineFigures(self._model, load)
         return EngineFigures(
-            model_name=self._model,
-            running=signals.running,
-            waiting=signals.waiting,
-            kv_usage=signals.kv_usage,
-            block_size=signals.block_size,
-            total_blocks=signals.total_blocks,
+            self._model,
+            load,
             prefix_queries=signals.prefix_queries,
             prefix_hits=signals.prefix_hits,
             preemptions=signals.preemptions,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from observability.events import Distribution, EngineFigures
 
 
@@ -21,7 +23,8 @@ class Totals:
     def add(self, last: EngineFigures | None) -> None:
         """Add the last figures of an engine that has ended; ``None``: it had reported none."""
         if last is not None:
-            self._ended = replace(self.on(last) or last, running=0, waiting=0, kv_usage=0.0, loras=None)
+            load = structs.replace(last.load, running=0, waiting=0, kv_usage=0.0)
+            self._ended = replace(self.on(last) or last, load=load, loras=None)
 
     def on(self, now: EngineFigures | None) -> EngineFigures | None:
         """The figures to show: those of the engine that runs, counters and histograms added up.

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from admission.values import BackendLoad
 from budgeting.errors import NoTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.port import (
@@ -144,8 +143,7 @@ class HealthProbe:
 
     def _engine_now(self) -> dict[str, object]:
         """Return the load of the in-process engines together, or without any that of all backends."""
-        loads: list[EngineFigures | BackendLoad]
-        loads = [one for one in self.engine_figures().values() if one is not None]
+        loads = [one.load for one in self.engine_figures().values() if one is not None]
         loads = loads or [one.load for one in self.fleet.backends.values() if one.load is not None]
         if not loads:
             return {"running": None, "waiting": None, "kv_utilization": None}

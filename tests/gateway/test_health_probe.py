@@ -97,7 +97,7 @@ async def test_a_backend_down_is_degraded_while_every_route_has_another(
 
 async def test_an_embedded_engine_is_reported_once_however_many_backends_use_it() -> None:
     shared = load(running=3, waiting=2, kv_usage=0.5)
-    figures = EngineFigures("demo", running=3, waiting=2, kv_usage=0.5)
+    figures = EngineFigures("demo", shared)
     backends = [ScriptedBackend(name, load=shared) for name in ("one", "two")]
     _, report = await probe(*backends, engine_figures=lambda: {"one": figures}).deep()
     assert (report["running"], report["waiting"], report["kv_utilization"]) == (3, 2, 0.5)

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from adapters.values import Adapter
+from admission.values import BackendLoad
 from engine.client import EngineClient
 from engine.errors import EngineDead, EngineStartError
 from engine.values import EngineConfig
@@ -89,9 +90,7 @@ class FakeEngine:
         times = Distribution("t", "", (1.0,), (self.number, 1), 0.5)
         return EngineFigures(
             "demo",
-            running=1,
-            kv_usage=0.5,
-            total_blocks=10,
+            BackendLoad(running=1, kv_usage=0.5, total_blocks=10),
             prefix_queries=100 * self.number,
             preemptions=self.preemptions,
             generation_tokens=7,
@@ -382,7 +381,7 @@ async def test_counters_go_on_over_a_restart_and_gauges_begin_anew() -> None:
         await until(lambda: len(rig.engines) == 2)
         between = rig.host.figures()
         assert between is not None
-        assert (between.preemptions, between.prefix_queries, between.running) == (4, 100, 0)
+        assert (between.preemptions, between.prefix_queries, between.load.running) == (4, 100, 0)
         rig.engines[0].on_step(5)  # a late report of the dead engine has no effect
         rig.engines[1].let_start.set()
         assert await rig.host.wait_ready(60.0)
@@ -391,7 +390,7 @@ async def test_counters_go_on_over_a_restart_and_gauges_begin_anew() -> None:
         now = rig.host.figures()
         assert now is not None
         assert (now.preemptions, now.prefix_queries, now.generation_tokens) == (6, 300, 14)
-        assert (now.running, now.kv_usage) == (1, 0.5)
+        assert (now.load.running, now.load.kv_usage) == (1, 0.5)
         assert now.distributions == (Distribution("t", "", (1.0,), (3, 2), 1.0),)
         assert rig.preemptions[-1] == 6
         rig.engines[0].die()

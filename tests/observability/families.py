@@ -7,7 +7,7 @@ import ast
 import asyncio
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.values import EngineShape
 from gateway.config.settings import load_settings
 from gateway.wiring.build import build
 from observability.collectors import CanaryFigures, canary_families, chaos_families, log_families
 from observability.engine_metrics import engine_families
-from observability.events import EngineFigures, LoraFigures
+from observability.events import LoraFigures
 from observability.scrape import ScrapeCollector
 
 ROOT = Path(__file__).parents[2]
@@ -78,12 +79,9 @@ def families() -> dict[str, Family]:
     """All families, by the name after ``# TYPE`` in a scrape."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(_wired(Path(folder)))
-    board = SignalBoard()
-    histograms = tuple(one.shown() for one in (board._ttft, board._queue, board._prefill))
+    shape = EngineShape(max_model_len=1, block_size=1, total_blocks=1, max_num_seqs=1)
     rare = CollectorRegistry()
-    figures = EngineFigures(
-        "demo", loras=LoraFigures(1), prompt_tokens=1, generation_tokens=1, distributions=histograms
-    )
+    figures = replace(SignalBoard().figures("demo", shape), loras=LoraFigures(1))
     rare.register(ScrapeCollector(engine_families, lambda: {"local": figures}))
     rare.register(
         ScrapeCollector(

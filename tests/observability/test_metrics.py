@@ -4,6 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from accounting.events import RowsWritten
+from admission.values import BackendLoad
 from observability.engine_metrics import engine_families
 from observability.events import EngineFigures, RequestRecord
 from observability.metrics import Metrics
@@ -47,7 +48,9 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_every_name_is_in_a_scrape_of_a_gateway_that_has_served(metrics: Metrics, record: Make) -> None:
-    metrics.registry.register(ScrapeCollector(engine_families, lambda: {"local": EngineFigures("demo")}))
+    metrics.registry.register(
+        ScrapeCollector(engine_families, lambda: {"local": EngineFigures("demo", BackendLoad())})
+    )
     metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))
     metrics.record(RowsWritten(3))
     metrics.record(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
@@ -148,7 +151,7 @@ def test_figures_of_others_are_read_when_scraped(metrics: Metrics) -> None:
 
 def test_the_engine_is_shown_under_vllms_names_and_labels(metrics: Metrics) -> None:
     figures = EngineFigures(
-        "demo", running=3, waiting=2, kv_usage=0.5, block_size=16, total_blocks=512,
+        "demo", BackendLoad(running=3, waiting=2, kv_usage=0.5, block_size=16, total_blocks=512),
         prefix_queries=1000, prefix_hits=640, preemptions=1,
     )  # fmt: skip
     metrics.registry.register(ScrapeCollector(engine_families, lambda: {"local": figures}))

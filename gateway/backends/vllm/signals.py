@@ -1,12 +1,12 @@
 """The engine's figures: written after each of its steps, read by admission and by the metrics."""
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from admission.values import BackendLoad
 from gateway.backends.vllm.values import EngineShape
 from observability.events import Distribution, EngineFigures, LoraFigures
+from observability.histogram import Buckets
 
 # The buckets of vLLM's own metrics, seconds, so that its dashboards work with ours.
 _TTFT_BOUNDS = (
@@ -19,22 +19,16 @@ _REQUEST_BOUNDS = (
 )  # fmt: skip
 
 
-class _Histogram:
-    """Counts by bucket; the last one has no upper bound."""
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self.name = name
-        self.text = text
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def shown(self) -> Distribution:
-        return Distribution(self.name, self.text, self.bounds, tuple(self.counts), self.total)
+# Name, help and buckets of the histograms.
+_HISTOGRAMS = (
+    ("vllm:time_to_first_token_seconds", "From the request's arrival at the engine.", _TTFT_BOUNDS),
+    ("vllm:request_queue_time_seconds", "Waiting for the first step, of ended requests.", _REQUEST_BOUNDS),
+    (
+        "vllm:request_prefill_time_seconds",
+        "From the first step to the first token, of ended requests.",
+        _REQUEST_BOUNDS,
+    ),
+)
 
 
 class SignalBoard:
@@ -59,19 +53,7 @@ class SignalBoard:
         self._loras_used = False
         # Prompt tokens that the last step computed; without a prefix cache those of the prompts it completed.
         self.computed_tokens = 0
-        self._ttft = _Histogram(
-            "vllm:time_to_first_token_seconds", "From the request's arrival at the engine.", _TTFT_BOUNDS
-        )
-        self._queue = _Histogram(
-            "vllm:request_queue_time_seconds",
-            "Waiting for the first step, of ended requests.",
-            _REQUEST_BOUNDS,
-        )
-        self._prefill = _Histogram(
-            "vllm:request_prefill_time_seconds",
-            "From the first step to the first token, of ended requests.",
-            _REQUEST_BOUNDS,
-        )
+        self._kept = [Buckets(bounds) for _, _, bounds in _HISTOGRAMS]
 
     @contextmanager
     def sequences(self, count: int) -> Iterator[None]:
@@ -117,11 +99,11 @@ class SignalBoard:
         self.computed_tokens = prompt_tokens
         self._prompt_tokens += prompt_tokens
         self._generation_tokens += generation_tokens
-        for value in first_tokens_s:
-            self._ttft.observe(value)
+        ttft, queue, prefill = self._kept
+        ttft.observe(*first_tokens_s)
         for queue_s, prefill_s in ended_s:
-            self._queue.observe(queue_s)
-            self._prefill.observe(prefill_s)
+            queue.observe(queue_s)
+            prefill.observe(prefill_s)
 
     @property
     def reported(self) -> tuple[int, int, float]:
@@ -130,38 +112,31 @@ class SignalBoard:
         running, waiting = sum(each[0] for each in engines), sum(each[1] for each in engines)
         return running, waiting, max((each[2] for each in engines), default=0.0)
 
-    def _now(self) -> tuple[int, int, float]:
+    def load(self, shape: EngineShape) -> BackendLoad:
         running, waiting, kv_usage = self.reported
         running = min(running, self.in_flight)
-        waiting = min(waiting, self.in_flight - running)
-        return running, waiting, kv_usage if self.in_flight else 0.0
-
-    def load(self, shape: EngineShape) -> BackendLoad:
-        running, waiting, kv_usage = self._now()
         return BackendLoad(
             running=running,
-            waiting=waiting,
-            kv_usage=kv_usage,
+            waiting=min(waiting, self.in_flight - running),
+            kv_usage=kv_usage if self.in_flight else 0.0,
             total_blocks=shape.total_blocks,
             block_size=shape.block_size,
             max_running=shape.max_num_seqs,
         )
 
     def figures(self, model: str, shape: EngineShape) -> EngineFigures:
-        running, waiting, kv_usage = self._now()
         active = self._loras if self.in_flight else ((), ())
         return EngineFigures(
             model_name=model,
-            running=running,
-            waiting=waiting,
-            kv_usage=kv_usage,
-            block_size=shape.block_size,
-            total_blocks=shape.total_blocks,
+            load=self.load(shape),
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             preemptions=self.preemptions,
             loras=LoraFigures(shape.max_loras, *active) if self._loras_used else None,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
-            distributions=(self._ttft.shown(), self._queue.shown(), self._prefill.shown()),
+            distributions=tuple(
+                Distribution(name, text, bounds, tuple(kept.counts), kept.sum)
+                for (name, text, bounds), kept in zip(_HISTOGRAMS, self._kept, strict=True)
+            ),
         )
