@@ -23,7 +23,7 @@ from resilience.resume import ResumeMode, Resumption, Spelling
 from resilience.retry import Attempt
 
 # The sampling hints that may be dropped in the native contract; the values are the hints' names.
-_HINTS = (Feature.TEMPERATURE, Feature.TOP_P, Feature.TOP_K, Feature.MIN_P, Feature.SEED)
+HINTS = (Feature.TEMPERATURE, Feature.TOP_P, Feature.TOP_K, Feature.MIN_P, Feature.SEED)
 # Seeds that the gateway makes have 31 bits, which every backend accepts.
 _SEED_BITS = 0x7FFF_FFFF
 
@@ -190,7 +190,7 @@ def fitted(
     warnings = [f"{name} is not a known field and was dropped" for name in dropped] if dropped else []
     if request.contract is not Contract.NATIVE:
         return changed, warnings
-    for feature in _HINTS:
+    for feature in HINTS:
         if feature not in backend.features and getattr(sampling, feature) is not None:
             changed[feature.value] = None
             warnings.append(f"{feature.value} is not supported by {backend.name} and was dropped")

@@ -29,7 +29,7 @@ from gateway.contracts.features import TOOL_FEATURES, Feature
 from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
 from gateway.generation.answer_stream import AnswerStream
-from gateway.generation.attempts import Attempts
+from gateway.generation.attempts import HINTS, Attempts
 from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
 from gateway.prompts.text import Models
@@ -41,16 +41,7 @@ from resilience.leg_limits import LegLimits, LegUsage
 from resilience.retry import Attempt
 
 # Features that the native contract may drop (docs/api.md); a shadow request may too.
-HINTS = frozenset(
-    {
-        Feature.TEMPERATURE,
-        Feature.TEMPERATURE_ABOVE_1,
-        Feature.TOP_P,
-        Feature.TOP_K,
-        Feature.MIN_P,
-        Feature.SEED,
-    }
-)
+DROPPABLE = frozenset({*HINTS, Feature.TEMPERATURE_ABOVE_1})
 # Lower than the priority of any caller.
 PRIORITY = -1
 # The tenant of shadow requests in admission's fair queue; no key has an empty tenant.
@@ -142,7 +133,7 @@ class Asker:
             raise NotAsked(ShadowOutcome.UNABLE)
         request = _quiet(copy.request, self.new_id(), self.clock())
         asked = features_asked(request.sampling, request.response_format) | (request.needs & TOOL_FEATURES)
-        if (asked - HINTS) - backend.features:
+        if (asked - DROPPABLE) - backend.features:
             raise NotAsked(ShadowOutcome.UNABLE)
         if not request.caller.may_use(backend.model):
             raise NotAsked(ShadowOutcome.UNABLE)
