@@ -14,7 +14,7 @@ from adapters.unpack import is_archive
 from adapters.values import Adapter
 from adapters.verify import MAX_BYTES, Verified, list_files, manifest_sha256
 from gateway.weights.errors import FetchError, NotThere, UnknownLocation
-from gateway.weights.location import S3Prefix, locate
+from gateway.weights.location import S3Prefix, s3_prefix
 from gateway.weights.values import Fetcher, Progress
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class AdapterSource:
         store: AdapterStore,
         base: BaseModel,
         *,
-        fetcher: Callable[[], Fetcher],
+        fetcher: Callable[[S3Prefix], Fetcher],
         cache: Path,
         s3_prefixes: Collection[str],
         timeout_s: float,
@@ -45,7 +45,7 @@ class AdapterSource:
         self._base = base
         self._fetcher = fetcher
         self._cache = cache
-        self._s3_prefixes = [one for one in map(locate, s3_prefixes) if isinstance(one, S3Prefix)]
+        self._s3_prefixes = [*map(s3_prefix, s3_prefixes)]
         self._timeout_s = timeout_s
         self._catalogue = catalogue
         self._under_way: dict[str, asyncio.Lock] = {}
@@ -110,10 +110,10 @@ class AdapterSource:
         if not location.startswith(S3):
             return
         try:
-            wanted = locate(location)
+            wanted = s3_prefix(location)
         except UnknownLocation as error:
             raise AdapterRejected(Rejection.NOT_FOUND, str(error)) from None
-        if not (isinstance(wanted, S3Prefix) and any(one.holds(wanted) for one in self._s3_prefixes)):
+        if not any(one.holds(wanted) for one in self._s3_prefixes):
             listed = ", ".join(one.url for one in self._s3_prefixes) or "none"
             raise AdapterRejected(
                 Rejection.NOT_ALLOWED,
@@ -156,7 +156,7 @@ class AdapterSource:
 
         on_progress(Progress(0, 0))
         try:
-            return self._fetcher().fetch(location, self._cache, on_progress=on_progress, stop=stop)
+            return self._fetcher(s3_prefix(location)).fetch(self._cache, on_progress=on_progress, stop=stop)
         except FetchError:
             if too_large.is_set():
                 raise AdapterRejected(

@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gateway.weights.errors import FetchError, FetchStopped, UnknownLocation
-from gateway.weights.location import HubModel, is_small, locate, needed, unneeded_patterns
+from gateway.weights.errors import FetchError, FetchStopped
+from gateway.weights.location import HubModel, is_small, needed, unneeded_patterns
 from gateway.weights.values import OnProgress, Progress, ignore
 
 TICK_S = 0.5
@@ -27,29 +27,26 @@ HUB_TIMEOUT_S = 10.0
 
 
 class HubFetcher:
-    """Fetches from the hub; ``into`` is ignored, because the hub's cache is shared with other programs.
+    """Fetches a model; ``into`` is ignored, because the hub's cache is shared with other programs.
 
     The constructor raises FetchError without huggingface_hub.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: HubModel) -> None:
         if importlib.util.find_spec("huggingface_hub") is None:
             raise FetchError("a hub id needs huggingface_hub: pip install 'sluice-gateway[hub]'")
+        self._model = model
 
     def fetch(
         self,
-        url: str,
         into: Path,
         *,
         small: bool = False,
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
-        location = locate(url)
-        if not isinstance(location, HubModel):
-            raise UnknownLocation(f"{url!r} is not hf://org/name")
-        repo = location.repo
-        request = {"repo": repo, "revision": location.revision, "small": small}
+        repo = self._model.repo
+        request = {"repo": repo, "revision": self._model.revision, "small": small}
         with subprocess.Popen(
             [sys.executable, "-m", "gateway.weights.hub", json.dumps(request)],
             stdin=subprocess.DEVNULL,

@@ -65,6 +65,10 @@ class HubModel:
     repo: str
     revision: str | None = None
 
+    @property
+    def url(self) -> str:
+        return f"hf://{self.repo}" + (f"@{self.revision}" if self.revision else "")
+
 
 @dataclass(frozen=True, slots=True)
 class S3Prefix:
@@ -93,6 +97,14 @@ class S3Prefix:
 Location = LocalFolder | HubModel | S3Prefix
 
 
+def s3_prefix(given: str) -> S3Prefix:
+    """Parse an address of S3. Raises UnknownLocation."""
+    found = _S3.fullmatch(given)
+    if found is None:
+        raise UnknownLocation(f"{given!r} is not s3://bucket/prefix")
+    return S3Prefix(found["bucket"], (found["prefix"] or "").strip("/"))
+
+
 def locate(given: str) -> Location:
     """Parse an address. Raises UnknownLocation.
 
@@ -100,10 +112,7 @@ def locate(given: str) -> Location:
     is a path, so that a typing error in ``models/demo`` is not looked up on the internet.
     """
     if given.startswith("s3://"):
-        found = _S3.fullmatch(given)
-        if found is None:
-            raise UnknownLocation(f"{given!r} is not s3://bucket/prefix")
-        return S3Prefix(found["bucket"], (found["prefix"] or "").strip("/"))
+        return s3_prefix(given)
     if given.startswith("hf://"):
         found = _HUB.fullmatch(given.removeprefix("hf://"))
         if found is None:

@@ -14,7 +14,7 @@ import structlog
 
 from gateway.config.engine import WeightsSection
 from gateway.weights.errors import FetchError, NotThere, UnknownLocation, Unreachable, disk_error
-from gateway.weights.location import S3Prefix, is_safe, is_small, locate, needed
+from gateway.weights.location import S3Prefix, is_safe, is_small, needed
 from gateway.weights.records import CacheFolder
 from gateway.weights.s3_client import make_client, meaning
 from gateway.weights.s3_transfer import BACKOFF_S, Transfer
@@ -25,44 +25,44 @@ MAX_FILES = 10_000
 
 
 class S3Fetcher:
-    """Fetches from S3 with one client; ``free_bytes`` returns the free disk space of a folder.
+    """Fetches a prefix with one client; ``free_bytes`` returns the free disk space of a folder.
 
     Raises FetchError without boto3 or filelock.
     """
 
     def __init__(
         self,
+        prefix: S3Prefix,
         section: WeightsSection,
         *,
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
         backoff_s: float = BACKOFF_S,
     ) -> None:
+        self._prefix = prefix
         self._section = section
         self._client = make_client(section)
         self._free_bytes = free_bytes
         self._backoff_s = backoff_s
 
-    def folder(self, url: str, into: Path) -> Path:
-        """Return the folder of an address, which is the same in every process."""
-        prefix = _prefix(url)
+    def folder(self, into: Path) -> Path:
+        """Return the folder of the prefix, which is the same in every process."""
+        prefix = self._prefix
         name = (prefix.prefix or prefix.bucket).rpartition("/")[2]
         identity = f"{self._section.endpoint_url or ''} {prefix.url}"
         return into / "s3" / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def fetch(
         self,
-        url: str,
         into: Path,
         *,
         small: bool = False,
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
-        prefix = _prefix(url)
-        cache = CacheFolder(self.folder(url, into))
+        prefix, cache = self._prefix, CacheFolder(self.folder(into))
         try:
             cache.folder.mkdir(parents=True, exist_ok=True)
-            found = self._list(prefix, cache)
+            found = self._list(cache)
             chosen = [file for file in found if not small or is_small(file.name)]
             if not chosen:
                 raise NotThere(f"{prefix.url} holds no file that is wanted here; check the prefix")
@@ -75,20 +75,23 @@ class S3Fetcher:
             raise disk_error(error, cache.folder) from error
         return cache.folder
 
-    def _list(self, prefix: S3Prefix, cache: CacheFolder) -> list[RemoteFile]:
+    def _list(self, cache: CacheFolder) -> list[RemoteFile]:
         """List the files of the source; if S3 is unreachable, those of the last complete fetch."""
         try:
-            return _choose(prefix, self._pages(prefix))
+            return _choose(self._prefix, self._pages())
         except Unreachable as error:
             known = cache.last_known()
             if not known:
                 raise
             structlog.get_logger("weights").warning(
-                "source not reached, using the files of the last fetch", source=prefix.url, reason=str(error)
+                "source not reached, using the files of the last fetch",
+                source=self._prefix.url,
+                reason=str(error),
             )
             return known
 
-    def _pages(self, prefix: S3Prefix) -> Iterator[Mapping[str, Any]]:
+    def _pages(self) -> Iterator[Mapping[str, Any]]:
+        prefix = self._prefix
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=prefix.bucket, Prefix=prefix.start
         )
@@ -107,13 +110,6 @@ class S3Fetcher:
                 f"{cache.folder}: {(lacking - here) / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are "
                 "free; free some space or set weights.cache_folder to a larger disk"
             )
-
-
-def _prefix(url: str) -> S3Prefix:
-    location = locate(url)
-    if not isinstance(location, S3Prefix):
-        raise UnknownLocation(f"{url!r} is not s3://bucket/prefix")
-    return location
 
 
 def _choose(prefix: S3Prefix, objects: Iterable[Mapping[str, Any]]) -> list[RemoteFile]:

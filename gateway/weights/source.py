@@ -7,14 +7,14 @@ while the gateway is already alive but not ready.
 
 import asyncio
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config.engine import EngineSection, WeightsSection
 from gateway.config.settings import Settings
 from gateway.weights.errors import FetchError, FetchStopped
 from gateway.weights.hub import HubFetcher
-from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, locate
+from gateway.weights.location import HubModel, LocalFolder, S3Prefix, locate
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Fetcher, OnProgress, ignore
 
@@ -26,11 +26,10 @@ SMALL_TIMEOUT_S = 120.0
 class Weights:
     """The weights of an in-process engine's model.
 
-    ``source`` is the configured address, ``url`` the address to fetch (``None`` if the files are local).
+    ``source`` is the configured address; without a ``fetcher`` the files are local.
     """
 
     source: str
-    url: str | None
     folder: Path
     fetcher: Fetcher | None
     cache: Path
@@ -38,19 +37,17 @@ class Weights:
 
     @property
     def remote(self) -> bool:
-        return self.url is not None
+        return self.fetcher is not None
 
     async def fetch(self, on_progress: OnProgress = ignore) -> Path:
         """Fetch missing files; a cancellation stops the fetch and keeps received bytes. Raises FetchError."""
-        url, fetcher = self.url, self.fetcher
-        if url is None or fetcher is None:
+        fetcher = self.fetcher
+        if fetcher is None:
             return self.folder
         stop = threading.Event()
         try:
             async with asyncio.timeout(self.timeout_s):
-                return await asyncio.to_thread(
-                    fetcher.fetch, url, self.cache, on_progress=on_progress, stop=stop
-                )
+                return await asyncio.to_thread(fetcher.fetch, self.cache, on_progress=on_progress, stop=stop)
         except TimeoutError:
             raise FetchError(
                 f"{self.source}: not here after weights.timeout_seconds ({self.timeout_s:g}); what has "
@@ -81,7 +78,7 @@ def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSect
     if engine.tokenizer is not None and not isinstance(where := locate(engine.tokenizer), LocalFolder):
         changes["tokenizer"] = str(_small(_fetcher(where, section), where, cache))
     if isinstance(model, LocalFolder):
-        weights = Weights(engine.model, None, model.path, None, cache, section.timeout_seconds)
+        weights = Weights(engine.model, model.path, None, cache, section.timeout_seconds)
     else:
         fetcher = _fetcher(model, section)
         folder = _small(fetcher, model, cache)
@@ -89,8 +86,11 @@ def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSect
         address = model.repo if isinstance(model, HubModel) else model.prefix or model.bucket
         name = engine.served_model_name or address.rpartition("/")[2]
         changes |= {"model": str(folder), "served_model_name": name}
-        url = _url(model, folder) if engine.kind != "none" else None
-        weights = Weights(engine.model, url, folder, fetcher, cache, section.timeout_seconds)
+        if isinstance(model, HubModel):
+            # The snapshot's folder has the commit's name, so the weights are of the tokenizer's commit.
+            fetcher = HubFetcher(replace(model, revision=folder.name))
+        used = fetcher if engine.kind != "none" else None
+        weights = Weights(engine.model, folder, used, cache, section.timeout_seconds)
     return engine.model_copy(update=changes) if changes else engine, weights
 
 
@@ -98,16 +98,8 @@ def cache_folder(section: WeightsSection) -> Path:
     return Path(section.cache_folder).expanduser()
 
 
-def _fetcher(location: Location, section: WeightsSection) -> Fetcher:
-    return HubFetcher() if isinstance(location, HubModel) else S3Fetcher(section)
-
-
-def _url(location: HubModel | S3Prefix, folder: Path | None = None) -> str:
-    if isinstance(location, S3Prefix):
-        return location.url
-    # The snapshot's folder has the commit's name, so the weights are fetched from the tokenizer's commit.
-    revision = folder.name if folder is not None else location.revision
-    return f"hf://{location.repo}" + (f"@{revision}" if revision else "")
+def _fetcher(location: HubModel | S3Prefix, section: WeightsSection) -> Fetcher:
+    return HubFetcher(location) if isinstance(location, HubModel) else S3Fetcher(location, section)
 
 
 def _small(fetcher: Fetcher, location: HubModel | S3Prefix, cache: Path) -> Path:
@@ -115,12 +107,12 @@ def _small(fetcher: Fetcher, location: HubModel | S3Prefix, cache: Path) -> Path
     timer = threading.Timer(SMALL_TIMEOUT_S, stop.set)
     timer.daemon = True
     timer.start()
-    url = _url(location)
     try:
-        return fetcher.fetch(url, cache, small=True, stop=stop)
+        return fetcher.fetch(cache, small=True, stop=stop)
     except FetchStopped:
         raise FetchError(
-            f"{url}: configuration and tokenizer are not here after {SMALL_TIMEOUT_S:g} s; start again"
+            f"{location.url}: configuration and tokenizer are not here after {SMALL_TIMEOUT_S:g} s; "
+            "start again"
         ) from None
     finally:
         timer.cancel()

@@ -28,16 +28,15 @@ OnProgress = Callable[[Progress], None]
 
 
 class Fetcher(Protocol):
-    """Fetches the files of a model or LoRA adapter to this machine.
+    """Fetches the files of one model or LoRA adapter to this machine.
 
     Invariants: bytes received before are not fetched again; several threads and processes may fetch the same
-    address into the same folder at the same time; the files in the returned folder are complete and checked;
+    source into the same folder at the same time; the files in the returned folder are complete and checked;
     ``fetch`` blocks; ``on_progress`` may be called from any thread.
     """
 
     def fetch(
         self,
-        url: str,
         into: Path,
         *,
         small: bool = False,

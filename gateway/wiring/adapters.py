@@ -85,7 +85,7 @@ def make_adapters(base: Foundation) -> AdapterParts:
     source = AdapterSource(
         store,
         served_base(settings),
-        fetcher=lambda: S3Fetcher(settings.weights),
+        fetcher=lambda prefix: S3Fetcher(prefix, settings.weights),
         cache=folder / "fetched",
         s3_prefixes=[
             one

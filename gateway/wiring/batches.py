@@ -23,7 +23,7 @@ from gateway.http.batch_lines import BatchLines
 from gateway.journey import Journey
 from gateway.ports import Services
 from gateway.weights.errors import FetchError
-from gateway.weights.location import S3Prefix, locate
+from gateway.weights.location import s3_prefix
 from gateway.wiring.core import Core
 from gateway.wiring.foundation import Foundation, seal_keys_of
 
@@ -63,9 +63,7 @@ def make_storage(base: Foundation) -> FileStorage:
     from gateway.weights.s3_client import make_client
 
     try:
-        prefix = locate(folder)
-        assert isinstance(prefix, S3Prefix)
-        return S3Files(make_client(base.settings.weights), prefix, cipher)
+        return S3Files(make_client(base.settings.weights), s3_prefix(folder), cipher)
     except FetchError as error:
         raise ConfigError(f"batches.folder: {error}") from None
 

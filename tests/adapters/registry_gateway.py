@@ -25,6 +25,7 @@ from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.stream_follower import StreamFollower
+from gateway.weights.location import S3Prefix
 from gateway.weights.values import Fetcher
 from tests.adapters import crafted
 
@@ -53,7 +54,7 @@ class FakeEngine:
         del self.adapters[adapter_id]
 
 
-def no_fetcher() -> Fetcher:
+def no_fetcher(prefix: S3Prefix) -> Fetcher:
     raise AssertionError("nothing is fetched here")
 
 
@@ -80,7 +81,7 @@ async def gateway(
     *,
     clock: Callable[[], float] = lambda: 0.0,
     unix_time: Callable[[], float] = lambda: 1_800_000_000.0,
-    fetcher: Callable[[], Fetcher] = no_fetcher,
+    fetcher: Callable[[S3Prefix], Fetcher] = no_fetcher,
     preload_timeout_s: float = 5.0,
     s3_prefixes: Sequence[str] = ("s3://bucket", "s3://adapters/team"),
     routed: Callable[[str], Sequence[str]] = lambda adapter_id: (),

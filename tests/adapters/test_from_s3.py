@@ -14,6 +14,7 @@ from adapters.errors import AdapterRejected, Rejection
 from gateway.admin.adapters import AddBody
 from gateway.config.engine import WeightsSection
 from gateway.state.memory import MemoryStreams
+from gateway.weights.location import S3Prefix
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Fetcher
 from tests.adapters import crafted
@@ -53,8 +54,8 @@ async def test_a_version_comes_from_a_bucket_and_a_second_gateway_brings_it_by_i
     put(s3_url, crafted.write(tmp_path / "b", weights=b"\x08\x00"), "team/b")
     streams = MemoryStreams()
 
-    def fetcher() -> Fetcher:
-        return S3Fetcher(section)
+    def fetcher(prefix: S3Prefix) -> Fetcher:
+        return S3Fetcher(prefix, section)
 
     async with gateway(streams, tmp_path / "1", fetcher=fetcher) as one:
         added = await one.admin.add(AddBody(id="a", location=f"s3://{BUCKET}/team/a"), who="key_1")

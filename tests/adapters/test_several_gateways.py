@@ -223,7 +223,6 @@ class FakeBucket:
 
     def fetch(
         self,
-        url: str,
         into: Path,
         *,
         small: bool = False,
@@ -240,7 +239,7 @@ async def test_an_adapter_comes_from_s3_and_what_is_not_there_or_not_allowed_is_
     tmp_path: Path,
 ) -> None:
     bucket = FakeBucket(write(tmp_path, "a"))
-    async with gateway(MemoryStreams(), tmp_path / "1", fetcher=lambda: bucket) as one:
+    async with gateway(MemoryStreams(), tmp_path / "1", fetcher=lambda prefix: bucket) as one:
         shown = await one.admin.add(AddBody(id="v1", location="s3://bucket/a"), who="key_1")
         assert shown["location"] == "s3://bucket/a"
         assert one.source.progress == {}

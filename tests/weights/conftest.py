@@ -12,10 +12,12 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from gateway.config.engine import WeightsSection
+from gateway.weights.location import S3Prefix
 from gateway.weights.s3 import S3Fetcher
 from tests.weights.network_proxy import Proxy, proxy
 
 BUCKET = "models"
+LLAMA = S3Prefix(BUCKET, "llama")
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +62,10 @@ def network(s3_url: str) -> Iterator[Proxy]:
 def fetcher_at(credentials: None) -> Callable[..., S3Fetcher]:
     """A function that makes fetchers with short timeouts."""
 
-    def make(url: str, **more: Any) -> S3Fetcher:
+    def make(url: str, prefix: S3Prefix = LLAMA, **more: Any) -> S3Fetcher:
         options = WeightsSection(
             endpoint_url=url, connections=4, connect_timeout_seconds=2, read_timeout_seconds=5
         )
-        return S3Fetcher(options, backoff_s=0.01, **more)
+        return S3Fetcher(prefix, options, backoff_s=0.01, **more)
 
     return make

@@ -11,9 +11,11 @@ import pytest
 
 from gateway.weights.errors import FetchError
 from gateway.weights.hub import HubFetcher
+from gateway.weights.location import HubModel
 from gateway.weights.values import Progress
 from tests.weights.fake_hub import COMMIT, Hub, hub
 
+LLAMA = HubModel("org/llama")
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
@@ -37,12 +39,12 @@ def names(folder: Path) -> list[str]:
 
 
 def test_small_files_first_then_the_weights_of_the_same_commit(models: Hub, tmp_path: Path) -> None:
-    fetcher = HubFetcher()
-    folder = fetcher.fetch("hf://org/llama", tmp_path, small=True)
+    folder = HubFetcher(LLAMA).fetch(tmp_path, small=True)
     assert folder.is_relative_to(tmp_path / "hf") and folder.name == COMMIT
     assert names(folder) == ["config.json", "tokenizer.json"]
     progress: list[Progress] = []
-    assert fetcher.fetch(f"hf://org/llama@{COMMIT}", tmp_path, on_progress=progress.append) == folder
+    at_commit = HubFetcher(HubModel("org/llama", COMMIT))
+    assert at_commit.fetch(tmp_path, on_progress=progress.append) == folder
     assert names(folder) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
@@ -50,29 +52,31 @@ def test_small_files_first_then_the_weights_of_the_same_commit(models: Hub, tmp_
 def test_the_hubs_cache_serves_without_the_hub(
     models: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = HubFetcher().fetch("org/llama", tmp_path)
+    folder = HubFetcher(LLAMA).fetch(tmp_path)
     models.asked.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert HubFetcher().fetch("org/llama", tmp_path) == folder
+    assert HubFetcher(LLAMA).fetch(tmp_path) == folder
     assert models.asked == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert HubFetcher().fetch("org/llama", tmp_path) == folder
+    assert HubFetcher(LLAMA).fetch(tmp_path) == folder
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("model", "message"),
     [
-        ("org/nothing", "no such model"),
-        ("org/llama@v9", "no such revision"),
-        ("org/gated", "gated"),
+        (HubModel("org/nothing"), "no such model"),
+        (HubModel("org/llama", "v9"), "no such revision"),
+        (HubModel("org/gated"), "gated"),
     ],
 )
-def test_what_the_hub_refuses_is_one_clear_line(models: Hub, tmp_path: Path, url: str, message: str) -> None:
+def test_what_the_hub_refuses_is_one_clear_line(
+    models: Hub, tmp_path: Path, model: HubModel, message: str
+) -> None:
     models.models["org/gated"] = dict(FILES)
     models.gated.add("org/gated")
     with pytest.raises(FetchError, match=message) as caught:
-        HubFetcher().fetch(url, tmp_path)
+        HubFetcher(model).fetch(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -81,7 +85,7 @@ def test_offline_with_an_empty_cache_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FetchError, match="HF_HUB_OFFLINE"):
-        HubFetcher().fetch("org/llama", tmp_path)
+        HubFetcher(LLAMA).fetch(tmp_path)
 
 
 def test_a_stop_ends_the_child(models: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,5 +95,5 @@ def test_a_stop_ends_the_child(models: Hub, tmp_path: Path, monkeypatch: pytest.
     stop.set()
     began = time.monotonic()
     with pytest.raises(FetchError):
-        HubFetcher().fetch("org/llama", tmp_path, stop=stop)
+        HubFetcher(LLAMA).fetch(tmp_path, stop=stop)
     assert time.monotonic() - began < 9

@@ -25,17 +25,17 @@ from gateway.weights.errors import (
     UnknownLocation,
     Unreachable,
 )
+from gateway.weights.location import S3Prefix
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Progress
 from tests import fork_server
 from tests.fork_server import ForkedPopen
-from tests.weights.conftest import BUCKET
+from tests.weights.conftest import BUCKET, LLAMA
 from tests.weights.network_proxy import Proxy
 
 Make = Callable[..., S3Fetcher]
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
-URL = f"s3://{BUCKET}/llama"
 
 
 def put(s3: Any, name: str, content: bytes) -> bytes:
@@ -56,7 +56,7 @@ def test_a_prefix_arrives_as_a_folder_with_its_subfolders(
     put(s3, "folder/", b"")
     weights = put(s3, "model.safetensors", random_bytes(40 * MIB))
     progress: list[Progress] = []
-    folder = fetcher_at(s3_url).fetch(URL, tmp_path, on_progress=progress.append)
+    folder = fetcher_at(s3_url).fetch(tmp_path, on_progress=progress.append)
     assert (folder / "config.json").read_bytes() == config
     assert (folder / "tokenizer/deep/vocab.txt").read_bytes() == deep
     assert (folder / "empty.txt").read_bytes() == empty
@@ -72,12 +72,12 @@ def test_what_is_here_is_not_fetched_again_and_what_changed_is(
     put(s3, "config.json", b"{}")
     put(s3, "model.safetensors", random_bytes(4 * MIB))
     fetcher = fetcher_at(network.url)
-    fetcher.fetch(URL, tmp_path)
+    fetcher.fetch(tmp_path)
     network.received, network.ranges = 0, []
-    folder = fetcher.fetch(URL, tmp_path)
+    folder = fetcher.fetch(tmp_path)
     assert network.ranges == [] and network.received < MIB
     put(s3, "config.json", b'{"new": 1}')
-    assert fetcher.fetch(URL, tmp_path) == folder
+    assert fetcher.fetch(tmp_path) == folder
     assert (folder / "config.json").read_bytes() == b'{"new": 1}'
     assert len(network.ranges) == 1
 
@@ -87,14 +87,14 @@ def test_the_small_files_come_alone_when_only_they_are_wanted(
 ) -> None:
     put(s3, "tokenizer.json", b"{}")
     put(s3, "model.safetensors", b"weights")
-    folder = fetcher_at(s3_url).fetch(URL, tmp_path, small=True)
+    folder = fetcher_at(s3_url).fetch(tmp_path, small=True)
     assert (folder / "tokenizer.json").is_file() and not (folder / "model.safetensors").exists()
 
 
 def test_one_format_of_the_weights_is_enough(s3: Any, s3_url: str, fetcher_at: Make, tmp_path: Path) -> None:
     for name in ("model.safetensors", "pytorch_model.bin", "original/consolidated.00.pth"):
         put(s3, name, b"weights")
-    folder = fetcher_at(s3_url).fetch(URL, tmp_path)
+    folder = fetcher_at(s3_url).fetch(tmp_path)
     assert [p.name for p in folder.rglob("*") if p.is_file() and ".sluice" not in p.parts] == [
         "model.safetensors"
     ]
@@ -106,7 +106,7 @@ def test_a_connection_that_breaks_is_resumed_where_it_ended(
     content = put(s3, "model.safetensors", random_bytes(24 * MIB))
     fetcher = fetcher_at(network.url)
     network.cut_every = 3 * MIB
-    folder = fetcher.fetch(URL, tmp_path)
+    folder = fetcher.fetch(tmp_path)
     assert (folder / "model.safetensors").read_bytes() == content
     assert len(network.ranges) > 6, "it was really cut"
     # A cut loses only the bytes in buffers: up to a chunk and those of the sockets, never a range.
@@ -116,8 +116,9 @@ def test_a_connection_that_breaks_is_resumed_where_it_ended(
 def fetch_in_a_process(url: str, into: Path) -> subprocess.Popen[str]:
     code = (
         "import sys; from pathlib import Path; from gateway.weights.s3 import S3Fetcher; "
-        "from gateway.config.engine import WeightsSection; "
-        f"print(S3Fetcher(WeightsSection(endpoint_url={url!r}, connections=4)).fetch({URL!r}, Path({str(into)!r})))"
+        "from gateway.config.engine import WeightsSection; from gateway.weights.location import S3Prefix; "
+        f"fetcher = S3Fetcher({LLAMA!r}, WeightsSection(endpoint_url={url!r}, connections=4)); "
+        f"print(fetcher.fetch(Path({str(into)!r})))"
     )
     return ForkedPopen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -138,7 +139,7 @@ def test_a_fetch_that_was_killed_is_resumed_without_fetching_twice(
     first = network.received
     network.hold_at, network.received = None, 0
     progress: list[Progress] = []
-    folder = fetcher_at(network.url).fetch(URL, tmp_path, on_progress=progress.append)
+    folder = fetcher_at(network.url).fetch(tmp_path, on_progress=progress.append)
     assert (folder / "model.safetensors").read_bytes() == content
     # At most the bytes in flight are lost: a chunk and the sockets' buffers for each of the 4 connections.
     assert size // 2 <= first < size
@@ -165,7 +166,7 @@ def test_threads_of_a_process_share_a_fetch(
     put(s3, "model.safetensors", random_bytes(8 * MIB))
     network.rate = 32 * MIB
     with ThreadPoolExecutor(3) as pool:
-        folders = list(pool.map(lambda _: fetcher_at(network.url).fetch(URL, tmp_path), range(3)))
+        folders = list(pool.map(lambda _: fetcher_at(network.url).fetch(tmp_path), range(3)))
     assert len(set(folders)) == 1 and network.received < 9 * MIB
 
 
@@ -182,11 +183,11 @@ def test_a_stop_ends_a_fetch_soon_and_keeps_the_bytes_that_arrived(
 
     began = time.monotonic()
     with pytest.raises(FetchStopped):
-        fetcher_at(network.url).fetch(URL, tmp_path, on_progress=watch, stop=stop)
+        fetcher_at(network.url).fetch(tmp_path, on_progress=watch, stop=stop)
     assert time.monotonic() - began < 10
     progress: list[Progress] = []
     network.rate = None
-    fetcher_at(network.url).fetch(URL, tmp_path, on_progress=progress.append)
+    fetcher_at(network.url).fetch(tmp_path, on_progress=progress.append)
     assert progress[1].done >= 8 * MIB
 
 
@@ -205,7 +206,7 @@ def test_content_that_is_corrupted_twice_is_an_error(
     upload(s3, "model.safetensors", random_bytes(12 * MIB))
     network.corrupt = True
     with pytest.raises(FetchError, match=r"model\.safetensors: its \S+ is .*, expected .*, twice"):
-        fetcher_at(network.url).fetch(URL, tmp_path)
+        fetcher_at(network.url).fetch(tmp_path)
     assert network.received > 24 * MIB, "it was fetched a second time"
     assert not list(tmp_path.rglob("*.safetensors"))
 
@@ -220,7 +221,7 @@ def test_content_that_is_corrupted_once_is_fetched_again(
         if progress.done == progress.total:
             network.corrupt = False
 
-    folder = fetcher_at(network.url).fetch(URL, tmp_path, on_progress=repair_the_network)
+    folder = fetcher_at(network.url).fetch(tmp_path, on_progress=repair_the_network)
     assert (folder / "model.safetensors").read_bytes() == content
     assert network.received > 8 * MIB
 
@@ -230,7 +231,7 @@ def test_a_multipart_upload_is_checked_by_its_etag(
 ) -> None:
     content = random_bytes(12 * MIB)
     multipart(s3, "model.safetensors", content)
-    folder = fetcher_at(s3_url).fetch(URL, tmp_path)
+    folder = fetcher_at(s3_url).fetch(tmp_path)
     assert (folder / "model.safetensors").read_bytes() == content
     record = (folder / ".sluice/files/model.safetensors.json").read_text()
     assert '"checked_by": "multipart-md5"' in record
@@ -242,11 +243,11 @@ def test_a_manifest_in_the_prefix_wins(
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(MIB))
     put(s3, manifest, f"{hashlib.sha256(content).hexdigest()}  model.safetensors\n".encode())
-    folder = fetcher_at(s3_url).fetch(URL, tmp_path / "good")
+    folder = fetcher_at(s3_url).fetch(tmp_path / "good")
     assert '"checked_by": "sha256"' in (folder / ".sluice/files/model.safetensors.json").read_text()
     put(s3, manifest, f"{'0' * 64}  model.safetensors\n".encode())
     with pytest.raises(FetchError, match=r"its sha256 is .*, expected 0000"):
-        fetcher_at(s3_url).fetch(URL, tmp_path / "bad")
+        fetcher_at(s3_url).fetch(tmp_path / "bad")
 
 
 def test_a_part_of_another_version_is_discarded(
@@ -257,11 +258,11 @@ def test_a_part_of_another_version_is_discarded(
     stop = threading.Event()
     with pytest.raises(FetchStopped):
         fetcher_at(network.url).fetch(
-            URL, tmp_path, on_progress=lambda p: stop.set() if p.done > 4 * MIB else None, stop=stop
+            tmp_path, on_progress=lambda p: stop.set() if p.done > 4 * MIB else None, stop=stop
         )
     network.rate = None
     content = put(s3, "model.safetensors", random_bytes(16 * MIB))
-    folder = fetcher_at(network.url).fetch(URL, tmp_path)
+    folder = fetcher_at(network.url).fetch(tmp_path)
     assert (folder / "model.safetensors").read_bytes() == content
 
 
@@ -271,11 +272,11 @@ def test_a_file_put_there_by_hand_is_checked_and_kept(
     content = put(s3, "model.safetensors", random_bytes(4 * MIB))
     put(s3, "other.safetensors", random_bytes(4 * MIB))
     fetcher = fetcher_at(network.url)
-    folder = fetcher.folder(URL, tmp_path)
+    folder = fetcher.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(content)
     (folder / "other.safetensors").write_bytes(random_bytes(4 * MIB))
-    fetcher.fetch(URL, tmp_path)
+    fetcher.fetch(tmp_path)
     assert 4 * MIB < network.received < 5 * MIB
 
 
@@ -292,11 +293,15 @@ def failure(make: Callable[[], object], kind: type[FetchError]) -> str:
 def test_a_bucket_or_prefix_that_is_not_there_is_named(
     s3: Any, s3_url: str, fetcher_at: Make, tmp_path: Path
 ) -> None:
+    for prefix, named in (
+        (S3Prefix(BUCKET, "nothing"), "s3://models/nothing"),
+        (S3Prefix("no-such-bucket", "x"), "NoSuchBucket"),
+    ):
+        fetcher = fetcher_at(s3_url, prefix=prefix)
+        assert named in failure(lambda fetcher=fetcher: fetcher.fetch(tmp_path), NotThere)
     fetcher = fetcher_at(s3_url)
-    assert "s3://models/nothing" in failure(lambda: fetcher.fetch("s3://models/nothing", tmp_path), NotThere)
-    assert "NoSuchBucket" in failure(lambda: fetcher.fetch("s3://no-such-bucket/x", tmp_path), NotThere)
     put(s3, "model.safetensors", b"x")
-    failure(lambda: fetcher.fetch(URL, tmp_path, small=True), NotThere)
+    failure(lambda: fetcher.fetch(tmp_path, small=True), NotThere)
 
 
 def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
@@ -318,7 +323,7 @@ def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
 
         into = tmp_path / kind.__name__
         message = failure(
-            lambda into=into, once=once: fetcher_at(network.url).fetch(URL, into, on_progress=once), kind
+            lambda into=into, once=once: fetcher_at(network.url).fetch(into, on_progress=once), kind
         )
         assert "model.safetensors" in message
 
@@ -330,14 +335,14 @@ def test_a_network_that_is_down_is_an_error_unless_a_complete_copy_is_here(
     put(s3, "model.safetensors", random_bytes(MIB))
     fetcher = fetcher_at(network.url)
     network.dead = True
-    assert "weights.endpoint_url" in failure(lambda: fetcher.fetch(URL, tmp_path), Unreachable)
+    assert "weights.endpoint_url" in failure(lambda: fetcher.fetch(tmp_path), Unreachable)
     network.dead = False
-    folder = fetcher.fetch(URL, tmp_path)
+    folder = fetcher.fetch(tmp_path)
     network.dead = True
-    assert fetcher.fetch(URL, tmp_path) == folder
-    assert fetcher.fetch(URL, tmp_path, small=True) == folder
+    assert fetcher.fetch(tmp_path) == folder
+    assert fetcher.fetch(tmp_path, small=True) == folder
     (folder / "model.safetensors").unlink()
-    failure(lambda: fetcher.fetch(URL, tmp_path), Unreachable)
+    failure(lambda: fetcher.fetch(tmp_path), Unreachable)
 
 
 def test_a_network_that_fails_in_the_middle_is_an_error_and_the_fetch_is_resumed(
@@ -350,10 +355,10 @@ def test_a_network_that_fails_in_the_middle_is_an_error_and_the_fetch_is_resumed
         if progress.done > 8 * MIB:
             network.dead = True
 
-    message = failure(lambda: fetcher_at(network.url).fetch(URL, tmp_path, on_progress=cut), Unreachable)
+    message = failure(lambda: fetcher_at(network.url).fetch(tmp_path, on_progress=cut), Unreachable)
     assert "what has arrived is kept" in message
     network.dead, network.rate, network.received = False, None, 0
-    folder = fetcher_at(network.url).fetch(URL, tmp_path)
+    folder = fetcher_at(network.url).fetch(tmp_path)
     assert (folder / "model.safetensors").read_bytes() == content and network.received < 17 * MIB
 
 
@@ -362,7 +367,7 @@ def test_without_credentials_it_says_where_they_come_from(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    assert "AWS_PROFILE" in failure(lambda: fetcher_at(s3_url).fetch(URL, tmp_path), FetchError)
+    assert "AWS_PROFILE" in failure(lambda: fetcher_at(s3_url).fetch(tmp_path), FetchError)
 
 
 def test_a_disk_without_room_is_an_error_before_the_first_request(
@@ -370,7 +375,7 @@ def test_a_disk_without_room_is_an_error_before_the_first_request(
 ) -> None:
     put(s3, "model.safetensors", random_bytes(4 * MIB))
     fetcher = fetcher_at(network.url, free_bytes=lambda folder: MIB)
-    assert "weights.cache_folder" in failure(lambda: fetcher.fetch(URL, tmp_path), FetchError)
+    assert "weights.cache_folder" in failure(lambda: fetcher.fetch(tmp_path), FetchError)
     assert network.ranges == []
 
 
@@ -379,8 +384,10 @@ def test_a_disk_that_fills_up_during_the_fetch_is_an_error(s3: Any, s3_url: str,
     code = (
         "import resource, sys; from pathlib import Path; from gateway.weights.errors import FetchError; "
         "from gateway.weights.s3 import S3Fetcher; from gateway.config.engine import WeightsSection\n"
+        "from gateway.weights.location import S3Prefix\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        f"try: S3Fetcher(WeightsSection(endpoint_url={s3_url!r})).fetch({URL!r}, Path({str(tmp_path)!r}))\n"
+        f"fetcher = S3Fetcher({LLAMA!r}, WeightsSection(endpoint_url={s3_url!r}))\n"
+        f"try: fetcher.fetch(Path({str(tmp_path)!r}))\n"
         "except FetchError as error: print('full:', error)"
     )
     done = fork_server.run([sys.executable, "-c", code], cwd=ROOT)
@@ -393,7 +400,7 @@ def test_a_cache_that_cannot_be_a_folder_is_an_error(
     put(s3, "config.json", b"{}")
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(FetchError, match=r"weights\.cache_folder"):
-        fetcher_at(s3_url).fetch(URL, tmp_path / "file")
+        fetcher_at(s3_url).fetch(tmp_path / "file")
 
 
 def test_a_key_that_would_leave_the_folder_is_refused(
@@ -401,4 +408,4 @@ def test_a_key_that_would_leave_the_folder_is_refused(
 ) -> None:
     put(s3, "config.json", b"{}")
     put(s3, "a\\..\\b", b"")
-    assert "remove it" in failure(lambda: fetcher_at(s3_url).fetch(URL, tmp_path), UnknownLocation)
+    assert "remove it" in failure(lambda: fetcher_at(s3_url).fetch(tmp_path), UnknownLocation)
