@@ -75,9 +75,9 @@ class KeyRecord:
     seconds; ``org`` is the tenant's organization; ``model_limits`` apply in addition to the other limits.
     """
 
-    key_id: str
     tenant: str
     role: CallerRole
+    key_id: str
     max_priority: int
     routes: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
@@ -107,9 +107,9 @@ class StoredKey:
 
 
 # With authentication off every caller is the local operator: no key, all rights, one tenant.
-LOCAL_OPERATOR = KeyRecord("local", "default", CallerRole.ADMIN, HIGHEST_PRIORITY)
-BOOTSTRAP_ADMIN = KeyRecord("bootstrap", "default", CallerRole.ADMIN, HIGHEST_PRIORITY)
-BOOTSTRAP_FRONT = KeyRecord("front", "default", CallerRole.FRONT, HIGHEST_PRIORITY)
+LOCAL_OPERATOR = KeyRecord("default", CallerRole.ADMIN, "local", HIGHEST_PRIORITY)
+BOOTSTRAP_ADMIN = KeyRecord("default", CallerRole.ADMIN, "bootstrap", HIGHEST_PRIORITY)
+BOOTSTRAP_FRONT = KeyRecord("default", CallerRole.FRONT, "front", HIGHEST_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True)

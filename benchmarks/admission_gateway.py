@@ -41,7 +41,7 @@ class Tenants(KeyRing):
         """The record of ``tenant-N``, or of the key that was configured."""
         if bearer is not None and bearer.startswith(TENANT_KEY):
             name = "t" + bearer.removeprefix(TENANT_KEY)
-            return KeyRecord(bearer, name, CallerRole.CALLER, HIGHEST_PRIORITY)
+            return KeyRecord(name, CallerRole.CALLER, bearer, HIGHEST_PRIORITY)
         return super().lookup(bearer)
 
 

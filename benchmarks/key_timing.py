@@ -42,7 +42,7 @@ def ring_and_keys() -> tuple[KeyRing, Mapping[str, Sequence[str]]]:
     wrong: dict[str, list[str]] = {name: [] for name in KINDS}
     for number in range(MADE):
         new = draw_key()
-        record = KeyRecord(f"key_{number}", "acme", CallerRole.CALLER, 0)
+        record = KeyRecord("acme", CallerRole.CALLER, f"key_{number}", 0)
         ring.add(StoredKey(record, new.prefix, new.salt, new.digest))
         head, _, secret = new.key.rpartition("_")
         other = draw_key().key

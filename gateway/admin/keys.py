@@ -147,9 +147,9 @@ class KeyAdmin:
         default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
         secret = draw_key()
         record = KeyRecord(
-            f"key_{secret.prefix}",
             given.tenant,
             given.role,
+            f"key_{secret.prefix}",
             default_priority if given.max_priority is None else given.max_priority,
             None if given.routes is None else tuple(given.routes),
             None if given.adapters is None else tuple(given.adapters),

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, ModelLimits
+from accounting.keys import HIGHEST_PRIORITY, KeyRecord
 from accounting.keys import CallerRole as CallerRole
 from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.features import Feature
@@ -43,30 +43,16 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(KeyRecord):
     """The caller of a request: derived from the key, never from the body.
 
-    ``routes``, ``adapters`` and ``models``: those that the key may use; ``None``: all. ``aliases``: the key's
-    own names of models. ``tools``: whether requests may have tools. ``by_front``: whether another Sluice,
-    which bills them, named ``tenant`` and ``org``. ``model_limits`` apply in addition to ``limits`` and
-    ``budget``. Only requests with the same ``cache_salt``, by default the tenant, share cached prefixes.
+    ``by_front``: whether another Sluice, which bills the requests, named ``tenant`` and ``org``. Only
+    requests with the same ``cache_salt``, by default the tenant, share cached prefixes.
     """
 
-    tenant: str
-    role: CallerRole
-    key_id: str
-    max_priority: int = 1
-    routes: tuple[str, ...] | None = None
-    adapters: tuple[str, ...] | None = None
-    limits: KeyLimits = NO_LIMITS
-    org: str | None = None
+    max_priority: int = HIGHEST_PRIORITY
     by_front: bool = False
     own_salt: str | None = None
-    budget: Budget = NO_BUDGET
-    tools: bool = True
-    models: tuple[str, ...] | None = None
-    aliases: tuple[tuple[str, str], ...] = ()
-    model_limits: tuple[ModelLimits, ...] = ()
     cache_salt: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Authenticates requests by their bearer key."""
 
 from collections.abc import Callable
+from dataclasses import fields
 
 from accounting.keys import KeyRecord, KeyRing
 from gateway.contracts.values import Caller
@@ -51,23 +52,6 @@ class Keys:
         if known is None or known[0] is not record:
             if len(self._callers) > len(self._ring) + MAX_REVOKED:
                 self._callers.clear()
-            known = self._callers[record.key_id] = record, _caller_of(record)
+            same = {one.name: getattr(record, one.name) for one in fields(KeyRecord)}
+            known = self._callers[record.key_id] = record, Caller(**same)
         return known[1]
-
-
-def _caller_of(record: KeyRecord) -> Caller:
-    return Caller(
-        record.tenant,
-        record.role,
-        record.key_id,
-        record.max_priority,
-        record.routes,
-        record.adapters,
-        record.limits,
-        record.org,
-        budget=record.budget,
-        tools=record.tools,
-        models=record.models,
-        aliases=record.aliases,
-        model_limits=record.model_limits,
-    )

@@ -68,7 +68,7 @@ def test_the_ring_keeps_a_salted_digest_and_not_the_key() -> None:
 
 
 def stored_key(secret: NewSecret, **changes: Any) -> StoredKey:
-    record = KeyRecord(f"key_{secret.prefix}", "acme", CallerRole.CALLER, 0)
+    record = KeyRecord("acme", CallerRole.CALLER, f"key_{secret.prefix}", 0)
     return StoredKey(replace(record, **changes), secret.prefix, secret.salt, secret.digest)
 
 
