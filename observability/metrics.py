@@ -175,11 +175,6 @@ class Metrics:
         for name, read in figures.items():
             self._gauges[name].set_function(read)
 
-    def record(self, event: object) -> None:
-        """Count ``event``; events of unknown types are ignored."""
-        for update in self.updates.get(type(event), ()):
-            update(event)
-
     def request(self, record: RequestRecord) -> None:
         """Take a finished request; it is counted later, with others, at the latest in the next scrape."""
         if record.revision != self._revision and record.revision is not None:

@@ -49,8 +49,9 @@ def test_each_event_is_counted_and_the_gauges_are_read_at_the_scrape() -> None:
 
 def test_many_names_become_few_series() -> None:
     metrics = Metrics(version="0")
+    hub = EventDispatcher().record(metrics)
     for number in range(1_000):
-        metrics.record(AdapterAsked(f"a{number}", resident=True))
+        hub.emit(AdapterAsked(f"a{number}", resident=True))
     shown = metrics.render().decode()
     assert shown.count("sluice_adapter_requests_total{") <= 101
     assert 'adapter="other"' in shown

@@ -9,6 +9,7 @@ from observability.engine_metrics import engine_families
 from observability.events import EngineFigures, RequestRecord
 from observability.metrics import Metrics
 from observability.scrape import ScrapeCollector
+from observability.subscribers import EventDispatcher
 from resilience.events import AttemptFailed, Retried
 from resilience.failures import FailureKind
 
@@ -52,8 +53,10 @@ def test_every_name_is_in_a_scrape_of_a_gateway_that_has_served(metrics: Metrics
         ScrapeCollector(engine_families, lambda: {"local": EngineFigures("demo", BackendLoad())})
     )
     metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))
-    metrics.record(RowsWritten(3))
-    metrics.record(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
+    EventDispatcher().record(metrics).emit(RowsWritten(3))
+    EventDispatcher().record(metrics).emit(
+        AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError")
+    )
     families = {
         line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")
     }
@@ -171,5 +174,5 @@ def test_without_an_engine_there_are_none_of_its_names(metrics: Metrics) -> None
 
 
 def test_two_gateways_in_one_process_do_not_share_figures(metrics: Metrics) -> None:
-    metrics.record(Retried("local", FailureKind.TIMEOUT, 1, 1.0))
+    EventDispatcher().record(metrics).emit(Retried("local", FailureKind.TIMEOUT, 1, 1.0))
     assert value(Metrics(version="1"), "sluice_retries_total") == 0
