@@ -95,14 +95,12 @@ class Engine:
             self._last_step,
             running=len(self._scheduler.running),
             waiting=sum(not one.request.embed for one in self._scheduler.waiting) + len(self._building),
-            free_blocks=self._pool.num_free,
             kv_usage=self._pool.usage,
             preemptions=self._scheduler.preemptions,
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,
             prompt_tokens=self._scheduler.prompt_tokens,
             generation_tokens=self._generated,
-            adapters_resident=self._adapters.resident,
         )
 
     def install_adapter(self, adapter_id: str, weights: LoraWeights) -> None:
@@ -157,7 +155,6 @@ class Engine:
         outputs = ended + self._update(chunks, result)
         self._last_step = replace(
             self._last_step,
-            step_s=self._clock() - started_at,
             tokens_scheduled=sum(chunk.length for chunk in chunks),
             steps=self._last_step.steps + 1,
         )

@@ -103,15 +103,10 @@ class AdapterBank:
     def __init__(self, max_loras: int, read: Callable[[Path], LoraWeights]) -> None:
         self.read = read
         self._max_loras = max_loras
-        self._named: dict[str, AdapterVersion] = {}
+        self.named: dict[str, AdapterVersion] = {}
         self._places: dict[AdapterVersion, int] = {}
         self._weights = LoraWeights(())
         self._loads = 0
-
-    @property
-    def resident(self) -> tuple[str, ...]:
-        """The ids that requests may name."""
-        return tuple(self._named)
 
     @property
     def is_empty(self) -> bool:
@@ -120,13 +115,13 @@ class AdapterBank:
     @property
     def has_retired(self) -> bool:
         """True while the bank holds weights of a replaced or removed version."""
-        return len(self._places) > len(self._named)
+        return len(self._places) > len(self.named)
 
     def version(self, adapter_id: str) -> AdapterVersion:
         """The version that a new request uses. Raises RequestedAdapterMissing."""
-        if adapter_id not in self._named:
+        if adapter_id not in self.named:
             raise RequestedAdapterMissing(f"adapter {adapter_id!r} is not loaded")
-        return self._named[adapter_id]
+        return self.named[adapter_id]
 
     def install(
         self, adapter_id: str, weights: LoraWeights, in_use: Collection[AdapterVersion | None]
@@ -134,26 +129,26 @@ class AdapterBank:
         """Add an adapter, or replace the one with that id, whose weights are freed unless ``in_use``. Raises
         NoAdapterRoom, and then nothing has changed.
         """
-        others = len(self._named.keys() - {adapter_id})
+        others = len(self.named.keys() - {adapter_id})
         if others >= self._max_loras or len(self._places) >= 2 * self._max_loras:
             raise NoAdapterRoom(
-                f"no room for adapter {adapter_id!r}: {len(self._named)} are loaded and "
-                f"{len(self._places) - len(self._named)} removed ones in use; max_loras is {self._max_loras}"
+                f"no room for adapter {adapter_id!r}: {len(self.named)} are loaded and "
+                f"{len(self._places) - len(self.named)} removed ones in use; max_loras is {self._max_loras}"
             )
         version = AdapterVersion(adapter_id, self._loads)
-        named = {**self._named, adapter_id: version}
+        named = {**self.named, adapter_id: version}
         self._arrange({**self._parts({*named.values(), *in_use}), version: weights})
         self._loads += 1
-        self._named = named
+        self.named = named
 
     def remove(self, adapter_id: str) -> None:
         """Remove an adapter, so that no new request can use it. Raises AdapterNotLoaded."""
-        if self._named.pop(adapter_id, None) is None:
+        if self.named.pop(adapter_id, None) is None:
             raise AdapterNotLoaded(f"adapter {adapter_id!r} is not loaded")
 
     def drop_unused(self, in_use: Collection[AdapterVersion | None]) -> None:
         """Free the replaced and removed versions that are not ``in_use``."""
-        kept = self._parts({*self._named.values(), *in_use})
+        kept = self._parts({*self.named.values(), *in_use})
         if len(kept) < len(self._places):
             with suppress(NoAdapterRoom):  # they stay; tried again when the next request ends
                 self._arrange(kept)

@@ -137,15 +137,13 @@ class SequenceOutput:
 class EngineSignals:
     """The engine's state after a step: gauges, and counters since the start.
 
-    ``waiting`` excludes texts to embed, because they delay no request. ``free_blocks`` includes cached blocks
+    ``waiting`` excludes texts to embed, because they delay no request. ``kv_usage`` excludes cached blocks
     that are not in use. ``prefix_queries`` counts the prompt tokens of started requests, ``prefix_hits``
-    those of them that came from the cache; neither counts a start after a preemption. ``adapters_resident``
-    are the ids of the LoRA adapters that requests may name.
+    those of them that came from the cache; neither counts a start after a preemption.
     """
 
     running: int = 0
     waiting: int = 0
-    free_blocks: int = 0
     total_blocks: int = 0
     block_size: int = 0
     kv_usage: float = 0.0
@@ -154,10 +152,8 @@ class EngineSignals:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    step_s: float = 0.0
     tokens_scheduled: int = 0
     steps: int = 0
-    adapters_resident: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def run_to_end(engine: Engine, requests: Iterable[GenerationRequest]) -> dict[st
         for output in engine.step():
             answers[output.request_id].take(output)
         engine.check_integrity()
-    assert engine.signals.free_blocks == engine.signals.total_blocks
+    assert engine.signals.kv_usage == 0
     return answers
 
 

@@ -148,12 +148,12 @@ async def test_leaving_a_ticket_frees_its_blocks_while_others_go_on(client: Engi
         await ticket.receive()
         assert client.signals is not None
         assert client.signals.running == 2
-        used = client.signals.total_blocks - client.signals.free_blocks
-        assert used > 13
+        used = client.signals.kv_usage
+        assert used > 13 / client.signals.total_blocks
     await until(lambda: client.signals is not None and client.signals.running == 1)
-    assert client.signals.total_blocks - client.signals.free_blocks < used
+    assert client.signals.kv_usage < used
     other.abort()
-    await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
+    await until(lambda: client.signals is not None and client.signals.kv_usage == 0)
 
 
 @shared
@@ -161,7 +161,7 @@ async def test_a_cancelled_receiver_aborts_its_request(client: EngineClient) -> 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await collect(client, GenerationRequest("a", PROMPT, greedy(1000, ignore_eos=True)))
-    await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
+    await until(lambda: client.signals is not None and client.signals.kv_usage == 0)
 
 
 @shared

@@ -131,4 +131,4 @@ def test_an_aborted_text_leaves_nothing(make_engine: MakeEngine) -> None:
     assert engine.step() == []
     assert engine.abort("a")
     engine.check_integrity()
-    assert engine.signals.free_blocks == engine.signals.total_blocks
+    assert engine.signals.kv_usage == 0

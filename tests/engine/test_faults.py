@@ -102,7 +102,7 @@ async def test_a_nan_ends_its_request_with_its_own_code_and_the_engine_process_g
         assert [answer.token_ids for answer in answers[1:]] == expected
         assert client.state == "ready"
         assert client.signals is not None
-        assert client.signals.free_blocks == 256
+        assert client.signals.kv_usage == 0
     finally:
         await client.stop()
 

@@ -127,7 +127,6 @@ def test_after_a_replacement_new_requests_use_the_new_adapter_and_running_ones_f
     engine.remove_adapter("a")
     with pytest.raises(RequestedAdapterMissing):
         engine.add(request("late", PROMPTS[0], "a"))
-    assert engine.signals.adapters_resident == ()
     while engine.has_work:
         step()
     assert [answers[f"old {n}"] for n in range(4)] == reference(lora_model, adapters["wide"])[:4]
@@ -161,15 +160,6 @@ def test_cached_prefixes_are_not_shared_between_adapters_nor_with_the_one_that_w
     assert ask("a") == (of_narrow, 0)
     load(engine, "a", adapters["wide"])
     assert ask("a") == (of_wide, 0)
-
-
-def test_signals_report_the_resident_adapters(
-    tiny_model: Path, tmp_path: Path, make_engine: MakeEngine
-) -> None:
-    engine = make_engine()
-    for name in "ab":
-        load(engine, name, write_adapter(tmp_path / name, tiny_model, seed=5))
-    assert engine.signals.adapters_resident == ("a", "b")
 
 
 def test_a_request_that_names_an_unknown_adapter_is_refused_and_changes_nothing(
@@ -255,7 +245,7 @@ def test_whatever_is_installed_and_removed_each_request_gets_the_version_it_bega
         elif kind == "end" and len(running) > 1:
             del running[1 + int(str(what[0])) % (len(running) - 1)]
         bank.drop_unused({one[0] for one in running})
-        assert set(bank.resident) == named.keys()
+        assert bank.named.keys() == named.keys()
         assert bank.is_empty == (not named and len(running) == 1)
 
         owners, lengths = [one[0] for one in running], [1 + n % 3 for n in range(len(running))]

@@ -128,7 +128,7 @@ def test_a_nan_spares_requests_that_share_the_prefix_and_is_never_found_in_the_c
         engine.check_integrity()
     assert list(tokens.values()) == expected
     assert errors == 3
-    assert engine.signals.free_blocks == engine.signals.total_blocks
+    assert engine.signals.kv_usage == 0
 
 
 def test_prompts_of_two_salts_are_each_computed(make_engine: MakeEngine) -> None:
