@@ -20,7 +20,7 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._taken = False
-        self._urgent = 0
+        self.urgent_count = 0
         self._held: asyncio.TimerHandle | None = None
 
     async def next(self) -> None:
@@ -28,7 +28,7 @@ class Turns:
         loop = asyncio.get_running_loop()
         if not self._taken:
             self._taken = True
-            if not self._urgent:
+            if not self.urgent_count:
                 loop.call_soon(self._give, loop)
                 return
             self._held = loop.call_later(HOLD_S, self._give_one, loop)
@@ -40,24 +40,20 @@ class Turns:
         """``with urgent() as work``: pieces wait until the end of the block, or until ``work.end()``."""
         return Urgent(self)
 
-    @property
-    def has_urgent(self) -> bool:
-        return self._urgent > 0
-
     def urgent_begun(self) -> None:
-        self._urgent += 1
+        self.urgent_count += 1
 
     def urgent_ended(self) -> None:
-        self._urgent -= 1
+        self.urgent_count -= 1
         held = self._held
-        if not self._urgent and held is not None:
+        if not self.urgent_count and held is not None:
             self._held = None
             held.cancel()
             loop = asyncio.get_running_loop()
             loop.call_soon(self._give_one, loop)
 
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._urgent and self._waiting:
+        if self.urgent_count and self._waiting:
             self._held = loop.call_later(HOLD_S, self._give_one, loop)
         else:
             self._give_one(loop)

@@ -70,13 +70,7 @@ class GpuWorker:
         self._log = structlog.get_logger("gateway").bind(
             worker_number=str(placement.number), gpu=placement.devices, port=placement.port
         )
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The worker's process id; None while it does not run."""
-        process = self._process
-        return process.pid if process is not None and process.returncode is None else None
+        self.process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
         """Keep the worker running until cancelled; then stop it.
@@ -87,7 +81,7 @@ class GpuWorker:
         try:
             while True:
                 started_at = self._clock()
-                process = self._process = await self._start()
+                process = self.process = await self._start()
                 log.info("worker started", pid=process.pid)
                 code = await self._exit_code(process)
                 lived_s = self._clock() - started_at
@@ -137,7 +131,7 @@ class GpuWorker:
         )
 
     async def _stop(self) -> None:
-        process = self._process
+        process = self.process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):

@@ -32,9 +32,9 @@ async def main():
     worker = GpuWorker(WorkerPlacement(None, 1), {SLEEPS!r}, os.environ, clock=time.monotonic)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
-        while worker.pid is None:
+        while worker.process is None:
             await asyncio.sleep(0.01)
-        print("pid", worker.pid, flush=True)
+        print("pid", worker.process.pid, flush=True)
 
 asyncio.run(main())
 """
@@ -64,16 +64,16 @@ async def test_a_worker_that_is_killed_is_started_again() -> None:
     worker = make(SLEEPS)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(worker.run())
-        await until(lambda: worker.pid is not None)
-        first = worker.pid
+        await until(lambda: worker.process is not None)
+        first = worker.process
         assert first is not None
-        os.kill(first, signal.SIGKILL)
-        await until(lambda: worker.pid not in (None, first))
+        os.kill(first.pid, signal.SIGKILL)
+        await until(lambda: worker.process is not first)
         assert worker.restarts == 1
-        second = worker.pid
+        second = worker.process
         running.cancel()
     assert second is not None
-    assert not psutil.pid_exists(second), "stopped with its keeper"
+    assert not psutil.pid_exists(second.pid), "stopped with its keeper"
 
 
 async def test_a_worker_that_answered_and_no_longer_does_is_killed_and_started_again() -> None:
@@ -137,8 +137,9 @@ async def test_the_front_goes_on_while_one_worker_is_left() -> None:
     async with WorkerGroup(Settings(), [lives, ends]).running():
         await until(lambda: ends.restarts == MAX_SHORT_RUNS - 1)
         await asyncio.sleep(0.1)
-        assert lives.pid is not None
-    assert lives.pid is None
+        assert lives.process is not None
+        assert lives.process.returncode is None
+    assert lives.process.returncode is not None
 
 
 def gone(process: psutil.Process) -> bool:

@@ -154,7 +154,7 @@ class JourneyRig:
             left.append("a place in a leg")
         if self.adapters.leased():
             left.append("an adapter lease")
-        if self.journey.turns.has_urgent:
+        if self.journey.turns.urgent_count:
             left.append("urgent work")
         others = asyncio.all_tasks() - {asyncio.current_task()}
         left.extend(f"task {task.get_name()}" for task in others)
