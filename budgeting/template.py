@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from budgeting.errors import TemplateRefused
-from budgeting.template_analysis import is_cheap, only_frames, reads, renders_each_message_alone
+from budgeting.template_analysis import is_cheap, only_frames, renders_each_message_alone
 from budgeting.template_input import shown_message, shown_tools, with_texts
 from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Tool
@@ -124,7 +124,7 @@ class ChatTemplate:
         self._specials = dict(specials)
         self.each_message_alone = renders_each_message_alone(tree, frozenset(specials))
         self.frames_only = self.each_message_alone and only_frames(tree)
-        self.reads_tools = reads(tree, "tools")
+        self.reads_tools = any(used.name == "tools" for used in tree.find_all(nodes.Name))
         self._template = None if self._elsewhere is not None else environment.from_string(tree)
 
     def render(

@@ -47,10 +47,6 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
     return loop is not None
 
 
-def reads(tree: nodes.Template, name: str) -> bool:
-    return any(used.name == name for used in tree.find_all(nodes.Name))
-
-
 # Constructs of a template whose cost is known to be small: none that repeats a text or a list, and no loop
 # except over the messages or a value of one message.
 _CHEAP_FILTERS = frozenset(
