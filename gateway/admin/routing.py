@@ -198,7 +198,7 @@ class RoutingAdmin:
         await self.revisions.expect_last(given.expected_revision)
         last = self.revisions.last()
         draft = decide(last)
-        self.revisions.check(draft, "config")
+        self.revisions.check(draft)
         if given.dry_run:
             return {
                 "dry_run": True,

@@ -102,7 +102,7 @@ class RoutingProjection(FollowedStream):
                 reason=reason,
             )
 
-    def check(self, draft: Draft, source: str) -> None:
+    def check(self, draft: Draft) -> None:
         """Validate ``draft`` as the next revision. Raises RoutingFileError.
 
         Adapters that the last revision names are allowed even if they no longer exist, so that weights can
@@ -111,7 +111,7 @@ class RoutingProjection(FollowedStream):
         known = self._known
         if known.adapters is not None and (last := self.latest or self.in_force) is not None:
             known = replace(known, adapters={*known.adapters, *adapters_named(last.draft.config)})
-        make_revision(self.head + 1, draft.config, known, source=source)
+        make_revision(self.head + 1, draft.config, known, source="config")
 
     async def start(self) -> None:
         """Put a revision in force: the store's last one, else the routing file as the first one.
@@ -183,7 +183,7 @@ class RoutingProjection(FollowedStream):
         for _ in range(MAX_TRIES):
             latest = self.last()
             draft = decide(latest)
-            self.check(draft, "config")
+            self.check(draft)
             parent = self.head
             try:
                 record = await self._store.append(
