@@ -14,8 +14,6 @@ ACTIVATION_BYTES = 2 * GIB
 class KvPoolSize:
     """The size of the pool; ``arithmetic`` explains it in lines of text."""
 
-    token_bytes: int
-    block_bytes: int
     num_blocks: int
     arithmetic: tuple[str, ...]
 
@@ -42,8 +40,6 @@ def compute_kv_pool_size(
     free = int(gpu_memory_bytes * utilization) - weights_bytes - activation_bytes
     num_blocks = max(0, free) // block_bytes
     size = KvPoolSize(
-        token_bytes,
-        block_bytes,
         num_blocks,
         (
             f"a token: 2 (key and value) x {model.num_layers} layers x {model.num_kv_heads} KV heads "

@@ -80,7 +80,6 @@ class EnginePlan:
     runtime_bytes: int
     kv_bytes: int
     token_bytes: int
-    block_bytes: int
     blocks: int
     sequences: int
     full_sequences: int
@@ -140,7 +139,6 @@ def _divide(request: PlanRequest) -> EnginePlan:
         runtime_bytes=runtime,
         kv_bytes=kv,
         token_bytes=token,
-        block_bytes=block,
         blocks=blocks,
         sequences=_sequences(blocks, request, request.context_tokens),
         full_sequences=_sequences(blocks, request, request.max_model_len),
