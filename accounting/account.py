@@ -82,13 +82,11 @@ class Account(Struct, eq=False):
         if self._entered:
             raise RuntimeError("an account is entered once; call open() for another")
         self._entered = self._usable = True
-        self._accounts.open_now += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._accounts.open_now -= 1
         if not self._usable:
             return
         row = self._row
@@ -101,14 +99,11 @@ class Account(Struct, eq=False):
 
 
 class Accounts:
-    """Opens accounts whose rows go to ``outbox``. ``price`` adds the cost to a row and must not raise;
-    ``open_now`` counts the accounts in use.
-    """
+    """Opens accounts whose rows go to ``outbox``. ``price`` adds the cost to a row and must not raise."""
 
     def __init__(self, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = lambda row: row) -> None:
         self.outbox = outbox
         self.price = price
-        self.open_now = 0
 
     def open(
         self,

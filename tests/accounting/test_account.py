@@ -100,11 +100,9 @@ async def test_a_cancellation_bills_what_was_delivered_so_far_as_cancelled() -> 
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work())
         await begun.wait()
-        assert accounts.open_now == 1
         task.cancel()
     assert outbox.rows == [replace(ROW, output_tokens=2, finish_reason="cancelled")]
     assert [type(error) for error in errors] == [asyncio.CancelledError]
-    assert accounts.open_now == 0
 
 
 def test_settling_twice_is_a_defect_and_bills_once() -> None:
@@ -165,4 +163,3 @@ def test_every_way_through_an_account_bills_exactly_once(steps: list[str]) -> No
     except (Broken, asyncio.CancelledError, AlreadySettled):
         assert steps
     assert len(outbox.rows) == 1
-    assert accounts.open_now == 0
