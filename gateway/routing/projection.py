@@ -244,8 +244,6 @@ class RoutingProjection(FollowedStream):
             stored.draft.config,
             replace(self._known, adapters=None),
             source=f"revision {stored.number}",
-            author=stored.author,
-            comment=stored.draft.comment,
         )
         self._revision, self.in_force, self.in_force_since = revision, stored, self._unix_time()
         self._log.info(

@@ -73,7 +73,6 @@ class Route:
     record_content: bool = False
     shadow: RouteShadow | None = None
     fallback_text_in: tuple[str, ...] = ("native",)
-    models: tuple[str, ...] = ()
     similar: SimilarQuestions | None = None
 
     @property
@@ -91,8 +90,6 @@ class Revision:
     number: int
     routes: Mapping[str, Route]
     openai_route: str
-    author: str = "file"
-    comment: str = ""
     # For each model that a route names, the route.
     route_of: Mapping[str, str] = field(default_factory=dict)
     # The service levels of each route, as the metrics read them.
@@ -127,15 +124,7 @@ def default_routing(backends: Collection[str]) -> dict[str, Any]:
     return {"routes": {DEFAULT_ROUTE: route}}
 
 
-def make_revision(
-    number: int,
-    data: Any,
-    known: KnownNames,
-    *,
-    source: str = "routing",
-    author: str = "file",
-    comment: str = "",
-) -> Revision:
+def make_revision(number: int, data: Any, known: KnownNames, *, source: str = "routing") -> Revision:
     """Validate a routing configuration and freeze it.
 
     Raises RoutingFileError with all faults and their paths.
@@ -157,8 +146,6 @@ def make_revision(
         number,
         MappingProxyType(routes),
         openai_route,
-        author,
-        comment,
         MappingProxyType(route_of),
         MappingProxyType(targets),
     )
@@ -171,7 +158,6 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
         weights=tuple((backend.name, backend.weight) for backend in route.backends),
         fallback=tuple(route.fallback),
         fallback_text_in=route.fallback_text_in,
-        models=tuple(route.models),
         prompt_version=route.prompt_version,
         openai_prompt_version=route.openai_prompt_version,
         adapter_rules=tuple(
