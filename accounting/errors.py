@@ -21,5 +21,4 @@ class AlreadySettled(AccountingError):
     """An account was settled a second time."""
 
     def __init__(self, generation_id: str) -> None:
-        self.generation_id = generation_id
         super().__init__(f"the account of generation {generation_id!r} is settled already")

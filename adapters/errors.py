@@ -32,8 +32,6 @@ class UnknownAdapter(AdapterError):
         self, adapter_id: str, known: tuple[str, ...], *, why: str | None = None, param: str = "adapter_id"
     ) -> None:
         self.param = param
-        self.adapter_id = adapter_id
-        self.known = known
         listed = ", ".join(known[:10]) or "none"
         super().__init__(f"adapter {adapter_id!r} {why or 'is not registered'}; known: {listed}")
 

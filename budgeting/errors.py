@@ -30,7 +30,6 @@ class ContextTooLong(BudgetError):
         self.section = section
         self.needed = needed
         self.allowed = allowed
-        self.reserve = reserve
         super().__init__(
             f"the prompt has {needed} tokens that may not be trimmed, {needed - allowed} more than the "
             f"{allowed} that fit beside {reserve} for the answer (largest section: {section.value})"
@@ -41,8 +40,6 @@ class InvalidReserve(BudgetError):
     """``max_tokens`` is not smaller than the model's whole length."""
 
     def __init__(self, *, max_tokens: int, max_model_len: int) -> None:
-        self.max_tokens = max_tokens
-        self.max_model_len = max_model_len
         super().__init__(f"max_tokens is {max_tokens}; allowed: 1 to {max_model_len - 1}")
 
 
@@ -60,7 +57,6 @@ class NoTokenizer(BudgetError):
     """
 
     def __init__(self, model: str, *, later: bool) -> None:
-        self.model = model
         self.later = later
         if later:
             super().__init__(f"the workers of {model} do not tokenize now; try again")
@@ -83,8 +79,6 @@ class TokenizerError(BudgetError):
     """A model folder's tokenizer or chat template is missing, malformed or unsafe; raised while loading."""
 
     def __init__(self, folder: str, problem: str) -> None:
-        self.folder = folder
-        self.problem = problem
         super().__init__(f"tokenizer of {folder}: {problem}")
 
 
@@ -92,6 +86,4 @@ class UnknownTokenId(BudgetError):
     """A raw prompt given as token ids holds one that the vocabulary does not have."""
 
     def __init__(self, token_id: int, vocabulary: int) -> None:
-        self.token_id = token_id
-        self.vocabulary = vocabulary
         super().__init__(f"token id {token_id} is not in the vocabulary; allowed: ids below {vocabulary}")

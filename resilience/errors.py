@@ -22,6 +22,5 @@ class DeadlinePassed(ResilienceError):
     """
 
     def __init__(self, *, backend: str, attempts: int) -> None:
-        self.backend = backend
         self.attempts = attempts
         super().__init__(f"the deadline passed in attempt {attempts} on backend {backend!r}")
