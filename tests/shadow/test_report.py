@@ -132,7 +132,10 @@ def test_the_page_is_self_contained_and_escapes_every_name() -> None:
     )
 
 
-def test_the_tables_show_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_show_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     report = make_report(pairs(60, failed=3))
     print_report(report)
     shown = capsys.readouterr().out
