@@ -95,7 +95,8 @@ async def embedded(folder: Path) -> AsyncIterator[Specimen]:
 
         async def idle() -> bool:
             figures = host.figures()
-            return figures is not None and not (figures.running or figures.waiting or figures.kv_usage)
+            load = figures and figures.load
+            return load is not None and not (load.running or load.waiting or load.kv_usage)
 
         yield Specimen(host.backend("local"), idle, make_adapters(folder), tokenizer)
     finally:

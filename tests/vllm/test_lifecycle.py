@@ -110,9 +110,9 @@ async def test_the_facts_are_vllms_real_values_and_a_stop_ends_running_requests(
         facts, figures = host.facts, host.figures()
         assert facts is not None and figures is not None
         size, device = (16, "cuda") if on_gpu() else (32, "cpu")  # 16 is not for vLLM's CPU attention
-        assert facts.block_size == figures.block_size == size
+        assert facts.block_size == figures.load.block_size == size
         assert facts.max_model_len == 512
-        assert facts.total_blocks == figures.total_blocks > 16
+        assert facts.total_blocks == figures.load.total_blocks > 16
         assert facts.details["device"] == device
         assert figures.prompt_tokens == figures.generation_tokens == figures.prefix_queries == 0
         with pytest.raises(EngineStartError, match="once"):
