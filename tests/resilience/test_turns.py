@@ -48,10 +48,10 @@ async def test_pieces_wait_for_urgent_work_and_no_longer() -> None:
     turns, loop = Turns(), asyncio.get_running_loop()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         with turns.urgent() as work, turns.urgent() as other:
+            early = loop.time() + HOLD_S / 4
             piece = group.create_task(turns.next())
             for _ in range(PIECES):
                 await asyncio.sleep(0)
-            early = loop.time() + HOLD_S / 4
             work.end()
             work.end()  # a second call does not count
             await asyncio.sleep(0)
