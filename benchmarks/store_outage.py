@@ -37,7 +37,7 @@ from rich.table import Table
 from benchmarks.forwarding.processes import free_port, started
 from benchmarks.routing_propagation import (
     KEY,
-    Seen,
+    CallerResults,
     ask,
     config,
     fleet,
@@ -205,7 +205,7 @@ class Result:
 class Load:
     """Requests at a steady rate, and how long each took, by phase."""
 
-    seen: Seen
+    seen: CallerResults
     phase: str = "before"
     times_ms: dict[str, list[float]] = field(default_factory=dict)
 
@@ -306,7 +306,7 @@ async def measure(
     case: Case, urls: list[str], gone: StoreOutage, folder: Path, away_s: float, rate: float
 ) -> Result:
     """Run the benchmark once over gateways that are starting."""
-    load, orders, after_lost = Load(Seen()), Orders(), {}
+    load, orders, after_lost = Load(CallerResults()), Orders(), {}
     headers = {"authorization": f"Bearer {KEY}"}
     writable: float | None = None
     agreed: float | None = None

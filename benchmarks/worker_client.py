@@ -107,12 +107,15 @@ async def ours(base: str, stack: AsyncExitStack) -> Ask:
 
     async def ask(work: Work, body: bytes) -> str:
         reader, text = CompletionReader(work, lambda token: b""), []
-        async with client.post("/chat/completions", body) as connection:
+        connection = await client.post("/chat/completions", body)
+        try:
             while data := await connection.read():
                 text += [delta.text for delta in reader.feed(data)]
                 if reader.done:
                     connection.linger()
                     break
+        finally:
+            connection.release()
         return "".join(text)
 
     return ask
