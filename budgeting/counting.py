@@ -306,7 +306,7 @@ class ChatTokenizer:
             found[index] = self._piece(messages[index], first=index == 0)
             if found[index] is None:
                 return None
-        return cast(list[tuple[int, ...]], found)
+        return cast("list[tuple[int, ...]]", found)
 
     def _piece(self, message: Message, *, first: bool) -> tuple[int, ...] | None:
         """Ids of one message in its place; ``None`` when it cannot be cut off cleanly."""

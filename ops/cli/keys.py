@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_json, print_lines, print_rows
+from ops.cli.console import print_lines, print_rows
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
 from ops.cli.startup import print_errors
 from ops.client import AdminError
@@ -90,9 +90,10 @@ def create(
         expires_at=expires,
         comment=comment,
     )
-    if gateway.as_json:
-        print_json(made)
-        return
+    gateway.show(made, _print_key)
+
+
+def _print_key(made: Any) -> None:
     print(made["key"])
     print(
         f"{made['id']} for {made['tenant']}, {made['role']}; store the key now, it is not shown again",
