@@ -1,6 +1,6 @@
 """Metrics of admission: decisions and waits, counted by event, and the gates' figures, read when scraped."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from admission.events import Admitted, FirstToken, RefusedEvent
 from admission.values import Reason
+from observability.gathered import Gathered
 from observability.histogram import Histogram
 from observability.labels import Bounded, counted
 from observability.scrape import gauge
@@ -18,8 +19,6 @@ WAIT_BUCKETS = (0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 # Seconds between a first token and its estimate; the target for the first token is 0.2 s.
 ERROR_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 10.0)
 CLASSES = ("high", "normal", "low")
-# Events that wait to be counted.
-MAX_UNCOUNTED = 256
 CIRCUITS = ("closed", "half_open", "open")
 
 
@@ -93,7 +92,8 @@ class AdmissionMetrics:
     """Counts admission's events; two of them occur with every request."""
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded) -> None:
-        self._uncounted: list[Admitted] = []
+        self.admitted = Gathered(self._count_admitted)
+        self.first_tokens = Gathered(self._count_first_tokens)
         counter = partial(counted, registry)
         self._decisions = counter(
             "sluice_admission_decisions_total",
@@ -132,28 +132,23 @@ class AdmissionMetrics:
             registry,
         )
 
-    def admitted(self, event: Admitted) -> None:
-        """Take a request that was handed on; :meth:`count` counts it."""
-        self._uncounted.append(event)
-        if len(self._uncounted) >= MAX_UNCOUNTED:
-            self.count()
-
-    def count(self) -> None:
-        """Count the requests handed on so far."""
-        events, self._uncounted = self._uncounted, []
+    def _count_admitted(self, events: Sequence[Admitted]) -> None:
         self._admitted.inc(len(events))
+        waits_s: dict[int, list[float]] = {}
         for event in events:
-            self._waits.of(class_of(event.priority)).observe(event.waited_s)
+            waits_s.setdefault(event.priority, []).append(event.waited_s)
             if event.shrunk:
                 self._shrunk(event.backend).inc()
             if event.beyond is not None:
                 self._beyond(event.backend, event.beyond).inc()
+        for priority, waited_s in waits_s.items():
+            self._waits.of(class_of(priority)).observe(*waited_s)
 
     def refused(self, event: RefusedEvent) -> None:
         self._decisions("refused", event.reason.value).inc()
         if event.queued:
             self._left(event.backend, event.reason.value).inc()
 
-    def first_token(self, event: FirstToken) -> None:
-        """Count the distance between an estimate and the measured time."""
-        self._error.observe(abs(event.took_s - event.estimated_s))
+    def _count_first_tokens(self, events: Sequence[FirstToken]) -> None:
+        """Count the distances between the estimates and the measured times."""
+        self._error.observe(*[abs(event.took_s - event.estimated_s) for event in events])

@@ -14,7 +14,6 @@ from accounting.events import (
     JournalFailed,
     JournalRefusal,
     JournalRefused,
-    JournalSynced,
     LimitStoreAnswered,
     LimitStoreMissed,
     LoginFailed,
@@ -54,8 +53,6 @@ Update = Callable[[Any], None]
 
 # Seconds. The demo adapters load in about ten milliseconds; a large one on a slow disk takes seconds.
 LOAD_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-# A sync takes 0.2 ms on a fast disk, 10 ms on a network disk; an answer waits for it 1 s at most.
-SYNC_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 # A store on the same network answers within the first two steps; after the last the gateway decides alone.
 ANSWER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 # From the loss of an engine until it takes work again: seconds for the embedded engine, half a minute for
@@ -212,14 +209,6 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "sluice_ledger_write_failures_total", "Batches of usage rows whose write failed and is retried.",
         [on(WriteFailed)],
-    ),
-    Family(
-        "sluice_ledger_journal_sync_seconds", "Writing and syncing one group of usage rows.",
-        [on(JournalSynced, amount=lambda event: event.took_s)], buckets=SYNC_BUCKETS,
-    ),
-    Family(
-        "sluice_ledger_journal_rows_total", "Usage rows that were journaled.",
-        [on(JournalSynced, amount=lambda event: event.rows)],
     ),
     Family(
         "sluice_ledger_journal_failures_total", "Groups of usage rows that the disk failed to write.",

@@ -80,20 +80,18 @@ class LogWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        over = False
-        while not over:
-            over = self._write(self._lines.get())
+        while True:
+            record = self._lines.get()
             self._closing.wait(GATHER_S)
-            while not over and not self._lines.empty():
-                over = self._write(self._lines.get())
+            while record is not None:
+                self._target.emit(record)  # no other thread uses it, so its lock and filters are skipped
+                if self._lines.empty():
+                    break
+                record = self._lines.get()
             self._report_losses()
             self._target.flush()
-
-    def _write(self, record: logging.LogRecord | None) -> bool:
-        """Write a record; returns whether it was the end mark."""
-        if record is not None:
-            self._target.emit(record)  # no other thread uses it, so its lock and filters are skipped
-        return record is None
+            if record is None:
+                return
 
     def _report_losses(self) -> None:
         lost = self.handler.dropped - self._reported

@@ -30,12 +30,14 @@ class _DecayingSums:
     def __init__(self) -> None:
         self.prefix = self.expected = self.cached = self.cached_of_expected = 0.0
 
-    def add(self, prefix: int, expected: int, cached: int) -> None:
-        self.prefix = self.prefix * _DECAY + prefix
-        self.cached = self.cached * _DECAY + cached
-        if expected:
-            self.expected = self.expected * _DECAY + expected
-            self.cached_of_expected = self.cached_of_expected * _DECAY + min(cached, expected)
+    def add(self, tokens: Iterable[tuple[int, int, int]]) -> None:
+        """Add requests: the tokens of each one's prefix, those expected in the cache, and those found."""
+        for prefix, expected, cached in tokens:
+            self.prefix = self.prefix * _DECAY + prefix
+            self.cached = self.cached * _DECAY + cached
+            if expected:
+                self.expected = self.expected * _DECAY + expected
+                self.cached_of_expected = self.cached_of_expected * _DECAY + min(cached, expected)
 
 
 class PromptMetrics(Collector):
@@ -72,9 +74,7 @@ class PromptMetrics(Collector):
             sums = map(sum, zip(*tokens, strict=True))
             for counter, count in zip((self._prefix, self._expected, self._cached), sums, strict=True):
                 counter(version).inc(count)
-            recent = self._recent.setdefault(self._versions(version), _DecayingSums())
-            for one in tokens:
-                recent.add(*one)
+            self._recent.setdefault(self._versions(version), _DecayingSums()).add(tokens)
 
     def collect(self) -> Iterator[Metric]:
         ratios = {}

@@ -64,7 +64,7 @@ class Line:
     level: str | Callable[[Any], str]
     text: str
     fields: str = ""
-    when: Callable[[Any], object] = lambda event: True
+    when: Callable[[Any], object] | None = None
     sampled_by: str = ""
 
 
@@ -119,14 +119,21 @@ class EventDispatcher:
     """
 
     def __init__(self) -> None:
-        self._by_type: dict[type, list[Callable[[Any], object]]] = {}
+        self._by_type: dict[type, list[tuple[Callable[[Any], object], Callable[[Any], object] | None]]] = {}
         self._metrics: Metrics | None = None
         self._log: Any = structlog.get_logger("sluice")
 
-    def attach(self, listener: Callable[[Any], object], *types: type) -> None:
-        """Pass events of these types to ``listener``, in the order in which listeners were attached."""
+    def attach(
+        self,
+        listener: Callable[[Any], object],
+        *types: type,
+        when: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Pass events of these types (those for which ``when`` holds) to ``listener``, in the order in which
+        listeners were attached.
+        """
         for one in types:
-            self._by_type.setdefault(one, []).append(listener)
+            self._by_type.setdefault(one, []).append((listener, when))
 
     def record(
         self,
@@ -146,7 +153,7 @@ class EventDispatcher:
         self.attach(log_request or RequestLog(logging.getLogger("sluice")), RequestRecord)
         sampler = Sampler(clock)
         for line in LINES:
-            self.attach(partial(self._write, line, sampler), line.event)
+            self.attach(partial(self._write, line, sampler), line.event, when=line.when)
         return self
 
     def emit(self, event: object) -> None:
@@ -155,9 +162,10 @@ class EventDispatcher:
         A listener's error is counted in ``sluice_telemetry_errors_total`` and logged by its class; the other
         listeners still get the event.
         """
-        for listener in self._by_type.get(type(event), ()):
+        for listener, when in self._by_type.get(type(event), ()):
             try:
-                listener(event)
+                if when is None or when(event):
+                    listener(event)
             except Exception as error:
                 name = type(event).__name__
                 if self._metrics is not None:
@@ -165,8 +173,6 @@ class EventDispatcher:
                 self._log.error("event not recorded", kind=name, error_type=type(error).__name__)
 
     def _write(self, line: Line, sampler: Sampler, event: Any) -> None:
-        if not line.when(event):
-            return
         fields: dict[str, Any] = {}
         if line.sampled_by:
             kind = (line.text, *(getattr(event, name) for name in line.sampled_by.split()))

@@ -1,6 +1,8 @@
 """Live metrics of used tokens and cost; the ledger has the exact sums."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from operator import add, attrgetter
 
 from prometheus_client import CollectorRegistry
 
@@ -11,6 +13,11 @@ from observability.labels import Bounded, counted
 KINDS = ("input", "output", "cached")
 OUTCOMES = ("answered", "fallback", "refused", "failed", "left")
 _NANO = 1e-9
+# Equal in requests that count for the same series.
+_series_of = attrgetter(
+    "tenant", "adapter_id", "route", "backend_name", "status", "error_code", "fallback_kind"
+)
+_tokens_of = attrgetter("input_tokens", "output_tokens", "cached_tokens")
 
 
 def outcome(record: RequestRecord) -> int:
@@ -56,15 +63,18 @@ class UsageMetrics:
         )
 
     def count(self, records: Iterable[RequestRecord]) -> None:
+        groups: defaultdict[object, list[RequestRecord]] = defaultdict(list)
         for record in records:
-            self._requests.of(record.tenant)[outcome(record)] += 1
-            if record.cost_nanousd is not None:
-                cost_usd = record.cost_nanousd * _NANO
-                self._cost(record.route, record.backend_name).inc(cost_usd)
-                self._tenant_cost(record.tenant).inc(cost_usd)
-            read, written, cached = record.input_tokens, record.output_tokens, record.cached_tokens
-            if read or written or cached:
-                for row in (self._by_tenant.of(record.tenant), self._by_adapter.of(record.adapter_id)):
-                    row[0] += read
-                    row[1] += written
-                    row[2] += cached
+            groups[_series_of(record)].append(record)
+        for group in groups.values():
+            one = group[0]
+            self._requests.of(one.tenant)[outcome(one)] += len(group)
+            costs = [record.cost_nanousd for record in group if record.cost_nanousd is not None]
+            if costs:
+                cost_usd = sum(costs) * _NANO
+                self._cost(one.route, one.backend_name).inc(cost_usd)
+                self._tenant_cost(one.tenant).inc(cost_usd)
+            tokens = [sum(kind) for kind in zip(*map(_tokens_of, group), strict=True)]
+            if any(tokens):
+                for row in (self._by_tenant.of(one.tenant), self._by_adapter.of(one.adapter_id)):
+                    row[:] = map(add, row, tokens)
