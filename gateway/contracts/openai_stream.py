@@ -122,7 +122,7 @@ class ChunkFrames:
         """The chunks with the finish reasons, the usage if asked for, and ``[DONE]``."""
         choices = answer.choices
         closing = self._open(len(choices)) + self._tail.join(
-            [self._closing(index, choice, _stop_of(answer, index)) for index, choice in enumerate(choices)]
+            [self._closing(answer, index, choice) for index, choice in enumerate(choices)]
         )
         extra = b',"sluice":' + orjson.dumps(sluice_body(answer)) + b"}\n\n"
         if not self._usage:
@@ -133,9 +133,10 @@ class ChunkFrames:
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
         return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
-    def _closing(self, index: int, choice: Choice, stop: str | None) -> bytes:
+    def _closing(self, answer: Answer, index: int, choice: Choice) -> bytes:
         empty = b'"delta":{}' if self._chat else b'"text":""'
         head = self._base + b'{"index":%d,' % index + empty
+        stop = None if index else answer.stop_sequence  # known only for the first choice
         ends = orjson.dumps(self._reasons[choice.finish_reason]), orjson.dumps(stop)
         return head + b',"logprobs":null,"finish_reason":%b,"stop_reason":%b}]' % ends
 
@@ -157,11 +158,6 @@ class ChunkFrames:
         return completion_logprobs(event.logprobs, self._offsets.setdefault(event.index, Offsets()))
 
 
-def _stop_of(answer: Answer, index: int) -> str | None:
-    """The stop string that ended a choice; it is known only for the first choice."""
-    return None if index else answer.stop_sequence
-
-
 def _finish_reasons(request: GenerateRequest, *, chat: bool) -> Mapping[FinishReason, str]:
     """OpenAI's finish reasons: tool calls end with ``stop`` in text completions and for a named tool."""
     named = request.tool_choice is not None and request.tool_choice.mode is ToolChoiceMode.NAMED
@@ -181,6 +177,7 @@ class OpenAIDialect(ContractDialect):
         self._chat = chat
         self._reasoning_fields = tuple(reasoning_fields)
         self._kind = "chat.completion" if chat else "text_completion"
+        self._id_prefix = "chatcmpl-" if chat else "cmpl-"
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         if self._chat:
@@ -190,12 +187,12 @@ class OpenAIDialect(ContractDialect):
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         reasons = _finish_reasons(asked.request, chat=self._chat)
         body = {
-            "id": self._id(answer.generation_id),
+            "id": self._id_prefix + answer.generation_id,
             "object": self._kind,
             "created": answer.created,
             "model": answer.model,
             "choices": [
-                self._choice(index, choice, reasons[choice.finish_reason], _stop_of(answer, index))
+                self._choice(answer, index, choice, reasons[choice.finish_reason])
                 for index, choice in enumerate(answer.choices)
             ],
             "usage": usage_body(answer.usage),
@@ -208,7 +205,7 @@ class OpenAIDialect(ContractDialect):
     ) -> ChunkFrames:
         return ChunkFrames(
             asked,
-            id=self._id(asked.request.generation_id),
+            id=self._id_prefix + asked.request.generation_id,
             object=f"{self._kind}.chunk" if self._chat else self._kind,
             chat=self._chat,
             model=model or asked.request.model or "",
@@ -217,26 +214,21 @@ class OpenAIDialect(ContractDialect):
 
     error = staticmethod(error_json)
 
-    def _id(self, generation_id: str) -> str:
-        return f"{'chatcmpl' if self._chat else 'cmpl'}-{generation_id}"
-
-    def _message(self, choice: Choice) -> AssistantMessage:
+    def _choice(self, answer: Answer, index: int, choice: Choice, reason: str) -> ChoiceBody:
+        entries = choice.logprobs
+        stop = None if index else answer.stop_sequence  # known only for the first choice
+        body: ChoiceBody = {"index": index, "logprobs": None, "finish_reason": reason, "stop_reason": stop}
+        if not self._chat:
+            body["text"] = choice.text
+            body["logprobs"] = None if entries is None else completion_logprobs(entries, Offsets())
+            return body
+        body["logprobs"] = None if entries is None else chat_logprobs(entries)
         message: AssistantMessage = {"role": "assistant", "content": choice.text, "refusal": None}
+        body["message"] = message
         if choice.tool_calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [tool_call_body(call) for call in choice.tool_calls]
         if choice.reasoning is not None:
             for field in self._reasoning_fields:
                 message[field] = choice.reasoning
-        return message
-
-    def _choice(self, index: int, choice: Choice, reason: str, stop: str | None) -> ChoiceBody:
-        entries = choice.logprobs
-        body: ChoiceBody = {"index": index, "logprobs": None, "finish_reason": reason, "stop_reason": stop}
-        if self._chat:
-            body["message"] = self._message(choice)
-            body["logprobs"] = None if entries is None else chat_logprobs(entries)
-        else:
-            body["text"] = choice.text
-            body["logprobs"] = None if entries is None else completion_logprobs(entries, Offsets())
         return body

@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct
 
 from budgeting.values import Message, Role
-from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import MAX_NAME, MaxTokens, Seed, Temperature, TopP, label_or_none
 from gateway.contracts.origin import RequestOrigin
@@ -59,7 +58,11 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
         chat = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    model, user, options = chat.model, chat.user or None, chat.stream_options
+    model, user, options, given = chat.model, chat.user or None, chat.stream_options, chat.messages
+    if not 1 <= len(given) <= origin.max_messages:
+        return None
+    if given[-1].role != "user" or not given[-1].content.strip():
+        return None
     if len(model) > MAX_NAME or label_or_none(model) is None:
         return None
     if user is not None and label_or_none(user) is None:
@@ -67,9 +70,6 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     usage = options is not None and bool(options.include_usage)
     if usage and not chat.stream:
         return None
-    check_count(len(chat.messages), origin.max_messages)
-    messages = [Message(ROLES[one.role], one.content) for one in chat.messages]
-    check_latest(messages)
     max_tokens, fields = chat.max_tokens, FIELDS
     if chat.max_completion_tokens is not None:
         max_tokens = chat.max_completion_tokens
@@ -81,7 +81,7 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
         caller=origin.caller,
         arrived_at=origin.arrived_at,
         created=origin.created,
-        messages=tuple(messages),
+        messages=tuple([Message(ROLES[one.role], one.content) for one in given]),
         model=model,
         session_id=user,
         user=user,
