@@ -9,7 +9,7 @@ The journey is a coroutine that pushes into a sink, so a slow reader only slows 
 disconnects, one cancellation unwinds the frames that hold slot, lease and sequence, and each is released.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,7 +56,9 @@ from resilience.turns import Turns, Urgent
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """Runs the stages of a request in order; ``time_limit`` applies to all of them together."""
+    """Runs the stages of a request in order; ``time_limit`` applies to all of them together. ``after`` takes
+    each complete answer once it is sent.
+    """
 
     in_flight: InFlightRequests
     revision: Callable[[], Revision]
@@ -79,7 +81,7 @@ class Journey:
     unix_time: Callable[[], float]
     time_limit: Callable[[], TimeLimit]
     check_shape: CheckShape
-    mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
+    after: Sequence[Callable[[Job, GenerationOutcome, Answer], None]] = ()
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
@@ -166,4 +168,5 @@ class Journey:
                 await self.accounts.durable()
                 await sink.finish(answer)
                 timer.lap("respond")
-                self.mirror(job, outcome, answer)
+                for take in self.after:
+                    take(job, outcome, answer)

@@ -128,8 +128,8 @@ class RequestRecorder(Struct, eq=False):
         if self._failure is None and isinstance(error, asyncio.CancelledError):
             self._failure = CLIENT_CLOSED_REQUEST, "cancelled", "cancelled"
         tracing, record = self._reporter.tracing, self._record()
-        slow = tracing.exporting and self._slow(record)
-        tracing.finish(self._span, record, self._facts, slow=slow)
+        if tracing.exporting:
+            tracing.finish(self._span, record, self._facts, slow=self._slow(record))
         self._reporter.emit(record)
 
     def _record(self) -> RequestRecord:
