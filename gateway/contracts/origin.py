@@ -1,17 +1,11 @@
 """What the edge knows of a request besides its body, and the outcome of one that it answered itself."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec import Struct
 
-from gateway.contracts.fields import label_or_none
 from gateway.contracts.values import Caller
 from gateway.errors import PublicError
-
-_SESSION: Final = b"x-claude-code-session-id"
-_CLASS: Final = b"x-claude-code-request-class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,8 @@ class RequestOrigin(Struct, frozen=True):
     """What every contract needs besides the body's fields.
 
     ``request_id`` is for bodies without one. ``arrived_at`` is on the injected clock, ``created`` is Unix
-    time. ``session_id`` and ``is_auxiliary`` come from coding agents' headers.
+    time. ``session_id`` and ``is_auxiliary`` come from coding agents' headers: requests of one session
+    share a prefix and go to one worker, and auxiliary work, such as a conversation's title, comes last.
     """
 
     request_id: str
@@ -71,13 +66,3 @@ class RequestOrigin(Struct, frozen=True):
     def deadline(self, deadline_ms: int | None) -> float | None:
         """The deadline in seconds on the injected clock; ``deadline_ms`` counts from the arrival."""
         return None if deadline_ms is None else self.arrived_at + deadline_ms / 1000
-
-
-def agent_turn(headers: Mapping[bytes, bytes]) -> tuple[str | None, bool]:
-    """A coding agent's session id, and whether its request is auxiliary work, such as a conversation's title.
-
-    Requests of one session share a prefix and go to one worker. A person's turn precedes auxiliary work.
-    Unknown values have no effect.
-    """
-    session = label_or_none(headers[_SESSION].decode("latin-1").strip()) if _SESSION in headers else None
-    return session, headers.get(_CLASS, b"").strip().lower() == b"auxiliary"

@@ -8,8 +8,10 @@ from gateway.http.exchange import Exchange
 from gateway.ports import Services
 
 
-def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
+def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
     """The caller, by key and headers or by a console session; ``reads``: the request changes nothing.
+
+    Its limits are reported in the answer's headers.
 
     Raises MissingKey, InvalidKey, RateLimited, InvalidRequest; Forbidden: a viewer may only read, and
     without a key a page of another origin may do nothing.
@@ -28,20 +30,14 @@ def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> 
         raise
     if caller.role is CallerRole.VIEWER and not (reads or exchange.reads):
         raise Forbidden("the key's role is 'viewer', which may only read; allowed: another role")
-    return on_behalf(caller, exchange.headers)
-
-
-def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
-    """The caller, as :func:`identify` finds it; its limits are reported in the answer's headers."""
-    caller = identify(services, exchange, reads=reads)
-    exchange.caller = caller
+    exchange.caller = caller = on_behalf(caller, exchange.headers)
     if caller.limits is not NO_LIMITS and caller.limits != NO_LIMITS:
         exchange.limit_headers = lambda: services.limiter.headers(caller)
     return caller
 
 
 def require_role(services: Services, exchange: Exchange, *roles: CallerRole) -> Caller:
-    """The caller, if its role is one of ``roles`` or admin. Raises Forbidden, and as :func:`identify`."""
+    """The caller, if its role is one of ``roles`` or admin. Raises Forbidden, and as :func:`caller_of`."""
     caller = caller_of(services, exchange)
     allowed = dict.fromkeys((*roles, CallerRole.ADMIN))
     if caller.role not in allowed:

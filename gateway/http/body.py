@@ -60,7 +60,8 @@ async def read_body(
 
     Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, TooManyBodies, RateLimited, ClientGone.
     """
-    check_encoding(exchange)
+    if _ENCODING in exchange.headers:
+        check_encoding(exchange)
     cycle = getattr(receive, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and not (cycle.more_body or cycle.disconnected):
         # uvicorn has the whole body already: there is no wait, so no timer is needed.

@@ -28,19 +28,19 @@ router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
-async def embeddings(given: Json[EmbeddingsBody], call: CallerRequestDep) -> Reply:
+def embeddings(given: Json[EmbeddingsBody], call: CallerRequestDep) -> Awaitable[Reply]:
     """Vectors of texts or token ids."""
     asked = embeddings_request(given, origin_of(call.services, call.exchange, call.caller))
     ask = partial(call.services.embeddings.run, asked)
-    return await pooled(call, asked, ask, lambda answer: vectors_body(answer, given))
+    return pooled(call, asked, ask, lambda answer: vectors_body(answer, given))
 
 
-async def pooled(
+def pooled(
     call: CallerRequest,
     asked: PooledRequest,
     ask: Callable[[], Awaitable[T]],
     body: Callable[[T], Awaitable[bytes]],
-) -> Reply:
+) -> Awaitable[Reply]:
     """The ``body`` of what workers answer to ``ask``; for a repeated request the stored reply."""
     services = call.services
 
@@ -51,7 +51,7 @@ async def pooled(
             call.release()
             return Reply(200, await body(answer))
 
-    return await call.once(run, lambda: services.embeddings.may_ask(asked))
+    return call.once(run, lambda: services.embeddings.may_ask(asked))
 
 
 async def vectors_body(answer: EmbeddingsAnswer, asked: EmbeddingsBody) -> bytes:

@@ -1,5 +1,6 @@
 """The state of one HTTP request at the edge: its ids, its caller, and the sending of its answer."""
 
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ from gateway.errors import Forbidden, PublicError
 from gateway.http.security import SECURITY_HEADERS
 from gateway.keys.sessions import COOKIE
 from gateway.requests.body_memory import UNCOUNTED_BYTES, BodyMemory
+from observability.trace_context import usable_tracestate
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
@@ -104,19 +106,35 @@ class Exchange(Struct, eq=False):
 
     @staticmethod
     def open(
-        scope: Scope, send: Send, *, clock: Callable[[], float], request_id: str, trace_id: str
+        scope: Scope,
+        send: Send,
+        *,
+        clock: Callable[[], float],
+        new_id: Callable[[str], str],
+        bodies: BodyMemory | None = None,
     ) -> "Exchange":
         """Create the exchange of a request that has just arrived, and store it for :meth:`of`."""
-        address: str = (scope.get("client") or ("",))[0]
-        method: str = scope.get("method", "WS")
-        headers, disconnect = dict(scope["headers"]), scope.get(SCOPE_KEY)
-        exchange = scope[_SCOPE_KEY] = Exchange(
-            send, clock, clock(), headers, address, method, disconnect, request_id, trace_id
-        )
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         path: str = scope.get("path", "")
-        exchange.is_anthropic = path.startswith("/v1/messages") or (
-            b"anthropic-version" in exchange.headers and path.startswith("/v1/models")
+        traceparent, label = headers.get(b"traceparent"), headers.get(b"x-request-id")
+        trace_id = None if traceparent is None else trace_of(traceparent)
+        exchange = scope[_SCOPE_KEY] = Exchange(
+            raw_send=send,
+            clock=clock,
+            arrived_at=clock(),
+            headers=headers,
+            address=(scope.get("client") or ("",))[0],
+            method=scope.get("method", "WS"),
+            disconnect=scope.get(SCOPE_KEY),
+            request_id=(label and usable_request_id(label)) or new_id("req"),
+            trace_id=trace_id or os.urandom(16).hex(),
+            bodies=bodies,
+            is_anthropic=path.startswith("/v1/messages")
+            or (b"anthropic-version" in headers and path.startswith("/v1/models")),
         )
+        if traceparent and trace_id:
+            exchange.trace_parent = traceparent.decode("latin-1").strip()
+            exchange.trace_state = usable_tracestate(headers.get(b"tracestate"))
         return exchange
 
     @staticmethod
@@ -198,7 +216,7 @@ class Exchange(Struct, eq=False):
         length = (b"content-length", str(len(reply.body)).encode())
         about = [] if reply.status == 204 else [(b"content-type", reply.content_type), length]
         await self.start(reply.status, [*about, *reply.headers])
-        await self.body(reply.body, more=False)
+        await self.send({"type": "http.response.body", "body": reply.body})
 
     def id_headers(self) -> list[Header]:
         """The headers that every response carries."""
@@ -257,14 +275,6 @@ class Exchange(Struct, eq=False):
                 " this gateway's own pages, those of server.cors_origins",
                 param="origin",
             )
-
-    @property
-    def allow_fallback(self) -> bool:
-        """Whether the caller accepts a fallback's answer, that is, sent no ``Prefer: sluice-no-fallback``."""
-        preferences = self.headers.get(b"prefer")
-        return preferences is None or not any(
-            one.split(b";")[0].strip() == b"sluice-no-fallback" for one in preferences.lower().split(b",")
-        )
 
 
 def usable_request_id(header: bytes) -> str | None:

@@ -1,6 +1,7 @@
 """The endpoint of all HTTP paths that generate; its dialect determines the public contract."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -8,8 +9,9 @@ from typing import Final, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
-from gateway.contracts.images import parse_around_images
-from gateway.contracts.origin import RequestOrigin, agent_turn
+from gateway.contracts.fields import label_or_none
+from gateway.contracts.images import LONG_BYTES, parse_around_images
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
@@ -27,6 +29,9 @@ from resilience.time_limits import TimeLimit
 T = TypeVar("T")
 NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
 """Values of ``backend`` without a model: such an answer costs nothing and is not stored under a key."""
+
+# Finds ``sluice-no-fallback`` among the preferences of a header ``Prefer``.
+_no_fallback = re.compile(rb"(?:^|,)\s*sluice-no-fallback\s*(?:[,;]|\Z)", re.IGNORECASE).search
 
 OVERTIME_S: Final = 0.5
 """Time after its own limit until a journey is cancelled, so that it can answer by itself before."""
@@ -90,7 +95,8 @@ async def in_time(services: Services, work: Awaitable[T]) -> T:
 
 def origin_of(services: Services, exchange: Exchange, caller: Caller) -> RequestOrigin:
     """What the edge knows of a generation besides its body."""
-    session_id, is_auxiliary = agent_turn(exchange.headers)
+    headers = exchange.headers
+    session = headers.get(b"x-claude-code-session-id")
     return RequestOrigin(
         request_id=exchange.request_id,
         generation_id=services.new_id("gen"),
@@ -100,10 +106,10 @@ def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Request
         trace_id=exchange.trace_id,
         trace_parent=exchange.trace_parent,
         trace_state=exchange.trace_state,
-        allow_fallback=exchange.allow_fallback,
+        allow_fallback=not _no_fallback(headers.get(b"prefer", b"")),
         max_messages=services.limits.max_messages,
-        session_id=session_id,
-        is_auxiliary=is_auxiliary,
+        session_id=None if session is None else label_or_none(session.decode("latin-1").strip()),
+        is_auxiliary=headers.get(b"x-claude-code-request-class", b"").strip().lower() == b"auxiliary",
     )
 
 
@@ -126,8 +132,10 @@ class GenerationEndpoint:
             caller = caller_of(services, exchange)
             await services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
-            asked = await parse_around_images(body, partial(self._asked, exchange, caller))
-            asked = self._repeatable(exchange, asked, body)
+            if len(body) > LONG_BYTES:  # it may contain long images
+                asked = await parse_around_images(body, partial(self._asked, exchange, caller, body))
+            else:
+                asked = await self._asked(exchange, caller, body, body)
             key = exchange.headers.get(b"idempotency-key")
             content = "" if key is None else fingerprint_of(scope["path"], body)
             del body  # frees its memory; the request has its content
@@ -151,12 +159,9 @@ class GenerationEndpoint:
         except CALLER_ERRORS as error:
             await refuse(exchange, error, self._dialect.error)
 
-    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
-        return self._dialect.parse(body, origin_of(self._services, exchange, caller))
-
-    def _repeatable(self, exchange: Exchange, asked: ParsedRequest, body: bytes) -> ParsedRequest:
-        """The request, with the data that another gateway needs to run it again, if that is allowed."""
-        return asked
+    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes, short: bytes) -> ParsedRequest:
+        """The request in ``short``, which is the body or has marks in place of the body's long images."""
+        return self._dialect.parse(short, origin_of(self._services, exchange, caller))
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
         """Store a streamed answer before its end is sent, if its contract stores answers."""
@@ -164,17 +169,12 @@ class GenerationEndpoint:
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
         return self._dialect.whole(asked, answer)
 
-    async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
+    def _stream(self, exchange: Exchange, asked: ParsedRequest) -> Awaitable[None]:
+        # No coroutine of its own: it would be one more frame to resume at every wait of a request.
         sink = StreamSink(exchange, self._dialect, asked, self._keep)
         exchange.reported = True
         journey = run_journey(self._services, asked.request, sink, asked.further)
-        if not sink.pings:
-            await journey
-            return
-        async with asyncio.TaskGroup() as group:
-            keeping_alive = group.create_task(sink.keep_alive())
-            await journey
-            keeping_alive.cancel()
+        return _with_pings(sink, journey) if sink.pings else journey
 
     async def _whole(self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch) -> Reply:
         sink = WholeSink()
@@ -188,3 +188,10 @@ class GenerationEndpoint:
         exchange.trace_id = answer.trace_id or exchange.trace_id
         body, headers = await self._body(asked, answer), tuple(self._dialect.headers(answer.budget))
         return Reply(200, body, headers=headers, keep=answer.backend not in NOT_GENERATED)
+
+
+async def _with_pings(sink: StreamSink, journey: Awaitable[None]) -> None:
+    async with asyncio.TaskGroup() as group:
+        keeping_alive = group.create_task(sink.keep_alive())
+        await journey
+        keeping_alive.cancel()

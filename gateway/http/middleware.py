@@ -1,7 +1,6 @@
 """The outermost ASGI layer: adds ids to every response, reports it, and answers every unexpected error."""
 
 import asyncio
-import os
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -9,11 +8,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.contracts.origin import EdgeOutcome
 from gateway.errors import Draining
-from gateway.http.exchange import ClientGone, Exchange, trace_of, usable_request_id
+from gateway.http.exchange import ClientGone, Exchange
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
-from observability.trace_context import usable_tracestate
 
 
 class EdgeMiddleware:
@@ -32,7 +30,10 @@ class EdgeMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        exchange = self._open(scope, send)
+        services = self._services
+        exchange = Exchange.open(
+            scope, send, clock=services.clock, new_id=services.new_id, bodies=services.bodies
+        )
 
         async def through_exchange(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -85,21 +86,3 @@ class EdgeMiddleware:
                 replayed=exchange.replayed,
             )
         )
-
-    def _open(self, scope: Scope, send: Send) -> Exchange:
-        services = self._services
-        headers = dict(scope["headers"])
-        traceparent, label = headers.get(b"traceparent"), headers.get(b"x-request-id")
-        trace_id = None if traceparent is None else trace_of(traceparent)
-        exchange = Exchange.open(
-            scope,
-            send,
-            clock=services.clock,
-            request_id=(label and usable_request_id(label)) or services.new_id("req"),
-            trace_id=trace_id or os.urandom(16).hex(),
-        )
-        exchange.bodies = services.bodies
-        if traceparent and trace_id:
-            exchange.trace_parent = traceparent.decode("latin-1").strip()
-            exchange.trace_state = usable_tracestate(headers.get(b"tracestate"))
-        return exchange

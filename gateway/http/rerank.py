@@ -1,5 +1,6 @@
 """``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``: scores of texts, by workers."""
 
+from collections.abc import Awaitable
 from functools import partial
 
 from gateway.contracts.rerank import (
@@ -23,32 +24,32 @@ router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 
 
 @router.post("/v1/rerank", response_model=RerankAnswerBody)
-async def rerank(given: Json[RerankBody], call: CallerRequestDep) -> Reply:
+def rerank(given: Json[RerankBody], call: CallerRequestDep) -> Awaitable[Reply]:
     """The documents in the order of their relevance, with their texts."""
-    return await _rerank(given, call, documents=True)
+    return _rerank(given, call, documents=True)
 
 
 @router.post("/v2/rerank", response_model=RerankAnswerBody)
-async def rerank_v2(given: Json[RerankBody], call: CallerRequestDep) -> Reply:
+def rerank_v2(given: Json[RerankBody], call: CallerRequestDep) -> Awaitable[Reply]:
     """The documents in the order of their relevance, without texts, as in Cohere's second version."""
-    return await _rerank(given, call, documents=False)
+    return _rerank(given, call, documents=False)
 
 
 @router.post("/v1/score", response_model=ScoreAnswerBody)
-async def score(given: Json[ScoreBody], call: CallerRequestDep) -> Reply:
+def score(given: Json[ScoreBody], call: CallerRequestDep) -> Awaitable[Reply]:
     """The scores of pairs of texts."""
     asked = score_request(given, origin_of(call.services, call.exchange, call.caller))
 
     async def body(answer: ScoreAnswer) -> bytes:
         return score_body(asked, answer)
 
-    return await pooled(call, asked, partial(call.services.embeddings.score, asked), body)
+    return pooled(call, asked, partial(call.services.embeddings.score, asked), body)
 
 
-async def _rerank(given: RerankBody, call: CallerRequest, *, documents: bool) -> Reply:
+def _rerank(given: RerankBody, call: CallerRequest, *, documents: bool) -> Awaitable[Reply]:
     asked = rerank_request(given, origin_of(call.services, call.exchange, call.caller))
 
     async def body(answer: ScoreAnswer) -> bytes:
         return rerank_body(given, asked, answer, documents=documents)
 
-    return await pooled(call, asked, partial(call.services.embeddings.score, asked), body)
+    return pooled(call, asked, partial(call.services.embeddings.score, asked), body)

@@ -16,13 +16,13 @@ from starlette.responses import StreamingResponse
 from accounting.stored_responses import UNFINISHED, StoredResponse
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.openai_answer import DeletedBody, PageBody
-from gateway.contracts.origin import RequestOrigin, agent_turn
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of
 from gateway.contracts.responses.body import InputItem, ResponsesBody
 from gateway.contracts.responses.request import ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
-from gateway.contracts.values import Answer, Caller
+from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import InvalidKey
 from gateway.http.disconnect_watch import DisconnectWatch
 from gateway.http.exchange import Exchange, Reply
@@ -46,15 +46,12 @@ class ResponsesEndpoint(GenerationEndpoint):
     def __init__(self, services: Services, idempotency: Idempotency) -> None:
         super().__init__(services, ResponsesDialect(), idempotency)
 
-    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
+    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes, short: bytes) -> ParsedRequest:
         origin = origin_of(self._services, exchange, caller)
-        return await asked_of(self._services, parse(ResponsesBody, body), origin)
-
-    def _repeatable(self, exchange: Exchange, asked: ParsedRequest, body: bytes) -> ParsedRequest:
-        own = cast("ResponsesRequest", asked)
+        own = await asked_of(self._services, parse(ResponsesBody, short), origin)
         # A streaming client has events that a new run would not repeat; a front's tenant is not the key's.
         if own.background and not own.request.stream and not own.request.caller.by_front:
-            own = structs.replace(own, again=_packed(own, exchange, body))
+            own = structs.replace(own, again=_packed(own.request, origin, body))
         return own
 
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
@@ -133,24 +130,24 @@ class _Again(msgspec.Struct, frozen=True):
     key_id: str
     own_salt: str | None
     request_id: str
-    trace_id: str
+    trace_id: str | None
     created: int
     allow_fallback: bool
     session_id: str | None
     auxiliary: bool
 
 
-def _packed(asked: ResponsesRequest, exchange: Exchange, body: bytes) -> bytes:
-    request = asked.request
+def _packed(request: GenerateRequest, origin: RequestOrigin, body: bytes) -> bytes:
     again = _Again(
         body,
         request.caller.key_id,
         request.caller.own_salt,
         request.request_id,
-        exchange.trace_id,
+        origin.trace_id,
         request.created,
-        exchange.allow_fallback,
-        *agent_turn(exchange.headers),
+        origin.allow_fallback,
+        origin.session_id,
+        origin.is_auxiliary,
     )
     return zlib.compress(msgspec.msgpack.encode(again), 1)
 

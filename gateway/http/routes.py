@@ -137,7 +137,7 @@ class CreationRoute(EdgeRoute):
 
 
 class DirectRoute(CountedRoute):
-    """A counted route whose function takes (body, call) and returns a Reply.
+    """A counted route whose function takes (body, call) and returns an awaitable Reply.
 
     FastAPI only documents it: the app's posts go straight to :meth:`answer`, past the framework, whose layers
     are a quarter of the cost of a request for vectors. The function itself counts the request against the

@@ -27,11 +27,7 @@ class WholeSink(Struct, eq=False):
     """Stores the end of the journey, to be sent as one body."""
 
     end: Answer | PublicError | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the journey has reported its end."""
-        return self.end is not None
+    ended: bool = False
 
     def planned(self, plan: Plan, model: str) -> None:
         """Ignore the plan: the answer contains its report."""
@@ -40,10 +36,10 @@ class WholeSink(Struct, eq=False):
         """Ignore the piece: the answer contains the whole text."""
 
     async def finish(self, answer: Answer) -> None:
-        self.end = answer
+        self.end, self.ended = answer, True
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        self.end = error
+        self.end, self.ended = error, True
 
 
 PING_CHECK_S: Final = 5.0

@@ -20,7 +20,7 @@ from websockets.frames import CloseCode
 
 from gateway.contracts.native_answer import NativeDialect, error_json
 from gateway.errors import BodyTooLarge, InvalidRequest, public_error
-from gateway.http.authorize import identify
+from gateway.http.authorize import caller_of
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.http.generate import origin_of, run_journey
@@ -45,11 +45,10 @@ class GenerateSocket:
         exchange = Exchange.of(scope)
         await receive()  # websocket.connect
         try:
-            caller = identify(self._services, exchange)
+            caller = caller_of(self._services, exchange)
         except CALLER_ERRORS as error:
             await _deny(exchange, error, scope)
             return
-        exchange.caller = caller
         limits = await self._services.limiter.headers(caller)
         await exchange.send({"type": "websocket.accept", "headers": [*exchange.id_headers(), *limits]})
         with suppress(ClientGone):
@@ -60,9 +59,8 @@ class GenerateSocket:
         try:
             body = await self._first_frame(receive, sink)
             # The key may have been revoked since the handshake.
-            caller = identify(self._services, exchange)
+            caller = caller_of(self._services, exchange)
             await self._services.limiter.enter(caller)
-            exchange.caller = caller
             # Time counts from the request, not from the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))

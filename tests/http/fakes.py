@@ -90,6 +90,6 @@ def exchange_of(tenant: str) -> Exchange:
     async def send(message: object) -> None:
         """Send nothing."""
 
-    exchange = Exchange.open({"headers": []}, send, clock=time.monotonic, request_id="r", trace_id="t")
+    exchange = Exchange.open({"headers": []}, send, clock=time.monotonic, new_id=str)
     exchange.caller = Caller(tenant, CallerRole.CALLER, "key")
     return exchange

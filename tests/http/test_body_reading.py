@@ -39,7 +39,7 @@ def exchange(**headers: str) -> Exchange:
 
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "headers": encoded}
-    return Exchange.open(scope, send, clock=time.monotonic, request_id="r", trace_id="t")
+    return Exchange.open(scope, send, clock=time.monotonic, new_id=str)
 
 
 async def test_pieces_are_joined_up_to_the_limit() -> None:

@@ -203,7 +203,7 @@ class Clock:
 
 def exchange_over(send: Any, clock: Callable[[], float]) -> Exchange:
     scope = {"type": "http", "headers": []}
-    return Exchange.open(scope, send, clock=clock, request_id="r", trace_id="t")
+    return Exchange.open(scope, send, clock=clock, new_id=str)
 
 
 async def never() -> Any:

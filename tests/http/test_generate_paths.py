@@ -217,6 +217,8 @@ async def test_the_whole_text_completion_has_openais_shape(connect: Any) -> None
     [
         ("sluice-no-fallback", False),
         ("respond-async, Sluice-No-Fallback", False),
+        ("sluice-no-fallback; why=test ,wait=3", False),
+        ("wait; for=sluice-no-fallback", True),
         ("respond-async", True),
         (None, True),
     ],

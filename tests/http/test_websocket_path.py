@@ -140,9 +140,7 @@ async def test_the_sink_sends_the_close_frame_together_with_its_last_event() -> 
     async def send(message: Any) -> None:
         sent.append((message["type"], message.get("code")))
 
-    exchange = Exchange.open(
-        {"type": "websocket", "headers": []}, send, clock=time.monotonic, request_id="r", trace_id="t"
-    )
+    exchange = Exchange.open({"type": "websocket", "headers": []}, send, clock=time.monotonic, new_id=str)
     await SocketSink(exchange).fail(PublicError(503, "draining", "no"), request_id="r", trace_id="t")
     assert sent == [("websocket.send", None), ("websocket.close", 1000)]
 

@@ -31,7 +31,7 @@ def exchange(server: Server, flow: Flow | None) -> Exchange:
     scope: dict[str, Any] = {"headers": []}
     if flow is not None:
         scope[SCOPE_KEY] = ClientDisconnect(flow)
-    return Exchange.open(scope, server.send, clock=lambda: 0.0, request_id="req_1", trace_id="0" * 32)
+    return Exchange.open(scope, server.send, clock=lambda: 0.0, new_id=str)
 
 
 def test_a_piece_is_sent_before_write_returns() -> None:
