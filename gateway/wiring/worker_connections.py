@@ -34,7 +34,7 @@ class WorkerConnections:
             url,
             timeouts=timeouts,
             max_connections=max_connections,
-            authorization=self.key.line,
+            key=self.key,
             headers=self.headers,
             context=self.tls,
             server_name=self.server_name,

@@ -208,7 +208,9 @@ def test_no_bytes_leave_a_request_without_an_end(pieces: list[bytes]) -> None:
         except TransportError as error:
             assert str(error)
         connection.release()
-        assert connection.closed and not connection.busy and calls[-1] == "gone"
+        assert not connection.busy and calls[-1] == "gone"
+        with pytest.raises(ConnectionLost, match="idle"):
+            send(connection)
 
     asyncio.run(scenario())
 
@@ -216,7 +218,7 @@ def test_no_bytes_leave_a_request_without_an_end(pieces: list[bytes]) -> None:
 async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
     connection, transport, _ = connected()
     connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
-    assert transport.aborted and connection.closed
+    assert transport.aborted
     with pytest.raises(ConnectionLost, match="idle"):
         send(connection)
 
@@ -292,6 +294,32 @@ async def test_each_timeout_says_which_limit_was_reached(
         await connection.read()
     assert str(caught.value) == f"{what} within 0.05 s" and transport.aborted
     connection.release()
+
+
+async def test_the_idle_timeout_holds_after_a_first_token_that_came_late() -> None:
+    connection, _, _ = connected()
+    send(connection, first_s=60, idle_s=0.05, total_s=60)
+    await asyncio.sleep(0.15)  # longer than the idle timeout
+    connection.data_received(HEAD + b"content-length: 9\r\n\r\nx")
+    assert await connection.read() == b"x"
+    connection.first_token_received()
+    async with asyncio.timeout(30):
+        with pytest.raises(TimedOut, match="nothing more came"):
+            await connection.read()
+    connection.release()
+
+
+async def test_headers_are_found_in_any_case_and_trailers_are_not_stored() -> None:
+    connection, _, calls = connected()
+    send(connection)
+    connection.data_received(b"HTTP/1.1 429 No\r\nContent-Type: Text/Plain\r\nRETRY-AFTER: 7\r\n")
+    connection.data_received(b"Transfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\nRetry-After: 8\r\nx: y\r\n")
+    assert (connection.content_type, connection.retry_after) == ("text/plain", "7")
+    assert not connection._headers
+    connection.data_received(b"\r\n")
+    assert await whole_body(connection) == b"no"
+    connection.release()
+    assert calls == ["made", "free"]
 
 
 async def test_a_slow_reader_is_no_silent_worker() -> None:

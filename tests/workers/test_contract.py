@@ -437,13 +437,13 @@ def test_an_error_status_is_told_by_its_kind(
     param: str | None,
     retry_after_s: float | None,
 ) -> None:
-    failure = failure_of(status, json.dumps(body).encode(), retry_after, model="base")
+    failure = failure_of(status, json.dumps(body).encode(), retry_after or "", model="base")
     assert (failure.kind, failure.param, failure.retry_after_s) == (kind, param, retry_after_s)
 
 
 def test_a_workers_own_words_are_not_passed_on() -> None:
     body = {"error": {"message": "your prompt 'my secret' is bad", "param": "my secret", "code": "my secret"}}
-    assert "secret" not in str(failure_of(400, json.dumps(body).encode(), None, model="base"))
+    assert "secret" not in str(failure_of(400, json.dumps(body).encode(), "", model="base"))
 
 
 @pytest.mark.parametrize(
@@ -456,11 +456,11 @@ def test_a_workers_own_words_are_not_passed_on() -> None:
 )
 def test_a_refused_field_is_reported_by_the_gateways_name(named: str, param: str) -> None:
     body = {"error": {"message": "no", "type": "invalid_request_error", "param": named, "code": None}}
-    assert failure_of(400, json.dumps(body).encode(), None, model="base").param == param
+    assert failure_of(400, json.dumps(body).encode(), "", model="base").param == param
 
 
 def test_an_unusable_key_is_told_to_the_operator_without_the_key() -> None:
-    assert "api_key_env" in str(failure_of(401, b"", None, model="base"))
+    assert "api_key_env" in str(failure_of(401, b"", "", model="base"))
 
 
 @pytest.mark.parametrize(

@@ -156,18 +156,18 @@ async def test_the_key_of_a_file_is_read_again_when_it_changes(tmp_path: Path) -
     path = tmp_path / "key"
     path.write_text("one\n")
     key = ApiKey(path=path, reload_s=0.005)
-    assert key.line() == b"authorization: Bearer one\r\n"
+    assert key.line == b"authorization: Bearer one\r\n"
     async with asyncio.TaskGroup() as loops:
         watch = loops.create_task(key.watch())
         path.write_text("two\n")
-        await until(lambda: key.line() == b"authorization: Bearer two\r\n")
+        await until(lambda: key.line == b"authorization: Bearer two\r\n")
         path.write_text("")
         await asyncio.sleep(0.05)
-        assert key.line() == b"authorization: Bearer two\r\n", "an empty file is no key"
+        assert key.line == b"authorization: Bearer two\r\n", "an empty file is no key"
         path.unlink()
         await asyncio.sleep(0.05)
         path.write_text("three")
-        await until(lambda: key.line() == b"authorization: Bearer three\r\n")
+        await until(lambda: key.line == b"authorization: Bearer three\r\n")
         watch.cancel()
 
 

@@ -15,9 +15,9 @@ class UnusableKey(Exception):
 
 
 class ApiKey:
-    """A key as a header line; the key of a file is read again when the file changes.
+    """A key, and its ``line``: the ``Authorization`` header line with its CRLF, empty without a key.
 
-    Raises UnusableKey.
+    The key of a file is read again when the file changes. Raises UnusableKey.
     """
 
     def __init__(
@@ -25,13 +25,9 @@ class ApiKey:
     ) -> None:
         self._path = path
         self._reload_s = reload_s
-        self._line = b"" if key is None else _line(key)
+        self.line = b"" if key is None else _line(key)
         if path is not None:
-            self._line = _line(_read(path))
-
-    def line(self) -> bytes:
-        """The ``Authorization`` header line with its CRLF; empty without a key."""
-        return self._line
+            self.line = _line(_read(path))
 
     async def watch(self) -> None:
         """Read the file periodically until cancelled; with an unusable file the last key stays in use."""
@@ -45,9 +41,12 @@ class ApiKey:
                     log.warning("the key in use is kept", error=str(error))
                 usable = False
                 continue
-            if line != self._line:
+            if line != self.line:
                 log.info("the key was read again", file=str(self._path))
-            self._line, usable = line, True
+            self.line, usable = line, True
+
+
+NO_KEY = ApiKey()
 
 
 def _read(path: Path) -> str:

@@ -506,14 +506,15 @@ class WorkersBackend:
 
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
         forwarder = DeltaForwarder(reader, attempt.push, connection.first_token_received)
+        more = True
         try:
-            while await connection.pass_on(forwarder.take):
+            while more and not reader.done:
+                more = await connection.pass_on(forwarder.take)
                 await forwarder.rest()
-                if reader.done:
-                    connection.linger()
-                    return
         finally:
             forwarder.close()
+        if more:
+            connection.linger()
 
     def _preference(self, work: Work) -> WorkerPreference:
         if len(self._workers) == 1:

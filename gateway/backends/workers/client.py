@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from gateway.backends.workers.api_key import NO_KEY, ApiKey
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
 from gateway.backends.workers.proxy import Proxy, connect_through
@@ -15,6 +16,7 @@ from gateway.backends.workers.proxy import Proxy, connect_through
 MAX_WHOLE_BYTES = 4 * 1024 * 1024
 # A body up to this size, bytes, is joined with its head and sent in one packet or few.
 JOINED_BYTES = 64 * 1024
+JSON = b"content-type: application/json\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class WorkerClient:
         base_url: such as ``http://host:8001/v1``; paths of the contract are appended to it.
         timeouts: limits of an exchange.
         max_connections: most connections open at once.
-        authorization: returns the header line with the key, which may change; never logged.
+        key: sent with each request; never logged.
         context: TLS settings for ``https://``.
         server_name: the name that the certificate must have, when it is not the host's.
         proxy: connections are tunnelled through it.
@@ -68,7 +70,7 @@ class WorkerClient:
         *,
         timeouts: Timeouts,
         max_connections: int,
-        authorization: Callable[[], bytes] = bytes,
+        key: ApiKey = NO_KEY,
         headers: tuple[tuple[str, str], ...] = (),
         context: ssl.SSLContext | None = None,
         server_name: str | None = None,
@@ -84,7 +86,7 @@ class WorkerClient:
         self.prefix = parts.path.rstrip("/")
         self._timeouts = timeouts
         self._max = max_connections
-        self._authorization = authorization
+        self._key = key
         common = f"host: {parts.netloc}\r\nuser-agent: sluice\r\n"
         self._common = common.encode() + b"".join(f"{name}: {value}\r\n".encode() for name, value in headers)
         self._idle: deque[Connection] = deque()
@@ -109,7 +111,9 @@ class WorkerClient:
         """
         timeouts, path = self._timeouts, self.prefix + path
         if isinstance(body, bytes):
-            request = self._request(b"POST", path, body, headers)
+            head = self._head(b"POST", path, headers + JSON, len(body))
+            # A long body is not joined with its head, since joining copies it.
+            request = (head + body,) if len(body) <= JOINED_BYTES else (head, body)
             return self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
         head = self._head(b"POST", path, headers + b"content-type: %b\r\n" % body.content_type, body.length)
         first_s = timeouts.total_s if body.answered_late else timeouts.first_token_s
@@ -117,8 +121,8 @@ class WorkerClient:
 
     async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
         """Read a small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
-        request = self._request(b"POST" if body else b"GET", path, body)
-        connection = await self._exchange(request, timeout_s, timeout_s, timeout_s)
+        head = self._head(b"POST", path, JSON, len(body)) if body else self._head(b"GET", path)
+        connection = await self._exchange((head + body,), timeout_s, timeout_s, timeout_s)
         try:
             return Whole(connection.status, await whole_body(connection))
         finally:
@@ -133,7 +137,10 @@ class WorkerClient:
         *,
         rest: Callable[[], AsyncGenerator[bytes | memoryview]] | None = None,
     ) -> Connection:
-        pooled = self._take()
+        stale_before = asyncio.get_running_loop().time() - self._timeouts.keepalive_s
+        while self._idle and self._idle[0].idle_since < stale_before:
+            self._idle.popleft().close()
+        pooled = self._idle.pop() if self._idle else None  # the most recently used
         connection = pooled if pooled is not None else await self._connect()
         while True:
             try:
@@ -156,28 +163,10 @@ class WorkerClient:
             connection.close()
         self._idle.clear()
 
-    def _request(self, method: bytes, path: str, body: bytes, headers: bytes = b"") -> tuple[bytes, ...]:
-        """Head and body, joined unless the body is long, since joining copies it."""
-        if not body:
-            return (self._head(method, path, headers),)
-        head = self._head(method, path, headers + b"content-type: application/json\r\n", len(body))
-        return (head + body,) if len(body) <= JOINED_BYTES else (head, body)
-
-    def _head(self, method: bytes, path: str, headers: bytes, length: int | None = None) -> bytes:
-        ours = self._common + self._authorization()
+    def _head(self, method: bytes, path: str, headers: bytes = b"", length: int | None = None) -> bytes:
+        ours = self._common + self._key.line
         end = b"\r\n" if length is None else b"content-length: %d\r\n\r\n" % length
         return b"%b %b HTTP/1.1\r\n%b%b%b" % (method, path.encode(), ours, headers, end)
-
-    def _take(self) -> Connection | None:
-        """The most recently used idle connection; closes those idle for longer than the keep-alive time."""
-        stale_before = asyncio.get_running_loop().time() - self._timeouts.keepalive_s
-        while self._idle and self._idle[0].idle_since < stale_before:
-            self._idle.popleft().close()
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.closed:
-                return connection
-        return None
 
     async def _connect(self) -> Connection:
         if len(self._open) + self._opening >= self._max:

@@ -48,8 +48,7 @@ class Connection(asyncio.Protocol):
         self._gone = gone
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._take: Callable[[bytes], bool] | None = None
-        self._passes = False  # whether pieces go to `_take`
+        self._take: Callable[[bytes], bool] | None = None  # pieces go to it while it is set
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._error: TransportError | None = None
@@ -60,7 +59,9 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._body: list[bytes] = []
-        # The parser calls this with each piece of a body; a worker sends one piece per token.
+        self._headers: dict[bytes, bytes] = {}
+        # The parser calls these with each header, and each piece of a body: one per token.
+        self.on_header = self._headers.__setitem__
         self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
         self._buffered = 0  # bytes received since the last read
@@ -75,14 +76,11 @@ class Connection(asyncio.Protocol):
         self._lingering = False
         self._limits = (0.0, 0.0, 0.0)
         self._first_by: float | None = None
-        self._idle_s = 0.0
         self._total_by = 0.0
         self._last_at = 0.0
         self.status = 0
         self.content_type = ""
-        self.location: str | None = None
-        self.retry_after: str | None = None
-        self.retry_after_ms: str | None = None
+        self.retry_after = self.retry_after_ms = ""
 
     # The methods of an exchange, in the order of the calls.
 
@@ -101,9 +99,8 @@ class Connection(asyncio.Protocol):
         self.busy = True
         now = self._loop.time()
         self._limits = (first_s, idle_s, total_s)
-        self._last_at, self._idle_s = now, idle_s
-        self._first_by, self._total_by = now + first_s, now + total_s
-        self._arm(min(self._first_by, self._total_by))
+        self._last_at, self._first_by, self._total_by = now, now + first_s, now + total_s
+        self._arm(now + min(self._limits))
         for piece in request:
             self._transport.write(piece)
 
@@ -138,7 +135,9 @@ class Connection(asyncio.Protocol):
             if self._done:
                 return b""
             await self._wait()
-        data = self._received()
+        data = b"".join(self._body)
+        self._body.clear()
+        self._buffered = 0
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -147,35 +146,21 @@ class Connection(asyncio.Protocol):
     async def pass_on(self, take: Callable[[bytes], bool]) -> bool:
         """Give each piece of the body to ``take`` as it arrives, until ``take`` returns False.
 
-        ``take`` runs in the transport's callback: it must not wait or raise. Returns False at the end of the
-        body, else True. Raises TransportError.
+        ``take`` runs in the transport's callback: it must not wait or raise. Returns whether more of the body
+        follows. Raises TransportError.
         """
-        if self._body and not take(await self.read()):
-            return True
-        self._take, self._passes = take, True
-        try:
-            while self._passes:
-                if self._done:
-                    return False
-                await self._wait()
-        finally:
-            self._take, self._passes = None, False
-        return True
-
-    def _received(self) -> bytes:
-        body = self._body
-        data = body[0] if len(body) == 1 else b"".join(body)
-        body.clear()
-        self._buffered = 0
-        return data
+        if not self._body or take(await self.read()):
+            self._take = take
+            try:
+                while self._take is not None and not self._done:
+                    await self._wait()
+            finally:
+                self._take = None
+        return not self._done or bool(self._body)
 
     def first_token_received(self) -> None:
         """Note that the first token has come: from then on only the idle and total timeouts apply."""
-        if self._first_by is not None:
-            first_by, self._first_by = self._first_by, None
-            idle_by = self._last_at + self._idle_s
-            if idle_by < first_by:  # else the running timer rearms itself for it
-                self._arm(min(idle_by, self._total_by))
+        self._first_by = None
 
     def release(self) -> None:
         """End the exchange. If the answer is unfinished the connection closes, which the worker notices.
@@ -205,16 +190,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    @property
-    def closed(self) -> bool:
-        """Whether the connection cannot be used again."""
-        return self._error is not None or self._transport is None or self._transport.is_closing()
-
-    def _free_when_over(self) -> None:
-        """Free the connection once the body that :meth:`linger` waits for has ended."""
-        if self._done:
-            self._become_free()
-
     def _become_free(self) -> None:
         self.busy = False
         self._served += 1
@@ -236,7 +211,6 @@ class Connection(asyncio.Protocol):
             self._fail(BadHttp("bytes outside of an answer"))
             return
         self._last_at = self._loop.time()
-        self._buffered += len(data)
         if not self._head_done:
             self._head_bytes += len(data)
         try:
@@ -245,19 +219,25 @@ class Connection(asyncio.Protocol):
             self._fail(BadHttp("the worker asks for a protocol upgrade"))
         except httptools.HttpParserError:
             self._fail(BadHttp("the answer is not HTTP"))
-        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
+        if self._head_done:
+            self._headers.clear()  # trailers are not stored
+        elif self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
-        if self._passes and self._take is not None and self._body:
-            self._passes = self._take(self._received())
-            if self._passes and not self._done and self._error is None:
+        if self._take is not None and self._body:
+            piece = b"".join(self._body)
+            self._body.clear()
+            if not self._take(piece):
+                self._take = None
+            elif not self._done and self._error is None:
                 return
+        self._buffered += len(data)
         transport = self._transport
         if self._buffered > HIGH_WATER_BYTES and self._body and not self._paused and transport is not None:
             self._paused = True
             transport.pause_reading()
         self._wake()
         if self._lingering:
-            self._free_when_over()
+            self.release()
 
     def pause_writing(self) -> None:
         self._full = True
@@ -283,24 +263,16 @@ class Connection(asyncio.Protocol):
 
     # The parser's callbacks.
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        lower = name.lower()
-        if lower == b"content-type":
-            self.content_type = value.decode("latin-1").lower()
-        elif lower == b"location":
-            self.location = value.decode("latin-1")
-        elif lower == b"retry-after":
-            self.retry_after = value.decode("latin-1")
-        elif lower == b"retry-after-ms":
-            self.retry_after_ms = value.decode("latin-1")
-        elif lower == b"content-length" or lower == b"transfer-encoding":
-            self._has_length = True
-
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._head_done = self.status >= 200
         # Read here: after the answer's end the parser is at the next answer.
         self._keeps_alive = self._parser.should_keep_alive()
+        headers = dict(zip(map(bytes.lower, self._headers), self._headers.values(), strict=True))
+        self._has_length = b"content-length" in headers or b"transfer-encoding" in headers
+        self.content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
+        self.retry_after = headers.get(b"retry-after", b"").decode("latin-1")
+        self.retry_after_ms = headers.get(b"retry-after-ms", b"").decode("latin-1")
 
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""
@@ -347,7 +319,8 @@ class Connection(asyncio.Protocol):
             if now >= self._first_by:
                 self._fail(TimedOut("no token came", first_s))
             else:
-                self._arm(min(self._first_by, self._total_by))
+                # The first token may come at any time, and the idle timeout begins with it.
+                self._arm(min(self._first_by, now + idle_s, self._total_by))
         elif self._paused or self._body or self._done:
             # The reader on this side is slow.
             self._arm(min(now + idle_s, self._total_by))

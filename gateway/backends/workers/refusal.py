@@ -83,8 +83,8 @@ async def refusal_of(connection: Connection, *, model: str, adapter: bool = Fals
 def failure_of(
     status: int,
     body: bytes,
-    retry_after: str | None,
-    retry_after_ms: str | None = None,
+    retry_after: str,
+    retry_after_ms: str = "",
     *,
     model: str,
     adapter: bool = False,
@@ -185,13 +185,11 @@ def _read(body: bytes) -> _Error:
     return _Error(reported.message, reported.type, reported.param, reported.code)
 
 
-def _seconds(value: str | None, unit_s: float = 1.0) -> float | None:
-    """``Retry-After`` in seconds; ``value`` is a number of units of ``unit_s`` seconds.
+def _seconds(value: str, unit_s: float = 1.0) -> float | None:
+    """``Retry-After`` in seconds; ``value`` is a number of units of ``unit_s`` seconds, empty without it.
 
     A date gives the default, since the worker's clock may differ from ours.
     """
-    if value is None:
-        return None
     try:
         seconds = float(value) * unit_s
     except ValueError:
