@@ -166,7 +166,8 @@ async def measure(client: str, base: str, requests: int) -> float:
     """CPU seconds of one answer."""
     work = Work("gen", (1, 2, 3), (Message(Role.USER, PROMPT),), Sampling(max_tokens=TOKENS))
     expected = "".join(f" word{number}" for number in range(TOKENS))
-    writer = CompletionWriter("base")
+    body = CompletionWriter("base").write(work).body
+    assert isinstance(body, bytes)
     left = requests
 
     async with AsyncExitStack() as stack:
@@ -176,10 +177,10 @@ async def measure(client: str, base: str, requests: int) -> float:
             nonlocal left
             while left > 0:
                 left -= 1
-                if await ask(work, writer.body(work)) != expected:
+                if await ask(work, body) != expected:
                     raise RuntimeError(f"{client} lost a part of an answer")
 
-        await ask(work, writer.body(work))
+        await ask(work, body)
         began = time.process_time()
         async with asyncio.TaskGroup() as group:
             for _ in range(STREAMS):

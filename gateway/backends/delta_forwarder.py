@@ -29,21 +29,21 @@ class AnswerReader(Protocol[T_contra]):
     def feed(self, data: T_contra, /) -> Sequence[Delta]:
         """The deltas that ``data`` completes."""
 
-    def check(self) -> None:
-        """Raise the fault, if there is one."""
-
 
 class DeltaForwarder(Struct, Generic[T_contra], eq=False):
     """Forwards an answer, delta by delta: at once unless the sink must be awaited.
 
     Args:
         on_start: called once, when the answer has started.
+
+    ``delivered``: whether the sink got a delta.
     """
 
     _reader: AnswerReader[T_contra]
     _push: DeltaSink
     _on_start: Callable[[], object]
     _error: Exception | None = None
+    delivered: bool = False
     _started: bool = False
     # The sink's awaitable, and the deltas after it.
     _waiting: tuple[Awaitable[None], Sequence[Delta]] | None = None
@@ -57,6 +57,7 @@ class DeltaForwarder(Struct, Generic[T_contra], eq=False):
                 self._started = True
                 self._on_start()
             for number, delta in enumerate(deltas, 1):
+                self.delivered = True
                 sent = push(delta)
                 if sent is not TAKEN:
                     self._waiting = sent, deltas[number:]
@@ -75,7 +76,8 @@ class DeltaForwarder(Struct, Generic[T_contra], eq=False):
             await sent
             for delta in deltas:
                 await self._push(delta)
-        self._reader.check()
+        if self._reader.fault is not None:
+            raise self._reader.fault
 
     def close(self) -> None:
         """Close an awaitable of the sink that was not awaited: its request was cancelled before its turn."""

@@ -69,7 +69,7 @@ def test_an_event_without_an_end_is_bounded(newline: bytes) -> None:
 
 
 def sent(writer: CompletionWriter, **changes: Any) -> dict[str, Any]:
-    return json.loads(writer.body(work(**changes)))  # type: ignore[no-any-return]
+    return json.loads(writer.write(work(**changes)).body)  # type: ignore[no-any-return]
 
 
 def test_fields_that_sluice_does_not_know_are_written_and_replace_none_of_its_own() -> None:
@@ -121,7 +121,7 @@ def test_token_ids_go_to_completions_and_so_does_a_raw_prompt() -> None:
     assert sent(writer, ids=[1, 2, 3])["prompt"] == [1, 2, 3]
     raw = work(ids=[4, 5], messages=())
     assert CompletionWriter("base").path(raw) == "/completions"
-    assert json.loads(CompletionWriter("base").body(raw))["prompt"] == [4, 5]
+    assert json.loads(CompletionWriter("base").write(raw).body)["prompt"] == [4, 5]
     assert sent(writer, sampling={"logprobs": 0})["logprobs"] == 0
 
 
@@ -149,7 +149,7 @@ def test_another_sluice_gets_the_tenant_the_priority_and_the_deadline() -> None:
         deadline=12.0,
         cache_salt="acme",
     )
-    body = json.loads(writer.body(asked, now=10.5001))
+    body = json.loads(writer.write(asked, now=10.5001).body)
     assert body["sluice"] == {"token_ids": True, "session_id": "s1", "deadline_ms": 1500}
     assert (body["user"], body["priority"]) == ("u1", 1)
     assert writer.headers(asked).decode().splitlines() == [
@@ -159,11 +159,11 @@ def test_another_sluice_gets_the_tenant_the_priority_and_the_deadline() -> None:
     ]
     # A deadline that has passed or is far away is still a valid field.
     for now, deadline_ms in ((99.0, 1), (-1e9, 86_400_000)):
-        assert json.loads(writer.body(asked, now=now))["sluice"]["deadline_ms"] == deadline_ms
+        assert json.loads(writer.write(asked, now=now).body)["sluice"]["deadline_ms"] == deadline_ms
     for dialect in (Dialect.VLLM, Dialect.OPENAI):
         other = CompletionWriter("base", dialect)
         assert other.headers(asked) == b""
-        assert not {"user", "sluice", "priority"} & set(json.loads(other.body(asked)))
+        assert not {"user", "sluice", "priority"} & set(json.loads(other.write(asked).body))
 
 
 def test_a_tenant_that_no_header_may_hold_is_not_sent() -> None:
@@ -244,7 +244,8 @@ def read(*pieces: bytes, **changes: Any) -> tuple[list[Delta], CompletionReader]
     reader, deltas = CompletionReader(work(**changes), token_bytes), []
     for one in pieces:
         deltas += reader.feed(one)
-        reader.check()
+        if reader.fault is not None:
+            raise reader.fault
     return deltas, reader
 
 
@@ -270,8 +271,7 @@ def test_a_chunk_without_text_is_no_delta_but_a_sign_of_life() -> None:
 def test_what_came_before_an_error_in_the_same_read_is_not_lost() -> None:
     reader = CompletionReader(work(), token_bytes)
     assert reader.feed(piece("Hel") + piece("lo") + event({"error": {"message": "x"}})) == [Delta("Hello", 2)]
-    with pytest.raises(BackendFailure):
-        reader.check()
+    assert isinstance(reader.fault, BackendFailure)
 
 
 def test_chunks_of_several_tokens_are_counted_by_the_running_usage() -> None:
@@ -492,7 +492,8 @@ def test_no_bytes_raise_anything_but_a_transport_error_or_a_backend_failure(data
     try:
         reader.feed(data + b"\n\n")
         reader.feed(b"data: " + data + b"\n\n")
-        reader.check()
+        if reader.fault is not None:
+            raise reader.fault
         reader.finish()
     except (TransportError, BackendFailure) as expected:
         assert str(expected)

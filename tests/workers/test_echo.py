@@ -58,7 +58,7 @@ def parallel(*tokens: tuple[str, float | None]) -> dict[str, Any]:
 
 def asked(**sampling: Any) -> dict[str, Any]:
     writer = CompletionWriter("base")
-    body: dict[str, Any] = json.loads(writer.body(work(ids=[5, 6], messages=(), sampling=sampling)))
+    body: dict[str, Any] = json.loads(writer.write(work(ids=[5, 6], messages=(), sampling=sampling)).body)
     return body
 
 

@@ -143,7 +143,7 @@ async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
     in_service = WorkersInService(lambda: now[0])
     for url in ("a", "b"):
         in_service.join_pool(url, lambda url=url: probed.append(url))  # type: ignore[misc]
-    assert in_service.none and outage(in_service) is None
+    assert not in_service.serving and outage(in_service) is None
     in_service.add("a")
     in_service.add("b")
     in_service.remove("a")

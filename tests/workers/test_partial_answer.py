@@ -37,7 +37,7 @@ PARTIAL = PartialAnswer("It is ", (73, 116, 32))
 
 
 def sent(writer: CompletionWriter, asked: Work) -> dict[str, Any]:
-    return json.loads(writer.body(asked))  # type: ignore[no-any-return]
+    return json.loads(writer.write(asked).body)  # type: ignore[no-any-return]
 
 
 def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:

@@ -71,7 +71,7 @@ def forwarded(dialect: Dialect = Dialect.OPENAI, **fields: Any) -> dict[str, Any
         reasoning_effort=request.reasoning_effort,
         template_kwargs=request.template_kwargs,
     )
-    return json.loads(CompletionWriter("base", dialect).body(sent))  # type: ignore[no-any-return]
+    return json.loads(CompletionWriter("base", dialect).write(sent).body)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -112,7 +112,7 @@ def test_a_custom_tool_is_a_strict_function_of_one_text_as_the_template_is_shown
 
 
 def test_a_request_without_tools_has_none_of_their_fields() -> None:
-    body = json.loads(CompletionWriter("base").body(work()))
+    body = json.loads(CompletionWriter("base").write(work()).body)
     assert body["messages"] == [{"role": "user", "content": "Hello"}]
     assert not {"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"} & set(body)
 
@@ -139,7 +139,7 @@ async def test_images_go_on_as_data_urls_in_their_places() -> None:
         },
     )
     for dialect in Dialect:
-        upload = CompletionWriter("base", dialect).request_body(sent)
+        upload = CompletionWriter("base", dialect).write(sent).body
         assert isinstance(upload, Upload)
         body = b"".join([bytes(piece) async for piece in upload.pieces()])
         assert (len(body), upload.content_type) == (upload.length, b"application/json")

@@ -30,7 +30,8 @@ def read(stream: bytes, *, n: int = 1, cuts: Sequence[int] = ()) -> tuple[list[D
     deltas: list[Delta] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         deltas += reader.feed(stream[start:end])
-        reader.check()
+        if reader.fault is not None:
+            raise reader.fault
     rest, completion = reader.finish()
     return (deltas if rest is None else [*deltas, rest]), completion
 
@@ -265,7 +266,8 @@ def custom_call(stream: bytes) -> ToolCall:
     work = Work("gen_1", (1,), (), Sampling(), tools=(Tool("patch", ToolKind.CUSTOM),))
     reader = CompletionReader(work, lambda token: b"", custom_tools=False)
     deltas = reader.feed(stream)
-    reader.check()
+    if reader.fault is not None:
+        raise reader.fault
     rest, completion = reader.finish()
     [call] = folded([*deltas, *([] if rest is None else [rest])], completion).tool_calls()
     return call

@@ -101,6 +101,7 @@ class CompletionReader:
     delta. Chunks without text make no delta, since a delta counts as delivered output; their ids come with
     the next text.
     ``started`` turns true with the first chunk of an answer, ``done`` with the stream's ``[DONE]``.
+    ``has_usage``: whether the worker has reported the tokens; known after :meth:`finish`.
 
     Args:
         running_counts: each chunk's usage reports the number of tokens of its text so far.
@@ -139,6 +140,7 @@ class CompletionReader:
         self._tools = ToolCallReader(work.generation_id, wrapped_names, names, allowed)
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
+        self.has_usage = False
         self._sluice: _Sluice | None = None
         self._queue_wait_s = 0.0
         self._stop: str | None = None
@@ -148,12 +150,8 @@ class CompletionReader:
         self.started = False
         self.done = False
 
-    @property
-    def has_usage(self) -> bool:
-        return self._usage is not None and self._usage.completion_tokens is not None
-
     def feed(self, data: bytes) -> list[Delta]:
-        """The deltas that ``data`` completes. Call :meth:`check` afterwards: the stream may have failed.
+        """The deltas that ``data`` completes. Then read ``fault``: the stream may have failed.
 
         Raises BadHttp: an event is too long, or of a text that was not requested; BackendFailure: the model
         called a tool that is not allowed.
@@ -175,16 +173,19 @@ class CompletionReader:
             self.done = False
             at, found = next((at, one.error) for at, one in enumerate(chunks) if one.error != _NULL)
             chunks, self.fault = chunks[:at], failure_in_stream(bytes(found))
-        if len(chunks) == 1 and not self._ids and (choice := _plain_choice(chunks[0])) is not None:
-            # The common case, one token of a plain stream: a fast path.
-            text = (choice.delta.content if choice.delta is not None else choice.text) or ""
-            ids = choice.token_ids
-            count = 1 if ids is None else len(ids)
-            self.started = True
-            self._counted += count
-            delta = Delta(text, count, token_ids=ids or ())
-            return self._after_calls([delta]) if self._tools.began else [delta]
-        return self._in_order(chunks) if self._tools.began or _have_events(chunks) else self._joined(chunks)
+        if self._tools.began or _have_events(chunks):
+            return self._in_order(chunks)
+        if len(chunks) == 1 and not self._ids and (choices := chunks[0].choices) and len(choices) == 1:
+            chunk, choice = chunks[0], choices[0]
+            text = choice.text if choice.delta is None else choice.delta.content
+            more = choice.index or choice.finish_reason is not None or choice.logprobs != _NULL
+            if text and not (more or chunk.usage or chunk.sluice or chunk.metrics):
+                # The common case, one token of a plain stream: a fast path.
+                count = 1 if choice.token_ids is None else len(choice.token_ids)
+                self.started = True
+                self._counted += count
+                return [Delta(text, count, token_ids=choice.token_ids or ())]
+        return self._joined(chunks)
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
         deltas: list[Delta] = []
@@ -304,11 +305,6 @@ class CompletionReader:
             deltas.append(Delta("".join(pieces), count, None, None, index, tuple(entries), tuple(ids or ())))
         return deltas
 
-    def check(self) -> None:
-        """Raise the fault: BadHttp for what is no stream of chunks, BackendFailure for an error in it."""
-        if self.fault is not None:
-            raise self.fault
-
     def finish(self) -> tuple[Delta | None, Completion]:
         """A last delta with the tokens not counted yet, and the completion. Call after the stream's end.
 
@@ -331,7 +327,7 @@ class CompletionReader:
         input_tokens = self._work.input_tokens if counted is None else counted.prompt_tokens
         if usage is not None:
             if usage.completion_tokens is not None:
-                output_tokens = usage.completion_tokens
+                self.has_usage, output_tokens = True, usage.completion_tokens
             if usage.completion_tokens_details is not None:
                 reasoning = min(usage.completion_tokens_details.reasoning_tokens or 0, output_tokens)
             if usage.prompt_tokens_details is not None:
@@ -368,7 +364,8 @@ class CompletionReader:
             return FinishReason.LENGTH
         if index in self._refused:
             return FinishReason.CONTENT_FILTER
-        return FinishReason.TOOL_CALLS if self._tools.has_calls(index) else FinishReason.STOP
+        called = self._tools.began and self._tools.has_calls(index)
+        return FinishReason.TOOL_CALLS if called else FinishReason.STOP
 
     def _of_sluice(self, reported: _Sluice, first: FinishReason) -> tuple[FinishReason, float]:
         """Finish reason and queue wait, in seconds, as another Sluice reports; degraded for a fallback."""
@@ -391,16 +388,3 @@ def _have_events(chunks: Sequence[_Chunk]) -> bool:
             ):
                 return True
     return False
-
-
-def _plain_choice(chunk: _Chunk) -> _Choice | None:
-    """The choice of a chunk that has only text of the first choice; ``None`` for any other chunk."""
-    choices = chunk.choices
-    if not choices or len(choices) > 1 or chunk.usage is not None or chunk.sluice is not None:
-        return None
-    choice = choices[0]
-    if choice.index or choice.finish_reason is not None or choice.logprobs != _NULL:
-        return None
-    if _have_events((chunk,)):
-        return None
-    return choice if (choice.delta.content if choice.delta is not None else choice.text) else None

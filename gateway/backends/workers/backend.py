@@ -35,13 +35,14 @@ from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.tool_bodies import with_allowed_tools
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.audio import transcript_of
-from gateway.backends.workers.client import Upload, Whole, WorkerClient
+from gateway.backends.workers.client import Whole, WorkerClient
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
     MAX_ECHOED_LOGPROBS,
     SHARED_SALT,
     CompletionWriter,
     Dialect,
+    WrittenRequest,
     echoed_logprobs,
     supports_format,
 )
@@ -146,7 +147,7 @@ class WorkersBackend:
         """``READY`` while a worker is in service, else ``STARTING``; ``STOPPED`` after :meth:`run`."""
         if self._stopped:
             return BackendState.STOPPED
-        return BackendState.STARTING if self.in_service.none else BackendState.READY
+        return BackendState.READY if self.in_service.serving else BackendState.STARTING
 
     @property
     def generates(self) -> bool:
@@ -334,7 +335,7 @@ class WorkersBackend:
             ticket = self._pool.sent(worker, tokens, NO_PREFERENCE)
             try:
                 answer = await ask(worker.client, headers)
-                worker.succeeded()
+                worker.health.succeeded(self._clock())
                 return answer
             except TransportError as error:
                 await self._broke(worker, error)
@@ -351,10 +352,10 @@ class WorkersBackend:
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         writer = self._writer
-        body = writer.request_body(work, self._clock())
-        tried = self._without(work.adapter)
-        most = len(tried) + self._section.max_attempts
-        request = _Request(writer.path(work), body, writer.headers(work), work, self._preference(work), most)
+        tried = set() if work.adapter is None else self._without(work.adapter)
+        most, alone = len(tried) + self._section.max_attempts, len(self._workers) == 1
+        preference = NO_PREFERENCE if alone else self._preference(work)
+        request = _Request(writer.write(work, self._clock()), work, preference, most)
         failure: BackendFailure | None = None
         while len(tried) < most:
             worker = self._pool.pick(request.preference, tried, self._clock())
@@ -364,12 +365,12 @@ class WorkersBackend:
             tried.add(worker.url)
             attempt = _Attempt(out)
             try:
-                if self.hedging is None or len(self._workers) == 1:
+                if self.hedging is None or alone:
                     return await self._on(worker, request, attempt)
                 return await self._hedged(self.hedging, worker, request, tried, attempt)
             except BackendFailure as error:
                 failure = error
-            if failure.kind in _WORKERS_FAULT and (self.in_service.none or self._others_serve(tried)):
+            if failure.kind in _WORKERS_FAULT and (not self.in_service.serving or self._others_serve(tried)):
                 # The worker's health has counted the failure, so the pool's circuit breaker must not. When no
                 # worker is left the pool's state reports it; an open circuit would outlast a worker's return.
                 failure.isolated = True
@@ -378,9 +379,9 @@ class WorkersBackend:
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
 
-    def _without(self, adapter: Adapter | None) -> set[str]:
+    def _without(self, adapter: Adapter) -> set[str]:
         """The URLs of the workers without ``adapter``, if it is one that workers list as their own."""
-        if adapter is None or adapter.at is None:
+        if adapter.at is None:
             return set()
         return {url for url, one in self._workers.items() if adapter.adapter_id not in one.own_loras}
 
@@ -407,12 +408,14 @@ class WorkersBackend:
             self._log.info("sent to a second worker", late=worker.url, worker=other.url)
             return on(other, hedge=True)
 
+        def push(delta: Delta) -> Awaitable[None]:
+            attempt.delivered = True
+            return attempt.out(delta)
+
         policy.record_request()
         late_after_s = policy.late_after_s(self._clock())
         first = on(worker, hedge=False)
-        return await race(
-            first, second, attempt.push, late_after_s=late_after_s, policy=policy, clock=self._clock
-        )
+        return await race(first, second, push, late_after_s=late_after_s, policy=policy, clock=self._clock)
 
     async def _on(
         self, worker: Worker, request: _Request, attempt: _Attempt, *, hedge: bool = False
@@ -424,8 +427,13 @@ class WorkersBackend:
                 attempt.headers = call.headers
             ticket = self._pool.sent(worker, work.input_tokens, request.preference)
             try:
-                completion = await self._ask(worker, request, attempt)
-                worker.succeeded()
+                loras = worker.loras
+                adapter = None if loras is None else self._writer.to_load(work)
+                if adapter is None or loras is None:
+                    completion = await self._exchange(worker, request, attempt)
+                else:
+                    completion = await self._with_adapter(adapter, loras, worker, request, attempt)
+                worker.health.succeeded(self._clock())
                 return completion
             except TransportError as error:
                 await self._broke(worker, error)
@@ -436,12 +444,6 @@ class WorkersBackend:
                 raise
             finally:
                 self._pool.ended(worker, ticket)
-
-    def _ask(self, worker: Worker, request: _Request, attempt: _Attempt) -> Awaitable[Completion]:
-        adapter = None if worker.loras is None else self._writer.to_load(request.work)
-        if adapter is None or worker.loras is None:
-            return self._exchange(worker, request, attempt)
-        return self._with_adapter(adapter, worker.loras, worker, request, attempt)
 
     async def _with_adapter(
         self, adapter: Adapter, loras: WorkerLoras, worker: Worker, request: _Request, attempt: _Attempt
@@ -459,66 +461,64 @@ class WorkersBackend:
             return await self._exchange(worker, request, attempt)
 
     async def _exchange(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
-        work = request.work
-        headers = request.headers + attempt.headers
-        connection = await worker.client.post(request.path, request.body, headers)
+        work, written = request.work, request.written
+        connection = await worker.client.post(written.path, written.body, written.headers + attempt.headers)
         try:
             if connection.status != 200:
-                name = self._writer.adapter_name(work)
-                model = name or self._writer.model
-                failure = await refusal_of(connection, model=model, adapter=name is not None)
-                # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
-                asked_to_wait = connection.retry_after or connection.retry_after_ms or failure.no_retry_here
-                throttled = failure.kind is FailureKind.THROTTLED and asked_to_wait
-                if throttled and self._writer.dialect is not Dialect.SLUICE:
-                    worker.health.rest(self._clock(), failure.retry_after_s or 0.0)
-                    failure.isolated = True  # the pause keeps requests away; the circuit need not open
-                if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
-                    worker.lost(name)
-                    self._pool.lost(worker.url, name)
-                    if work.adapter is not None and work.adapter.at is not None:
-                        worker.detect_again()
-                elif failure.kind is FailureKind.MODEL_NOT_FOUND:
-                    worker.detect_again()
-                raise failure
+                raise await self._refusal(worker, connection, work)
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")
-            running_counts = self._writer.running_counts(work)
             reader = CompletionReader(
                 work,
                 self._token_bytes,
-                running_counts=running_counts,
-                custom_tools=self._writer.knows_custom_tools,
+                running_counts=written.running_counts,
+                custom_tools=written.custom_tools,
             )
-            await self._stream(connection, reader, attempt)
+            forwarder = DeltaForwarder(reader, attempt.out, connection.first_token_received)
+            more = True
+            try:
+                while more and not reader.done:
+                    more = await connection.pass_on(forwarder.take)
+                    await forwarder.rest()
+            finally:
+                attempt.delivered = forwarder.delivered
+                forwarder.close()
+            if more:
+                connection.linger()
             rest, completion = reader.finish()
             if rest is not None:
-                await attempt.push(rest)
+                attempt.delivered = True
+                await attempt.out(rest)
         finally:
             connection.release()
         if self._learn is not None and reader.has_usage and not self._writer.token_ids:
-            sent = work if self._writer.knows_custom_tools else with_allowed_tools(work)
+            sent = work if written.custom_tools else with_allowed_tools(work)
             self._learn(sent, completion.usage.input_tokens)
         if not reader.has_usage and not self._warned_no_usage:
             self._warned_no_usage = True
             self._log.warning("no usage reported; tokens are counted from the chunks", worker=worker.url)
         return completion
 
-    async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
-        forwarder = DeltaForwarder(reader, attempt.push, connection.first_token_received)
-        more = True
-        try:
-            while more and not reader.done:
-                more = await connection.pass_on(forwarder.take)
-                await forwarder.rest()
-        finally:
-            forwarder.close()
-        if more:
-            connection.linger()
+    async def _refusal(self, worker: Worker, connection: Connection, work: Work) -> BackendFailure:
+        """Read why the worker refused the request, and record it; returns the failure."""
+        name = self._writer.adapter_name(work)
+        failure = await refusal_of(connection, model=name or self._writer.model, adapter=name is not None)
+        # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
+        asked_to_wait = connection.retry_after or connection.retry_after_ms or failure.no_retry_here
+        throttled = failure.kind is FailureKind.THROTTLED and asked_to_wait
+        if throttled and self._writer.dialect is not Dialect.SLUICE:
+            worker.health.rest(self._clock(), failure.retry_after_s or 0.0)
+            failure.isolated = True  # the pause keeps requests away; the circuit need not open
+        if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
+            worker.lost(name)
+            self._pool.lost(worker.url, name)
+            if work.adapter is not None and work.adapter.at is not None:
+                worker.detect_again()
+        elif failure.kind is FailureKind.MODEL_NOT_FOUND:
+            worker.detect_again()
+        return failure
 
     def _preference(self, work: Work) -> WorkerPreference:
-        if len(self._workers) == 1:
-            return NO_PREFERENCE
         adapter = self._writer.adapter_name(work)
         # A worker's index of sent blocks covers all models of the pool, so the salt names the model.
         salt = salt_number(self._writer.cache_salt(work), adapter or self.model)
@@ -555,24 +555,18 @@ class WorkersBackend:
 class _Request(Struct, frozen=True):
     """The work as it is sent to a worker; ``most``: workers to try plus those that lack its adapter."""
 
-    path: str
-    body: bytes | Upload
-    headers: bytes
+    written: WrittenRequest
     work: Work
     preference: WorkerPreference
     most: int
 
 
 class _Attempt(Struct, eq=False):
-    """Forwards deltas and records whether there was one; ``headers`` are sent with the request."""
+    """The sink of an attempt, and whether it got a delta; ``headers`` are sent with the request."""
 
-    _out: DeltaSink
+    out: DeltaSink
     delivered: bool = False
     headers: bytes = b""
-
-    def push(self, delta: Delta) -> Awaitable[None]:
-        self.delivered = True
-        return self._out(delta)
 
 
 def _printable(content_type: str) -> str:

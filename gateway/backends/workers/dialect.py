@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from adapters.values import Adapter
 from budgeting.template import split_ending
@@ -24,6 +25,7 @@ from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
 from gateway.contracts.front_headers import front_headers
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
@@ -83,6 +85,21 @@ _REASONING: Mapping[Dialect, str | None] = MappingProxyType(
 # Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
 _OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
 _NEUTRAL = (("n", 1), ("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0))
+
+
+class WrittenRequest(Struct, frozen=True):
+    """A request as it is sent to a worker.
+
+    ``running_counts``: its chunks report the tokens so far, which is needed if one may have several tokens,
+    or the prompt's. ``custom_tools``: the worker knows tools of type ``custom`` and allowed tools; vLLM knows
+    functions alone.
+    """
+
+    path: str
+    headers: bytes
+    body: bytes | Upload
+    running_counts: bool
+    custom_tools: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +172,6 @@ class CompletionWriter:
         return TEXT_PATH if as_ids or not work.messages else CHAT_PATH
 
     @property
-    def knows_custom_tools(self) -> bool:
-        """Whether the workers know tools of type ``custom`` and allowed tools; vLLM knows functions alone."""
-        return self.dialect is not Dialect.VLLM
-
-    @property
     def continues(self) -> frozenset[Continue]:
         """How the workers can resume an answer."""
         if self.dialect is Dialect.OPENAI:
@@ -195,52 +207,35 @@ class CompletionWriter:
         trimmed = partial.text[len(partial.text.rstrip()) :] if self.path(work) == CHAT_PATH else ""
         return TextSplice(partial.text, work.sampling.stop, trimmed)
 
-    def running_counts(self, work: Work) -> bool:
-        """Whether chunks report the tokens so far; needed if one may have several tokens, or the prompt's."""
-        return self.dialect is Dialect.VLLM and (not work.stream or work.sampling.echo)
+    def write(self, work: Work, now: float = 0.0) -> WrittenRequest:
+        """Write the request. Always a stream, to time the first token and cancel by closing.
 
-    def request_body(self, work: Work, now: float = 0.0) -> bytes | Upload:
-        """The body to send; the base64 of images is written into it while it is sent."""
-        body = self.body(work, now)
-        if not work.images:
-            return body
-        parts = parts_of_body(body, work.images)
-
-        async def pieces() -> AsyncGenerator[bytes | memoryview]:
-            for part in parts:
-                for piece in (part,) if isinstance(part, bytes) else part.base64():
-                    yield piece
-
-        length = sum([len(one) if isinstance(one, bytes) else one.base64_length for one in parts])
-        return Upload(b"application/json", length, pieces)
-
-    def body(self, work: Work, now: float = 0.0) -> bytes:
-        """The body, with marks for images. Always a stream, to time the first token and cancel by closing."""
-        sampling = work.sampling
-        chat = self.path(work) == CHAT_PATH
-        plain = self.dialect is Dialect.OPENAI
-        body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
+        The base64 of images is written into the body while it is sent.
+        """
+        sampling, path, partial = work.sampling, self.path(work), work.partial
+        chat, custom = path == CHAT_PATH, self.dialect is not Dialect.VLLM
+        running_counts = not custom and (not work.stream or sampling.echo)
+        body: dict[str, Any] = {"model": self.model if work.adapter is None else self.adapter_name(work)}
         if chat:
-            body["messages"] = self._messages(work)
+            body["messages"] = self._messages(work, custom)
             if work.tools or work.reasoning_effort is not None or work.template_kwargs:
-                body |= tool_fields(work, custom=self.knows_custom_tools)
+                body |= tool_fields(work, custom=custom)
             # Templates strip white space at a message's ends; an empty message cannot be continued.
-            if work.partial is not None and (partial := work.partial.text.rstrip()):
-                body["messages"].append({"role": "assistant", "content": partial})
+            if partial is not None and (text := partial.text.rstrip()):
+                body["messages"].append({"role": "assistant", "content": text})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
-        elif work.partial is not None:
-            body["prompt"] = joined(work.token_ids) + (work.partial.token_ids or ())
         else:
-            body["prompt"] = joined(work.token_ids)
+            body["prompt"] = joined(work.token_ids) + (() if partial is None else partial.token_ids or ())
         if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps differently
             limit = 0 if sampling.prompt_only else sampling.max_tokens
-            body["max_completion_tokens" if chat and plain else "max_tokens"] = limit
+            plain = chat and self.dialect is Dialect.OPENAI
+            body["max_completion_tokens" if plain else "max_tokens"] = limit
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
         given: dict[str, float | None] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": resumed_seed(sampling.seed, work.partial),
+            "seed": sampling.seed if partial is None else resumed_seed(sampling.seed, partial),
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
         }
@@ -257,7 +252,7 @@ class CompletionWriter:
                 body[name] = value
         if sampling.ignore_eos:
             body["ignore_eos"] = True
-        if least := rest_of(sampling.min_tokens, work.partial):
+        if sampling.min_tokens and (least := rest_of(sampling.min_tokens, partial)):
             body["min_tokens"] = least
         if sampling.stop_token_ids:
             body["stop_token_ids"] = sampling.stop_token_ids
@@ -277,7 +272,7 @@ class CompletionWriter:
                 body["cache_salt"] = salt_of(salt)
             if not work.stream:
                 body["stream_interval"] = STREAM_INTERVAL
-            if self.running_counts(work):
+            if running_counts:
                 body["stream_options"]["continuous_usage_stats"] = True
         elif self.dialect is Dialect.SLUICE:
             body["sluice"] = {"token_ids": True}
@@ -292,16 +287,16 @@ class CompletionWriter:
         if (self.send_priority or self.dialect is Dialect.SLUICE) and work.priority:
             # vLLM serves lower numbers first, Sluice higher ones.
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
-        return orjson.dumps({**work.extra, **body} if work.extra else body)
+        data = orjson.dumps({**work.extra, **body} if work.extra else body)
+        sent = _upload(parts_of_body(data, work.images)) if work.images else data
+        return WrittenRequest(path, self.headers(work), sent, running_counts, custom)
 
-    def _messages(self, work: Work) -> list[dict[str, Any]]:
-        if all_plain(work.messages):
-            return [{"role": m.role, "content": m.content} for m in work.messages]
-        field, custom = _REASONING[self.dialect], self.knows_custom_tools
+    def _messages(self, work: Work, custom: bool) -> list[dict[str, Any]]:
+        plain, reasoning = all_plain(work.messages), _REASONING[self.dialect]
         return [
             {"role": m.role, "content": m.content}
-            if m.plain
-            else message_body(m, reasoning=field, custom=custom, images=work.images)
+            if plain or m.plain
+            else message_body(m, reasoning=reasoning, custom=custom, images=work.images)
             for m in work.messages
         ]
 
@@ -327,6 +322,18 @@ class CompletionWriter:
             body["structured_outputs"] = {"choice": orjson.Fragment(shape.spec)}
         else:
             body["structured_outputs"] = {shape.type.value: shape.spec}
+
+
+def _upload(parts: Sequence[bytes | ImageData]) -> Upload:
+    """A body in which images are among the bytes."""
+
+    async def pieces() -> AsyncGenerator[bytes | memoryview]:
+        for part in parts:
+            for piece in (part,) if isinstance(part, bytes) else part.base64():
+                yield piece
+
+    length = sum([len(one) if isinstance(one, bytes) else one.base64_length for one in parts])
+    return Upload(b"application/json", length, pieces)
 
 
 def echoed_logprobs(work: Work) -> int:

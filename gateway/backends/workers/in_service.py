@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 # Time between two probes of a worker while none is in service, seconds. Longer in a large pool: at most
 # MAX_PROBES probes a second in all.
@@ -16,17 +16,9 @@ class WorkersInService:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._probe_now: dict[str, Callable[[], None]] = {}  # by worker URL, so bounded by their number
-        self._serving: set[str] = set()
+        self.serving: set[str] = set()  # the workers' URLs
         self._outage_began_at: float | None = None
         self._any = asyncio.Event()
-
-    @property
-    def none(self) -> bool:
-        return not self._serving
-
-    @property
-    def serving(self) -> Set[str]:
-        return self._serving
 
     @property
     def outage_probe_s(self) -> float:
@@ -45,18 +37,18 @@ class WorkersInService:
     def leave_pool(self, url: str) -> None:
         """Remove a worker from the pool: it serves other models now."""
         self._probe_now.pop(url, None)
-        if url in self._serving:
+        if url in self.serving:
             self.remove(url)
 
     def add(self, url: str) -> None:
-        self._serving.add(url)
+        self.serving.add(url)
         self._outage_began_at = None
         self._any.set()
 
     def remove(self, url: str) -> None:
         """Record that the worker left service; if it was the last one, all workers are probed."""
-        self._serving.discard(url)
-        if self._serving or self._outage_began_at is not None:
+        self.serving.discard(url)
+        if self.serving or self._outage_began_at is not None:
             return
         self._outage_began_at = self._clock()
         self._any.clear()

@@ -109,7 +109,8 @@ class WorkerPool(Generic[M]):
     def load(self, now: float) -> BackendLoad | None:
         """The load of all workers in service; ``None`` while the load of none of them is known."""
         if self._only is not None:
-            return self._only.load.current(now) if self._only.health.in_service else None
+            serves = self._only.health.state is WorkerState.IN_SERVICE
+            return self._only.load.current(now) if serves else None
         if not self._large:
             return self._sum(self._serving(), now)
         snapshot = self._current(now)

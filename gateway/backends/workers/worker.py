@@ -123,7 +123,7 @@ class Worker:
     @property
     def _none_in_service(self) -> bool:
         """Whether one of its models has no worker in service."""
-        return any(one.none for one in self._in_service)
+        return any(not one.serving for one in self._in_service)
 
     def serve(self, in_service: Sequence[WorkersInService]) -> None:
         """Replace the sets of workers in service that it belongs to: one for each model that it serves."""
@@ -226,9 +226,6 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(VERDICT_S):
                 await self._probed.wait()
-
-    def succeeded(self) -> None:
-        self.health.succeeded(self._clock())
 
     async def run(self) -> None:
         """Probe and scrape until cancelled; closes every connection then."""

@@ -143,10 +143,6 @@ class OutputReader:
                 self._reasons[one.index] = self._parser.reason(one.index, reason)
         return deltas
 
-    def check(self) -> None:
-        if self.fault is not None:
-            raise self.fault
-
     def completion(self) -> Completion:
         usage = Usage(self._prompt_tokens, self._tokens, self._cached)
         reason, *others = [reason or FinishReason.CANCELLED for reason in self._reasons]
