@@ -83,8 +83,8 @@ class AdapterRegistry:
         return adapter
 
     def lease(self, selection: Selection) -> AbstractContextManager[Lease]:
-        """``with lease(selection) as lease``: selects on entry, releases on exit."""
-        return _Leasing(self, self._in_use, selection)
+        """``with lease(selection) as lease``: counted as in use while the block runs."""
+        return _Leasing(self._in_use, select(selection, self.offered))
 
     def leased(self) -> Mapping[str, int]:
         """Current leases by the adapter's own name; adapters not in use are absent."""
@@ -92,24 +92,20 @@ class AdapterRegistry:
 
 
 class _Leasing(Struct, eq=False):
-    """One lease; ``_in_use`` is the number of leases by adapter."""
+    """Counts one lease; ``_in_use`` is the number of leases by adapter."""
 
-    _registry: AdapterRegistry
     _in_use: dict[str, int]
-    _selection: Selection
-    _name: str | None = None
+    _lease: Lease
 
     def __enter__(self) -> Lease:
-        lease = select(self._selection, self._registry.offered)
-        del self._selection  # a lease is entered once
-        self._name = name = lease.adapter_id
-        if name is not None:
-            self._in_use[name] = self._in_use.get(name, 0) + 1
-        return lease
+        adapter = self._lease.adapter
+        if adapter is not None:
+            self._in_use[adapter.adapter_id] = self._in_use.get(adapter.adapter_id, 0) + 1
+        return self._lease
 
     def __exit__(self, *_: object) -> None:
-        name = self._name
-        if name is not None:
-            self._in_use[name] -= 1
-            if not self._in_use[name]:
-                del self._in_use[name]
+        adapter = self._lease.adapter
+        if adapter is not None:
+            self._in_use[adapter.adapter_id] -= 1
+            if not self._in_use[adapter.adapter_id]:
+                del self._in_use[adapter.adapter_id]

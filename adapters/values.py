@@ -54,7 +54,7 @@ class Selection(Struct, frozen=True):
 
     adapter_id: str | None
     rules: tuple[SelectionRule, ...] = ()
-    fields: Mapping[str, str] = _NONE
+    fields: Mapping[str, str | None] = _NONE
     sticky_key: str = ""
     allowed: tuple[str, ...] | None = None
     operator: bool = False

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
@@ -41,11 +40,10 @@ class Target(Struct, frozen=True):
     serving: Sequence[tuple[str, float]] = ()
 
     def selection(self, request: GenerateRequest) -> Selection:
-        fields = {"tenant": request.caller.tenant, "locale": request.locale, "intent": request.intent}
         return Selection(
             self.adapter_id,
             self.route.adapter_rules,
-            MappingProxyType({name: value for name, value in fields.items() if value is not None}),
+            {"tenant": request.caller.tenant, "locale": request.locale, "intent": request.intent},
             sticky_key=request.sticky_key,
             allowed=request.caller.adapters,
             operator=request.caller.role is not CallerRole.CALLER,

@@ -266,12 +266,6 @@ async def test_a_cancellation_gives_the_lease_back() -> None:
     assert adapters.leased() == {}
 
 
-def test_a_lending_is_entered_once() -> None:
-    lending = registry().lease(Selection("jp_style_v1"))
-    with lending, pytest.raises(AttributeError):
-        lending.__enter__()
-
-
 @given(
     st.lists(st.tuples(st.sampled_from(["manga_domain_v3", "jp_style_v1", "manga_domain"]), st.booleans()))
 )
