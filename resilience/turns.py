@@ -21,7 +21,8 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._taken = False
         self.urgent_count = 0
-        self._held: asyncio.TimerHandle | None = None
+        # The timer that ends the wait of the next piece for urgent work.
+        self.held: asyncio.TimerHandle | None = None
 
     async def next(self) -> None:
         """Wait for a turn; returns at once if no other piece has had this turn and nothing is urgent."""
@@ -31,7 +32,7 @@ class Turns:
             if not self.urgent_count:
                 loop.call_soon(self._give, loop)
                 return
-            self._held = loop.call_later(HOLD_S, self._give_one, loop)
+            self.held = loop.call_later(HOLD_S, self._give_one, loop)
         turn = loop.create_future()
         self._waiting.append(turn)
         await turn
@@ -40,26 +41,21 @@ class Turns:
         """``with urgent() as work``: pieces wait until the end of the block, or until ``work.end()``."""
         return Urgent(self)
 
-    def urgent_begun(self) -> None:
-        self.urgent_count += 1
-
-    def urgent_ended(self) -> None:
-        self.urgent_count -= 1
-        held = self._held
-        if not self.urgent_count and held is not None:
-            self._held = None
-            held.cancel()
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._give_one, loop)
+    def urgent_ended(self, held: asyncio.TimerHandle) -> None:
+        """Give the turn that ``held`` delays: no urgent work is left."""
+        held.cancel()
+        self.held = None
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._give_one, loop)
 
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.urgent_count and self._waiting:
-            self._held = loop.call_later(HOLD_S, self._give_one, loop)
+            self.held = loop.call_later(HOLD_S, self._give_one, loop)
         else:
             self._give_one(loop)
 
     def _give_one(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._held = None
+        self.held = None
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():  # its request may have been cancelled
@@ -76,14 +72,16 @@ class Urgent(Struct, eq=False):
 
     def __enter__(self) -> "Urgent":
         if self._turns is not None:
-            self._turns.urgent_begun()
+            self._turns.urgent_count += 1
         return self
 
     def end(self) -> None:
         """End the urgent work; a second call changes nothing."""
         turns, self._turns = self._turns, None
         if turns is not None:
-            turns.urgent_ended()
+            turns.urgent_count -= 1
+            if turns.held is not None and not turns.urgent_count:
+                turns.urgent_ended(turns.held)
 
     def __exit__(self, *_: object) -> None:
         if self._turns is not None:

@@ -26,7 +26,7 @@ from gateway.contracts.values import (
 )
 from gateway.errors import PublicError
 from resilience.failures import BackendFailure, FailureKind
-from resilience.turns import Turns
+from resilience.turns import Turns, Urgent
 from tests.journey.rig import JourneyRig, RecordingSink
 
 Build = Callable[..., JourneyRig]
@@ -52,17 +52,13 @@ async def test_an_answer_passes_every_stage_and_is_billed_once(build_rig: Build,
 
 
 class NotedTurns(Turns):
-    """Counts how often urgent work has begun and ended."""
+    """Counts how often urgent work has begun."""
 
-    begun_count = over_count = 0
+    begun_count = 0
 
-    def urgent_begun(self) -> None:
+    def urgent(self) -> Urgent:
         self.begun_count += 1
-        super().urgent_begun()
-
-    def urgent_ended(self) -> None:
-        self.over_count += 1
-        super().urgent_ended()
+        return super().urgent()
 
 
 async def test_a_chat_is_urgent_until_it_is_passed_to_the_backend(build_rig: Build, ask: Ask) -> None:
@@ -74,8 +70,8 @@ async def test_a_chat_is_urgent_until_it_is_passed_to_the_backend(build_rig: Bui
         for _ in range(1_000):
             if not rig.admission.gate("local").in_flight:
                 await asyncio.sleep(0)
-        assert (turns.begun_count, turns.over_count, chat.done()) == (1, 1, False)
-    assert (turns.begun_count, turns.over_count) == (1, 1)
+        assert (turns.begun_count, turns.urgent_count, chat.done()) == (1, 0, False)
+    assert (turns.begun_count, turns.urgent_count) == (1, 0)
 
 
 async def test_the_budget_counts_add_up_to_the_input_tokens(build_rig: Build, ask: Ask) -> None:
