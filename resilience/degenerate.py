@@ -7,6 +7,8 @@ from enum import StrEnum
 from itertools import chain
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 
 class Action(StrEnum):
     """The reaction to a degenerate answer.
@@ -81,9 +83,11 @@ class Detector:
     def __init__(self, limits: DegenerateLimits) -> None:
         self._limits = limits
         self._by_ids = True
-        # Created with the first piece.
-        self._ids: _Repetition[tuple[int, ...]] | None = None
-        self._text: _Repetition[str] | None = None
+        over, length, chars = limits.cycle_tokens, limits.cycle_length, limits.cycle_length * CHARS_PER_TOKEN
+        overs = (limits.repeat_tokens, *[over] * (length - 1))
+        self._ids = _Repetition(_joined_ids, LOOK_EVERY, overs, [0] * length)
+        overs = (over * CHARS_PER_TOKEN,) * chars
+        self._text = _Repetition("".join, LOOK_EVERY * CHARS_PER_TOKEN, overs, [0] * chars)
         self._chars = 0
         self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # the last positions
 
@@ -95,25 +99,8 @@ class Detector:
             return Sign.REPLACEMENT
         if tokens and len(token_ids) != tokens:
             self._by_ids = False
-        return Sign.REPETITION if self._repeats(text, token_ids) else None
-
-    def _repeats(self, text: str, token_ids: tuple[int, ...]) -> bool:
-        limits, chars = self._limits, CHARS_PER_TOKEN
-        if self._by_ids:
-            if self._ids is None:
-                self._ids = _Repetition(
-                    _joined_ids, limits.cycle_length, limits.cycle_tokens, limits.repeat_tokens, LOOK_EVERY
-                )
-            return self._ids.take(token_ids)
-        if self._text is None:
-            self._text = _Repetition(
-                "".join,
-                limits.cycle_length * chars,
-                limits.cycle_tokens * chars,
-                limits.cycle_tokens * chars,
-                LOOK_EVERY * chars,
-            )
-        return self._text.take(text)
+        repeats = self._ids.take(token_ids) if self._by_ids else self._text.take(text)
+        return Sign.REPETITION if repeats else None
 
     def _replaced_too_often(self, text: str) -> bool:
         most, places = self._limits.replacement_chars, self._replaced
@@ -125,22 +112,19 @@ class Detector:
         return False
 
 
-class _Repetition(Generic[S]):
+class _Repetition(Struct, Generic[S], eq=False):
     """Detects that a sequence ends in many repetitions of one short cycle.
 
-    It is read in sections of ``every`` items; at most one section and the longest ``cycle`` are stored. A run
-    is degenerate from ``cycles_over`` items on, or ``one_over`` for a cycle of one item.
+    It is read in sections of ``_every`` items; at most one section and the longest cycle are stored. By the
+    cycle's length, from 1: ``_runs`` are the items of the current run, degenerate from ``_overs`` on.
     """
 
-    def __init__(
-        self, join: Callable[[Sequence[S]], S], cycle: int, cycles_over: int, one_over: int, every: int
-    ) -> None:
-        self._join: Callable[[Sequence[S]], S] = join
-        self._every = every
-        self._overs = (one_over, *[cycles_over] * (cycle - 1))  # by the cycle's length, from 1
-        self._runs = [0] * cycle
-        self._pieces: list[S] = []
-        self._new = 0
+    _join: Callable[[Sequence[S]], S]
+    _every: int
+    _overs: tuple[int, ...]
+    _runs: list[int]
+    _pieces: list[S] = []
+    _new: int = 0
 
     def take(self, piece: S) -> bool:
         """Take the next piece; returns whether the end repeats itself, checked once per section."""
@@ -149,9 +133,16 @@ class _Repetition(Generic[S]):
         if self._new < self._every:
             return False
         seen, new, runs = self._join(self._pieces), self._new, self._runs
-        self._pieces, self._new = [seen[-len(runs) :]], 0
-        if not self._may_repeat(seen, new):
-            self._runs = [0] * len(runs)
+        cycle = len(runs)
+        self._pieces, self._new = [seen[-cycle:]], 0
+        # In every repetition the end occurs once more, at most one cycle before.
+        if isinstance(seen, tuple):
+            found = seen[-1] in seen[-1 - cycle : -1]
+        else:
+            end = max(1, min(cycle, new - cycle))
+            found = seen[-end:] in seen[-end - cycle : -1]
+        if not found:
+            self._runs = [0] * cycle
             return False
         found = False
         for at, over in enumerate(self._overs):
@@ -164,14 +155,6 @@ class _Repetition(Generic[S]):
                     continue
             runs[at] = 0
         return found
-
-    def _may_repeat(self, seen: S, new: int) -> bool:
-        """Whether the end of ``seen`` occurs once more at most one cycle before, as in every repetition."""
-        cycle = len(self._runs)
-        if isinstance(seen, tuple):
-            return seen[-1] in seen[-1 - cycle : -1]
-        end = max(1, min(cycle, new - cycle))
-        return seen[-end:] in seen[-end - cycle : -1]
 
 
 def _joined_ids(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
