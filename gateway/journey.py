@@ -90,10 +90,10 @@ class Journey:
         timer = StageTimer(self.clock, request.arrived_at, self.time_limit())
         with RequestRecorder(self.reporter, request, span, stream, timer) as recorder:
             try:
-                with self.in_flight.receive(request), timer, self.turns.urgent() as urgent:
+                with self.in_flight.receive(request), timer.limit, self.turns.urgent() as urgent:
                     await self._stages(request, span.trace_id, sink, stream, timer, recorder, urgent)
             except Exception as error:
-                public = request.in_body_terms(public_error(error))
+                public = request.in_body_terms(public_error(timer.cause_of(error)))
                 recorder.failed(public, error)
                 with self.in_flight.reporting():
                     # What was delivered so far is billed first; without a journal the error is sent anyway.
@@ -110,21 +110,21 @@ class Journey:
         recorder: RequestRecorder,
         urgent: Urgent,
     ) -> None:
-        revision = self.revision()
+        revision, ended_at = self.revision(), timer.ended_at
         target = resolve(request, revision, self.fleet, self.adapters)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
         offload = self.offload(request)
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
         recorder.canonicalized(canonical)
-        timer.lap("canonicalize")
+        ended_at["canonicalize"] = self.clock()
 
         with self.adapters.lease(target.selection(request)) as lease, self.images.of(request) as images:
-            timer.lap("adapter")
+            ended_at["adapter"] = self.clock()
             ranking = rank_backends(request, target, lease, self.fleet)
             request = await self.check_shape(request)
             backend = ranking.first((*request.extra, *request.dropped))
-            timer.lap("rank")
+            ended_at["rank"] = self.clock()
 
             prompt = await images.read(canonical.prompt, offload)
             budget = budget_request(request, prompt, version, target.route.budgets)
@@ -132,7 +132,7 @@ class Journey:
             plan = await planning.plan(backend.model)
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.prepared(plan, lease, ranking.drawn, prefix)
-            timer.lap("budget")
+            ended_at["budget"] = self.clock()
             job = Job(
                 request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=images.data
             )
@@ -150,11 +150,11 @@ class Journey:
             ):
                 try:
                     async with self.admission.admit(demand) as slot:
-                        timer.lap("admit")
+                        ended_at["admit"] = self.clock()
                         outcome = await self.dispatcher.generate(slot, backend, job, stream)
                 except (Refused, BackendFailure, DeadlinePassed) as cause:
                     outcome = await self.fallback.answer(cause, job, stream)
-                timer.lap("generate")
+                ended_at["generate"] = self.clock()
 
                 warnings = warnings_of(request, canonical, lease)
                 answer = respond(request, outcome, stream, timer, trace_id=trace_id, warnings=warnings)
@@ -167,6 +167,6 @@ class Journey:
                     self.prefixes.computed(prefix)
                 await self.accounts.durable()
                 await sink.finish(answer)
-                timer.lap("respond")
+                ended_at["respond"] = self.clock()
                 for take in self.after:
                     take(job, outcome, answer)

@@ -142,7 +142,7 @@ def partial_usage(
     if isinstance(error, Exception):
         code = public_error(error).code
     else:
-        code = DeadlineExceeded.code if timer.timed_out else "cancelled"
+        code = DeadlineExceeded.code if timer.limit.expired else "cancelled"
     origin = stream.origin
     used = replace(
         row,

@@ -134,7 +134,7 @@ class RequestRecorder(Struct, eq=False):
 
     def _record(self) -> RequestRecord:
         request, answer, target, stream = self._request, self._answer, self._target, self._stream
-        stage_ms, lease, plan, bill = self._timer.stage_ms, self._lease, self._plan, self._bill
+        stage_ms, lease, plan, bill = self._timer.stage_ms(), self._lease, self._plan, self._bill
         canonical, prefix = self._canonical, self._prefix
         status, error_code, finish_reason = self._failure or (200, None, None)
         fallback = answer.fallback if answer else None
@@ -142,6 +142,10 @@ class RequestRecorder(Struct, eq=False):
         known = prefix is not None and prefix.fingerprint and answer and answer.backend_name == prefix.backend
         found = prefix if known else None
         queue_wait_ms = answer.timings.queue_wait_ms if answer else stream.total_wait_s * 1000
+        # The time in backends is without queues; the first backend's admission is a separate stage.
+        queued_ms = max(0.0, queue_wait_ms - stage_ms.get("admit", 0.0))
+        # The adapter that answered, or the requested one if no model answered.
+        adapted = answer if answer and answer.usage.input_tokens else lease
         return RequestRecord(
             request_id=request.request_id,
             generation_id=request.generation_id,
@@ -155,7 +159,7 @@ class RequestRecorder(Struct, eq=False):
             model=answer.model if answer else request.model,
             intent=request.intent,
             locale=request.locale,
-            adapter_id=self._adapter_id(),
+            adapter_id=adapted.adapter_id if adapted else None,
             adapter_rule=lease.rule if lease else None,
             prompt_version=target.prompt_version if target else None,
             revision=self._revision.number if self._revision else None,
@@ -171,10 +175,10 @@ class RequestRecorder(Struct, eq=False):
             input_tokens=answer.usage.input_tokens if answer else 0,
             output_tokens=answer.usage.output_tokens if answer else stream.tokens,
             cached_tokens=answer.usage.cached_tokens if answer else stream.cached_tokens,
-            tool_calls=self._tool_calls(),
+            tool_calls=NO_CALLS if stream.events is None and not stream.call_outcomes else self._tool_calls(),
             queue_wait_ms=queue_wait_ms if stream.started_at is not None else None,
             ttft_ms=self._timer.at_ms(stream.first_at),
-            generation_ms=self._generation_ms(queue_wait_ms),
+            generation_ms=max(0.0, stage_ms["generate"] - queued_ms) if "generate" in stage_ms else None,
             overhead_ms=sum([ms for stage, ms in stage_ms.items() if stage not in _NOT_OURS]),
             stage_ms=stage_ms,
             dropped_chunks=len(plan.dropped_chunks) if plan else 0,
@@ -202,26 +206,11 @@ class RequestRecorder(Struct, eq=False):
     def _tool_calls(self) -> ToolCallCounts:
         """Count the tool calls by outcome; calls of an unchecked answer were cut, or failed with it."""
         stream = self._stream
-        if stream.events is None and not stream.call_outcomes:
-            return NO_CALLS
         counts = {outcome.value: number for outcome, number in stream.call_outcomes.items()}
         if not stream.ended and stream.call_count:
             unchecked = CallOutcome.FAILED if self._answer is None else CallOutcome.CUT
             counts[unchecked.value] = counts.get(unchecked.value, 0) + stream.call_count
         return ToolCallCounts(**counts)
-
-    def _generation_ms(self, queue_wait_ms: float) -> float | None:
-        """Return the time in backends without queues; the first backend's admission is a separate stage."""
-        stage_ms = self._timer.stage_ms
-        if "generate" not in stage_ms:
-            return None
-        return max(0.0, stage_ms["generate"] - max(0.0, queue_wait_ms - stage_ms.get("admit", 0.0)))
-
-    def _adapter_id(self) -> str | None:
-        """Return the adapter that answered, or the requested one if no model answered."""
-        if self._answer is not None and self._answer.usage.input_tokens:
-            return self._answer.adapter_id
-        return self._lease.adapter_id if self._lease else None
 
     def _slow(self, record: RequestRecord) -> bool:
         """Whether the request took longer than the route's targets."""
@@ -234,7 +223,7 @@ class RequestRecorder(Struct, eq=False):
         """Return the trace's facts that are not in the record; called only for exported traces."""
         sampling, steps = self._request.sampling, self._stream.steps.facts(self._request.arrived_at)
         refused = next((step.failure for step in steps if step.name == "refused"), None)
-        at_once = "admit" in self._timer.stage_ms
+        at_once = "admit" in self._timer.ended_at
         decision = None
         if refused is not None and not at_once:
             decision = "refused"

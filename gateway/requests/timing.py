@@ -1,52 +1,42 @@
 """The time of one request: the duration of each stage, and the time limit of all stages."""
 
 from collections.abc import Callable
-from types import TracebackType
+
+from msgspec import Struct
 
 from gateway.errors import DeadlineExceeded
 from resilience.time_limits import TimeLimit
 
 
-class StageTimer:
-    """Measures the stages of one request; ``stage_ms`` has the milliseconds of each stage, in order.
+class StageTimer(Struct, eq=False):
+    """Measures the stages of one request.
 
-    As a context manager it applies the request's time limit, and raises DeadlineExceeded when it expires.
+    ``ended_at`` has the time at which each stage ended, in order; ``limit`` is the limit of all stages.
     """
 
-    __slots__ = ("_arrived_at", "_clock", "_last", "_limit", "stage_ms")
+    clock: Callable[[], float]
+    arrived_at: float
+    limit: TimeLimit
+    ended_at: dict[str, float] = {}
 
-    def __init__(self, clock: Callable[[], float], arrived_at: float, limit: TimeLimit) -> None:
-        self._clock = clock
-        self._arrived_at = self._last = arrived_at
-        self._limit = limit
-        self.stage_ms: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        """Record the end of a stage."""
-        now = self._clock()
-        self.stage_ms[stage] = (now - self._last) * 1000
-        self._last = now
+    def stage_ms(self) -> dict[str, float]:
+        """Return the milliseconds that each stage took, in order."""
+        stage_ms, began_at = {}, self.arrived_at
+        for stage, ended_at in self.ended_at.items():
+            stage_ms[stage] = (ended_at - began_at) * 1000
+            began_at = ended_at
+        return stage_ms
 
     def total_ms(self) -> float:
         """Return the milliseconds since arrival."""
-        return (self._clock() - self._arrived_at) * 1000
+        return (self.clock() - self.arrived_at) * 1000
 
     def at_ms(self, at: float | None) -> float | None:
         """Convert a time of the clock to milliseconds after arrival."""
-        return None if at is None else (at - self._arrived_at) * 1000
+        return None if at is None else (at - self.arrived_at) * 1000
 
-    @property
-    def timed_out(self) -> bool:
-        """Whether the request was, or is being, cancelled because it took too long."""
-        return self._limit.expired
-
-    def __enter__(self) -> None:
-        self._limit.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._limit.__exit__(kind, error, trace)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the request took longer than {self._limit.after_s:g} s") from None
+    def cause_of(self, error: Exception) -> Exception:
+        """Return DeadlineExceeded for the TimeoutError of the limit, any other error as it is."""
+        if self.limit.expired and isinstance(error, TimeoutError):
+            return DeadlineExceeded(f"the request took longer than {self.limit.after_s:g} s")
+        return error
