@@ -19,22 +19,18 @@ class ReservedTokens:
 
     ``prompt`` needs KV blocks of its own (cached prefixes are shared). ``now`` is held at this moment,
     ``final`` in the end; ``steps_left`` are the steps it will still run, at least one; ``forecast_entry`` is
-    for :func:`fullest`.
+    for :func:`fullest`. Never changed: new counts replace it.
     """
 
     # The derived figures are stored: a forecast reads them for every sequence, and they change rarely.
     __slots__ = ("expected", "final", "forecast_entry", "now", "produced", "prompt", "steps_left", "width")
 
     def __init__(self, prompt: int, expected: int, produced: int = 0, *, width: int = 1) -> None:
-        self.width = width
-        self.set(prompt, expected, produced)
-
-    def set(self, prompt: int, expected: int, produced: int) -> None:
-        self.prompt, self.expected, self.produced = prompt, expected, produced
+        self.prompt, self.expected, self.produced, self.width = prompt, expected, produced, width
         self.now = prompt + produced
-        self.steps_left = max(1, (expected - produced) // self.width)
-        self.final = self.now + self.steps_left * self.width
-        self.forecast_entry: ForecastEntry = (-self.steps_left, self.now, self.width)
+        self.steps_left = max(1, (expected - produced) // width)
+        self.final = self.now + self.steps_left * width
+        self.forecast_entry: ForecastEntry = (-self.steps_left, self.now, width)
 
 
 @dataclass(slots=True)
@@ -120,14 +116,17 @@ class KvForecast:
 
     def add(self, ticket: int, held: ReservedTokens) -> None:
         self._held[ticket] = held
-        self._list(held)
+        if not self._stale:
+            insort(self._longest_first, held.forecast_entry)
         self._count(held, 1)
 
-    def remove(self, ticket: int) -> None:
+    def remove(self, ticket: int) -> ReservedTokens:
         """Remove a request that has ended. Raises KeyError for an unknown one: a second release."""
         held = self._held.pop(ticket)
-        self._unlist(held)
+        if not self._stale:
+            del self._longest_first[bisect_left(self._longest_first, held.forecast_entry)]
         self._count(held, -1)
+        return held
 
     def get(self, ticket: int) -> ReservedTokens:
         """The counts of one request; only :meth:`produced` and :meth:`cached` change them."""
@@ -138,7 +137,7 @@ class KvForecast:
         self._stale, self._moment = True, None
         held = self._held[ticket]
         self._count(held, -1)
-        held.set(held.prompt, expected, tokens)
+        held = self._held[ticket] = ReservedTokens(held.prompt, expected, tokens, width=held.width)
         self._count(held, 1)
 
     def sort(self) -> None:
@@ -149,12 +148,8 @@ class KvForecast:
 
     def cached(self, ticket: int, private_prompt: int) -> None:
         """Set the prompt tokens that need blocks of their own, once the engine reported its cache hit."""
-        held = self._held[ticket]
-        self._unlist(held)
-        self._count(held, -1)
-        held.set(private_prompt, held.expected, held.produced)
-        self._count(held, 1)
-        self._list(held)
+        held = self.remove(ticket)
+        self.add(ticket, ReservedTokens(private_prompt, held.expected, held.produced, width=held.width))
 
     def fits_surely(self, pool: KvPoolTokens, share: float, *, used: float, extra: ReservedTokens) -> bool:
         """Whether the sum of all requests' final sizes, which is never less than the peak, fits.
@@ -195,14 +190,6 @@ class KvForecast:
 
     def _others(self, pool: KvPoolTokens, used: float) -> float:
         return max(0.0, used * pool.tokens - self.now_tokens - self._sequences * pool.sequence_slack)
-
-    def _list(self, held: ReservedTokens) -> None:
-        if not self._stale:
-            insort(self._longest_first, held.forecast_entry)
-
-    def _unlist(self, held: ReservedTokens) -> None:
-        if not self._stale:
-            del self._longest_first[bisect_left(self._longest_first, held.forecast_entry)]
 
     def _count(self, held: ReservedTokens, sign: int) -> None:
         self.now_tokens += sign * held.now
