@@ -126,11 +126,18 @@ class _Admission(Struct, eq=False):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            default = SlotOutcome.SUCCEEDED
-        elif isinstance(error, Exception):
-            default = SlotOutcome.DROPPED
-        else:
-            default = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
-        if self._slot is not None:
-            self._queue.leave(self._slot, default)
+        slot, queue = self._slot, self._queue
+        assert slot is not None, "it was entered"
+        if slot.ended is None:
+            if error is None:
+                outcome = SlotOutcome.SUCCEEDED
+            elif isinstance(error, Exception):
+                outcome = SlotOutcome.DROPPED
+            else:
+                outcome = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
+            slot.ended = outcome, queue.clock()
+        outcome, ended_at = slot.ended
+        ticket = slot.ticket
+        queue.gate.release(ticket, outcome, ended_at, output_tokens=ticket.demand.produced())
+        if queue.gate.tickets:
+            queue.look()

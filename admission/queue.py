@@ -26,27 +26,21 @@ class Slot(Struct, eq=False):
 
     _queue: AdmissionQueue
     ticket: AdmissionTicket
-    _outcome: SlotOutcome | None = None
-    _ended_at: float = 0.0
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens that the answer may have: as asked, or less because of a long queue."""
-        return self.ticket.max_tokens
-
-    @property
-    def shrunk(self) -> bool:
-        """Whether a long queue has shortened the answer."""
-        return self.ticket.shrunk
-
-    @property
-    def waited_s(self) -> float:
-        """How long the request was queued for the slot."""
-        return self.ticket.handed_on_at - self.ticket.waiting.arrived_at
+    max_tokens: int  # that the answer may have: as asked, or less because of a long queue
+    shrunk: bool  # whether a long queue has shortened the answer
+    waited_s: float  # how long the request was queued for the slot
+    ended: tuple[SlotOutcome, float] | None = None  # how and when the work ended
 
     def first_token(self, cached_tokens: int | None) -> None:
-        """The answer has its first token; ``cached_tokens`` as the backend reported."""
-        self._queue.first_token(self.ticket, cached_tokens)
+        """The answer has its first token: hand others on. ``cached_tokens`` as the backend reported."""
+        queue, ticket = self._queue, self.ticket
+        if ticket.first_token_at is not None:
+            return
+        now = queue.clock()
+        queue.gate.first_token(ticket, now, cached_tokens)
+        queue.emit(FirstToken(ticket.estimated_first_token_s, now - ticket.waiting.arrived_at))
+        if queue.gate.tickets:
+            queue.look()
 
     def succeeded(self, cached_tokens: int | None = None) -> None:
         """The answer is complete; many backends report ``cached_tokens`` only then."""
@@ -63,15 +57,8 @@ class Slot(Struct, eq=False):
         self._end(SlotOutcome.IGNORED)
 
     def _end(self, outcome: SlotOutcome) -> None:
-        if self._outcome is None:
-            self._outcome = outcome
-            self._ended_at = self._queue.clock()
-
-    def ended(self, default: SlotOutcome) -> tuple[SlotOutcome, float]:
-        """How and when the work ended; ``default`` when it was not reported."""
-        if self._outcome is None:
-            self._end(default)
-        return self._outcome or default, self._ended_at
+        if self.ended is None:
+            self.ended = outcome, self._queue.clock()
 
 
 class AdmissionQueue:
@@ -88,7 +75,7 @@ class AdmissionQueue:
         self.gate = gate
         self.clock = clock
         self._load = load
-        self._emit = emit
+        self.emit = emit
         self._waiting: dict[AdmissionTicket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -96,37 +83,19 @@ class AdmissionQueue:
     async def enter(self, demand: Demand) -> Slot:
         now = self.clock()
         self._listen(now)
-        offered = self.gate.offer(demand, now, at_once=True)
-        if isinstance(offered, Refusal):
-            raise self._refused(demand, offered)
-        if offered.state is TicketState.HANDED_ON:
-            self._emit(self._admitted(offered))
-            return Slot(self, offered)
-        self._settle(now)
-        if offered.state is TicketState.WAITING:
-            await self._wait(offered)
-        if offered.refusal is not None:
-            waited_s = self.clock() - offered.waiting.arrived_at
-            raise self._refused(demand, offered.refusal, waited_s)
-        return Slot(self, offered)
-
-    def leave(self, slot: Slot, default: SlotOutcome) -> None:
-        """Take a slot back, and hand others on."""
-        outcome, ended_at = slot.ended(default)
-        ticket = slot.ticket
-        self.gate.release(ticket, outcome, ended_at, output_tokens=ticket.demand.produced())
-        if self.gate.tickets:
-            self.look()
-
-    def first_token(self, ticket: AdmissionTicket, cached_tokens: int | None) -> None:
-        """A prefill has ended; hand others on."""
-        if ticket.first_token_at is not None:
-            return
-        now = self.clock()
-        self.gate.first_token(ticket, now, cached_tokens)
-        self._emit(FirstToken(ticket.estimated_first_token_s, now - ticket.waiting.arrived_at))
-        if self.gate.tickets:
-            self.look()
+        ticket = self.gate.offer(demand, now, at_once=True)
+        if isinstance(ticket, Refusal):
+            raise self._refused(demand, ticket)
+        if ticket.state is TicketState.HANDED_ON:
+            self.emit(self._admitted(ticket))
+        else:
+            self._settle(now)
+            if ticket.state is TicketState.WAITING:
+                await self._wait(ticket)
+            if ticket.refusal is not None:
+                raise self._refused(demand, ticket.refusal, self.clock() - ticket.waiting.arrived_at)
+        waited_s = ticket.handed_on_at - ticket.waiting.arrived_at
+        return Slot(self, ticket, ticket.max_tokens, ticket.shrunk, waited_s)
 
     def stepped(self) -> None:
         """The backend has run a step: a sign of life even with an unchanged load."""
@@ -152,7 +121,7 @@ class AdmissionQueue:
         if self.gate.tickets:
             self._resolve(self.gate.expired(now))
             for ticket in self.gate.pump(now):
-                self._emit(self._admitted(ticket))
+                self.emit(self._admitted(ticket))
                 self._resolve((ticket,))
             self._resolve(self.gate.displaced())
         self._set_timer(now)
@@ -207,7 +176,7 @@ class AdmissionQueue:
         )
 
     def _refused(self, demand: Demand, refusal: Refusal, waited_s: float = 0.0) -> Refused:
-        self._emit(
+        self.emit(
             RefusedEvent(
                 backend=demand.backend,
                 tenant=demand.tenant,

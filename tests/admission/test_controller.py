@@ -51,7 +51,8 @@ class Rig:
 
 def outcome_of(slot: Slot) -> SlotOutcome:
     """Return the outcome of a slot whose block has ended."""
-    return slot.ended(SlotOutcome.SUCCEEDED)[0]
+    assert slot.ended is not None
+    return slot.ended[0]
 
 
 async def settle() -> None:
