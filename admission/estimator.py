@@ -55,35 +55,27 @@ class Estimator:
         )
         return n * each
 
-    def max_wait_s(self, limits: AdmissionLimits, uncached: int) -> float:
-        if limits.max_wait_s is not None:
-            return limits.max_wait_s
-        return self._first_token_limit_s(uncached) or COLD_WAIT_S
-
-    def first_token_due(self, demand: Demand, limits: AdmissionLimits, uncached: int) -> float | None:
-        """When the request's first token is due, by its deadline and the limits; ``None``: at no time."""
-        within_s = limits.first_token_within_s
-        if within_s is None and limits.max_wait_s is None:
-            within_s = self._first_token_limit_s(uncached)
+    def longest_wait(
+        self, demand: Demand, limits: AdmissionLimits, uncached: int
+    ) -> tuple[float, float | None]:
+        """Seconds that the request may be queued, and when its first token is due; ``None``: at no time."""
+        wait_s, within_s = limits.max_wait_s, limits.first_token_within_s
+        if wait_s is None:
+            wait_s = COLD_WAIT_S
+            if self.rates.first_tokens >= LEARNED_FROM:
+                wait_s = max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached, busy=False))
+                within_s = wait_s if within_s is None else within_s
         if within_s is None:
-            return demand.deadline
+            return wait_s, demand.deadline
         by = demand.arrived_at + within_s
-        return by if demand.deadline is None else min(by, demand.deadline)
-
-    def _first_token_limit_s(self, uncached: int) -> float | None:
-        """Seconds that a first token may take; ``None`` before ``LEARNED_FROM`` first tokens."""
-        if self.rates.first_tokens < LEARNED_FROM:
-            return None
-        return max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached, busy=False))
+        return wait_s, by if demand.deadline is None else min(by, demand.deadline)
 
     def tpot_target_s(self, limits: AdmissionLimits) -> float | None:
         target_s, alone_s = limits.tpot_slo_s, self.pace.alone_s
         return target_s if target_s is None or alone_s <= target_s else PACE_TIMES * alone_s
 
-    def misses(self, due: float | None, first_s: float, now: float, *, busy: bool) -> bool:
+    def misses(self, due: float, first_s: float, now: float, *, busy: bool) -> bool:
         """Whether a first token that is expected in ``first_s`` comes too late."""
-        if due is None:
-            return False
         if self.forgotten(now, busy=busy):
             return now >= due
         # An idle engine is tried without a margin: no other request is delayed. The margin is at most the
@@ -136,24 +128,20 @@ class Estimator:
     ) -> None:
         """Learn from a complete answer; ``in_flight`` sequences ran at its end on ``workers`` engines."""
         self.rates.hold_s.learn(now - ticket.handed_on_at)
-        each = output_tokens // ticket.demand.sequences
+        demand, first_at = ticket.demand, ticket.first_token_at
+        each = output_tokens // demand.sequences
         if ticket.cached_at_end is not None:
-            self.cached_shares.learn(ticket.demand.kind, ticket.cached_at_end, ticket.demand.input_tokens)
-        if ticket.demand.generates:
-            self.lengths.learn(ticket.demand.kind, each)
-        in_slo = self._in_slo(ticket, each, now)
-        if in_slo is not None:
-            self.limit.record(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)
-
-    def _in_slo(self, ticket: AdmissionTicket, tokens: int, now: float) -> bool | None:
-        """Whether the answer met its route's targets; ``None``: no target applies to it."""
-        limits, first_at = ticket.demand.limits or self._limits, ticket.first_token_at
+            self.cached_shares.learn(demand.kind, ticket.cached_at_end, demand.input_tokens)
+        if demand.generates:
+            self.lengths.learn(demand.kind, each)
         if first_at is None:
-            return None
-        met: list[bool] = []
-        if tokens > 1 and (target_s := self.tpot_target_s(limits)) is not None:
-            met.append((now - first_at) / (tokens - 1) <= target_s)
+            return
+        limits = demand.limits or self._limits
+        met: list[bool] = []  # the route's targets that apply to the answer
+        if each > 1 and (target_s := self.tpot_target_s(limits)) is not None:
+            met.append((now - first_at) / (each - 1) <= target_s)
         # A prompt whose prefill alone takes longer than the target does not depend on the size of the batch.
         if limits.ttft_slo_s is not None and self.rates.s_per_token * ticket.uncached <= limits.ttft_slo_s:
             met.append(first_at - ticket.handed_on_at <= limits.ttft_slo_s)
-        return all(met) if met else None
+        if met:
+            self.limit.record(in_slo=all(met), in_flight=in_flight, now=now, workers=workers)

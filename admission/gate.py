@@ -10,7 +10,7 @@ from admission.circuit import Circuit, CircuitState
 from admission.events import SlotOutcome
 from admission.fair_queue import FairQueue, Waiting
 from admission.forecast import ReservedTokens
-from admission.in_flight_work import NONE_AHEAD, Ahead, InFlightWork, Room
+from admission.in_flight_work import InFlightWork, Room
 from admission.ladder import Ladders, Rung
 from admission.rates import retry_after_s
 from admission.ticket import AdmissionTicket, Hold, Refusal, TicketState
@@ -36,6 +36,7 @@ class BackendGate:
         self.work = InFlightWork(limits)
         self._ladders = Ladders(limits.rungs)
         self.circuit = Circuit()
+        self.first_token = self.work.first_token
         self.rates = self.work.estimator.rates
         self.limit = self.work.estimator.limit
         self.pace = self.work.estimator.pace
@@ -73,15 +74,17 @@ class BackendGate:
         work = self.work
         work.arrived(demand, now)
         uncached = work.estimator.uncached(demand)
-        longest_s = work.estimator.max_wait_s(limits, uncached) * factor
-        due = work.estimator.first_token_due(demand, limits, uncached)
-        waiting = len(self.tickets) + work.foreign_waiting
+        longest_s, due = work.estimator.longest_wait(demand, limits, uncached)
+        longest_s *= factor
+        # Also sequences of other callers that may be waiting inside the engine.
+        waiting = len(self.tickets) + min(work.signals.waiting, work.foreign)
         rung = self._ladders.of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
             max_tokens = min(max_tokens, rung.max_tokens * demand.sequences)
         room = work.room(demand, demand.priority, now)
         wait_s, first_s = self._estimates(demand, uncached, room)
+        late = due is not None and work.estimator.misses(due, first_s, now, busy=bool(work.tickets))
 
         reason: Reason | None = None
         if not self.circuit.admits(now):
@@ -92,13 +95,13 @@ class BackendGate:
             reason = Reason.QUEUE_FULL
         elif limits.max_input_tokens is not None and demand.input_tokens > limits.max_input_tokens:
             reason = Reason.TOKEN_BUDGET_EXCEEDED
-        elif work.out_of_memory(demand.priority, limits, now):
+        elif work.out_of_memory(demand.priority, limits, room.used):
             reason = Reason.MEMORY_PRESSURE
         elif (waiting or not limits.max_queue) and (
             self._full(demand, limits, factor, waiting, now) and not self._make_room(demand, now)
         ):
             reason = Reason.QUEUE_FULL
-        elif wait_s >= longest_s or work.estimator.misses(due, first_s, now, busy=bool(work.tickets)):
+        elif wait_s >= longest_s or late:
             reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         if reason is not None:
             return self._refusal(reason, wait_s, now)
@@ -193,11 +196,6 @@ class BackendGate:
         """The next time at which something changes without an event; ``None``: never."""
         return self.queue.next_change()
 
-    def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
-            return
-        self.work.first_token(ticket, now, cached_tokens)
-
     def release(
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
     ) -> None:
@@ -216,14 +214,26 @@ class BackendGate:
     # Parts of the decisions
 
     def _estimates(self, demand: Demand, uncached: int, room: Room) -> tuple[float, float]:
-        """Expected seconds until the request would be handed on, and until its first token."""
-        ahead, by_memory = NONE_AHEAD, False
+        """Expected seconds until the request would be handed on (slot, prefill ahead), and until its first
+        token."""
+        work, estimator = self.work, self.work.estimator
+        rates, places = estimator.rates, room.places
+        tokens_ahead, missing = room.ahead, demand.sequences + min(work.signals.waiting, work.foreign)
         if self.tickets:
             requests = self.queue.ahead_of(demand.tenant, demand.priority)
-            if requests:
-                ahead = Ahead(requests, self.queue.tokens * requests // len(self.tickets))
-            by_memory = self._hold is Hold.MEMORY
-        return self.work.estimates(demand, uncached, ahead, room, by_memory=by_memory)
+            tokens_ahead += self.queue.tokens * requests // len(self.tickets) // work.signals.workers
+            missing += requests
+            if self._hold is Hold.MEMORY and work.sequences:
+                places = work.sequences  # memory bounds the batch, so its size stays what it is now
+        missing -= max(0, places - work.sequences - work.foreign)
+        slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
+        beyond = 0 if room.bound is None else tokens_ahead - room.bound
+        prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
+        busy = bool(work.tickets)
+        first_s = estimator.first_token_s(tokens_ahead + uncached, busy=busy)
+        if slot_s > 0.0:
+            first_s = max(first_s, slot_s + estimator.first_token_s(uncached, busy=busy))
+        return max(slot_s, prefill_s), first_s
 
     def _full(self, demand: Demand, limits: AdmissionLimits, factor: float, waiting: int, now: float) -> bool:
         workers = self.work.signals.workers
@@ -296,4 +306,5 @@ class BackendGate:
     @property
     def depth(self) -> int:
         """Waiting requests for each of the backend's engines, rounded down."""
-        return (len(self.tickets) + self.work.foreign_waiting) // self.work.signals.workers
+        signals = self.work.signals
+        return (len(self.tickets) + min(signals.waiting, self.work.foreign)) // signals.workers

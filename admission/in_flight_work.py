@@ -26,27 +26,19 @@ RESERVE_FOR_S = 10.0
 QUIET_S = 1.0
 
 
-class Ahead(NamedTuple):
-    """Queued requests that would be served before another: their number and uncached prompt tokens."""
-
-    requests: int = 0
-    tokens: int = 0
-
-
-NONE_AHEAD = Ahead()
-
-
 class Room(NamedTuple):
     """The room that a backend has for a request of one class at one moment.
 
     The request is handed on while fewer than ``places`` sequences run; ``ahead`` are the prompt tokens that a
     worker must compute before its own, ``bound`` limits them. ``bound`` is ``None`` where lately only vectors
     were asked for: no prompt is urgent then, and requests that wait inside the engine fill its next batch.
+    ``used`` is the share of the KV pool in use, as reported.
     """
 
     places: int
     ahead: int
     bound: int | None
+    used: float
 
 
 class InFlightWork:
@@ -70,13 +62,13 @@ class InFlightWork:
         self.prefill = PrefillBacklog()
         self._low_prefill = 0  # the backlog's tokens of low priority
         self.estimator = Estimator(limits)
-        self.memory = KvMemory(self.signals, self.estimator)
+        self.memory = KvMemory(self.signals, self.estimator, self.tickets)
 
     # Changes
 
     def report(self, load: BackendLoad, now: float) -> None:
         self.signals.report(load, now)
-        self.foreign = self.signals.foreign(self.sequences)
+        self.foreign = max(0, self.signals.sequences - self.sequences)
         self.prefill.set_engines(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
             self.estimator.limit.bound(load.max_running)
@@ -96,11 +88,13 @@ class InFlightWork:
             self._low_prefill += ticket.uncached
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
-        self.foreign = self.signals.foreign(self.sequences)
+        self.foreign = max(0, self.signals.sequences - self.sequences)
         self.estimator.pace.set_running(self.sequences + self.foreign, now)
-        self.memory.add(ticket)
+        self.memory.forecast.add(ticket.number, ticket.reserved)
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
+        if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
+            return
         ticket.first_token_at = now
         self._computed(ticket, now)
         self.estimator.first_token(ticket, now, cached_tokens)
@@ -115,14 +109,15 @@ class InFlightWork:
         in_flight, sequences = self.sequences, ticket.demand.sequences
         del self.tickets[ticket.number]
         self.sequences -= sequences
-        self.signals.sequences_ended(sequences, ticket.handed_on_at)
-        self.foreign = self.signals.foreign(self.sequences)
+        if ticket.handed_on_at < self.signals.reported_at:  # the report may include them
+            self.signals.sequences -= sequences
+        self.foreign = max(0, self.signals.sequences - self.sequences)
         pace = self.estimator.pace
         pace.end(ticket.number, output_tokens, now)
         pace.set_running(self.sequences + self.foreign, now)
         if pace.look(now):
             self.estimator.paced()
-        self.memory.remove(ticket)
+        self.memory.forecast.remove(ticket.number)
         if ticket.first_token_at is None:
             self._computed(ticket, now)
         if outcome is SlotOutcome.SUCCEEDED:
@@ -137,15 +132,12 @@ class InFlightWork:
 
     # State
 
-    @property
-    def foreign_waiting(self) -> int:
-        """Sequences of other callers that may be waiting inside the engine."""
-        return min(self.signals.waiting, self.foreign) if self.signals.waiting else 0
-
     def capacity(self, now: float) -> int:
         """Sequences that may be in flight now; at least one."""
         most = int(self.estimator.limit.value * self.scale)
-        return self.signals.capacity(most, now, busy=bool(self.tickets))
+        if self.tickets and self.signals.silent_s(now) > self._limits.stale_s:
+            most = min(most, self._limits.stale_in_flight * self.signals.workers)
+        return max(1, most)
 
     def arrived(self, demand: Demand, now: float) -> None:
         self._offered_at = now
@@ -156,24 +148,21 @@ class InFlightWork:
         if demand.generates:
             self._generation_seen_at = now
 
-    def places(self, rank: int, now: float) -> int:
-        """Sequences in flight below which a request of this class is handed on."""
-        most = reserved = self.capacity(now)
-        if rank <= 0 and now - self._high_seen_at <= RESERVE_FOR_S:
-            reserved -= most // PLACES_A_RESERVE
-        if rank < 0 and now - self._normal_seen_at <= RESERVE_FOR_S:
-            reserved -= most // PLACES_A_LOW_RESERVE
-        return reserved
-
     def room(self, demand: Demand, rank: int, now: float) -> Room:
+        most = places = self.capacity(now)
+        if rank <= 0 and now - self._high_seen_at <= RESERVE_FOR_S:
+            places -= most // PLACES_A_RESERVE
+        if rank < 0 and now - self._normal_seen_at <= RESERVE_FOR_S:
+            places -= most // PLACES_A_LOW_RESERVE
         s_per_token, bound = self.estimator.rates.s_per_token, None
         if demand.generates or now - self._generation_seen_at <= RESERVE_FOR_S:
             limits = demand.limits or self._limits
-            bound = most = limits.max_prefill_tokens
+            bound = limits.max_prefill_tokens
             if s_per_token > 0.0:
-                bound = int(min(most, max(LEAST_PREFILL, limits.max_prefill_s / s_per_token)))
+                bound = int(min(bound, max(LEAST_PREFILL, limits.max_prefill_s / s_per_token)))
                 bound = max(bound, int(FREE_PREFILL_S / s_per_token))
-        return Room(self.places(rank, now), self.prefill.ahead(now, s_per_token), bound)
+        used = self.signals.kv_usage(now, busy=bool(self.tickets))
+        return Room(places, self.prefill.ahead(now, s_per_token), bound, used)
 
     def hold_s(self, now: float) -> float:
         """Mean seconds that a place is occupied; before the first answer's end, the oldest request's age."""
@@ -181,9 +170,8 @@ class InFlightWork:
             return self.estimator.rates.hold_s.value
         return now - next(iter(self.tickets.values())).handed_on_at
 
-    def out_of_memory(self, priority: int, limits: AdmissionLimits, now: float) -> bool:
+    def out_of_memory(self, priority: int, limits: AdmissionLimits, used: float) -> bool:
         """Whether waiting would not help: the pool is nearly full, or full of other callers' sequences."""
-        used = self.memory.used(now)
         if not self.tickets:
             return bool(self.foreign) and used >= limits.pressure_of(priority)[0]
         return used >= limits.oom_watermark
@@ -193,25 +181,24 @@ class InFlightWork:
         limits, foreign = ticket.demand.limits or self._limits, self.foreign
         if not self.tickets and not foreign:
             # An idle backend gets any request: the engine itself refuses what can never fit.
-            if self.memory.holds(ticket, limits, now, scale=self.scale):
+            if self.memory.holds(ticket, limits, room.used, now, scale=self.scale):
                 ticket.beyond = Beyond.IDLE_ENGINE
             return None
         if self.sequences + foreign >= room.places:
             return Hold.SLOTS
-        if room.bound is None:
-            return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
-        if self.signals.waiting > limits.engine_queue * self.signals.workers:
-            return Hold.SLOTS
-        ahead = room.ahead
-        if ticket.waiting.rank >= 0:
-            # Waiting here for low-priority prompts takes as long as waiting for them inside the engine.
-            ahead -= self._low_prefill // self.signals.workers
-        elif ahead and now - self._normal_seen_at <= RESERVE_FOR_S:
-            # Its own prompt counts too, so that other requests that arrive meanwhile find room after it.
-            ahead += ticket.uncached
-        if ahead >= room.bound and not self.estimator.rates.prefill_is_free:
-            return Hold.PREFILL
-        return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
+        if room.bound is not None:
+            if self.signals.waiting > limits.engine_queue * self.signals.workers:
+                return Hold.SLOTS
+            ahead = room.ahead
+            if ticket.waiting.rank >= 0:
+                # Waiting here for low-priority prompts takes as long as waiting for them inside the engine.
+                ahead -= self._low_prefill // self.signals.workers
+            elif ahead and now - self._normal_seen_at <= RESERVE_FOR_S:
+                # Its own prompt counts too, so that other requests that arrive meanwhile find room after it.
+                ahead += ticket.uncached
+            if ahead >= room.bound and not self.estimator.rates.prefill_is_free:
+                return Hold.PREFILL
+        return Hold.MEMORY if self.memory.holds(ticket, limits, room.used, now, scale=self.scale) else None
 
     def too_late(self, ticket: AdmissionTicket, room: Room, now: float) -> bool:
         """Whether its first token would come after it is due even if it were handed on now.
@@ -221,9 +208,8 @@ class InFlightWork:
         """
         due = ticket.waiting.deadline
         if now - self._offered_at <= QUIET_S:
-            due = self.estimator.first_token_due(
-                ticket.demand, ticket.demand.limits or self._limits, ticket.uncached
-            )
+            limits = ticket.demand.limits or self._limits
+            _, due = self.estimator.longest_wait(ticket.demand, limits, ticket.uncached)
         if due is None:
             return False
         busy = bool(self.tickets)
@@ -235,26 +221,3 @@ class InFlightWork:
         if self.estimator.forgotten(now, busy=bool(self.tickets)):
             return 0.0
         return self.estimator.first_token_s(uncached, busy=False)
-
-    def estimates(
-        self, demand: Demand, uncached: int, ahead: Ahead, room: Room, *, by_memory: bool
-    ) -> tuple[float, float]:
-        """Expected seconds until the request is handed on (slot, prefill ahead), and until its first token.
-
-        ``by_memory``: memory bounds the batch, so its size stays what it is now.
-        """
-        rates, signals = self.estimator.rates, self.signals
-        tokens_ahead, places = room.ahead + ahead.tokens // signals.workers, room.places
-        if by_memory and self.sequences:
-            places = self.sequences
-        foreign = self.foreign
-        missing = ahead.requests + min(signals.waiting, foreign) + demand.sequences
-        missing -= max(0, places - self.sequences - foreign)
-        slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
-        beyond = 0 if room.bound is None else tokens_ahead - room.bound
-        prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
-        busy = bool(self.tickets)
-        first_s = self.estimator.first_token_s(tokens_ahead + uncached, busy=busy)
-        if slot_s > 0.0:
-            first_s = max(first_s, slot_s + self.estimator.first_token_s(uncached, busy=busy))
-        return max(slot_s, prefill_s), first_s

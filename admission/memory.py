@@ -1,5 +1,7 @@
 """Whether a backend's KV pool has room: its reported usage, and the forecast for the requests handed on."""
 
+from collections.abc import Mapping
+
 from admission.estimator import Estimator
 from admission.forecast import KvForecast
 from admission.signals import LoadSignals
@@ -13,46 +15,33 @@ CALM_S = 1.0
 
 
 class KvMemory:
-    """One backend's KV pool."""
+    """One backend's KV pool; ``tickets`` are the requests handed on, which the caller keeps up to date."""
 
     __slots__ = ("_estimator", "_refreshed_at", "_signals", "_tickets", "forecast")
 
-    def __init__(self, signals: LoadSignals, estimator: Estimator) -> None:
+    def __init__(
+        self, signals: LoadSignals, estimator: Estimator, tickets: Mapping[int, AdmissionTicket]
+    ) -> None:
         self._signals = signals
         self._estimator = estimator
-        self._tickets: dict[int, AdmissionTicket] = {}
+        self._tickets = tickets
         self._refreshed_at = float("-inf")
         self.forecast = KvForecast()
-
-    def add(self, ticket: AdmissionTicket) -> None:
-        """Reserve the memory that the request will need."""
-        self._tickets[ticket.number] = ticket
-        self.forecast.add(ticket.number, ticket.reserved)
-
-    def remove(self, ticket: AdmissionTicket) -> None:
-        """Free the reservation. Raises KeyError when that was done before."""
-        del self._tickets[ticket.number]
-        self.forecast.remove(ticket.number)
-
-    def used(self, now: float) -> float:
-        """Share of the pool in use, as reported."""
-        return self._signals.kv_usage(now, busy=bool(self._tickets))
 
     def usage(self, now: float) -> tuple[float, float]:
         """Share of the pool in use now, and at the forecast's peak."""
         self.refresh(now)
-        used = self.used(now)
+        used = self._signals.kv_usage(now, busy=bool(self._tickets))
         return used, self.forecast.usage(self._signals.pool, used=used)
 
     def holds(
-        self, ticket: AdmissionTicket, limits: AdmissionLimits, now: float, *, scale: float = 1.0
+        self, ticket: AdmissionTicket, limits: AdmissionLimits, used: float, now: float, *, scale: float
     ) -> bool:
-        """Whether the request must wait for memory; never while the pool's size is unknown. ``scale``: factor
-        on the thresholds."""
+        """Whether the request must wait for memory, of which ``used`` is in use; never while the pool's size
+        is unknown. ``scale``: factor on the thresholds."""
         pool = self._signals.pool
         if not pool.tokens:
             return False
-        used = self._signals.kv_usage(now, busy=bool(self._tickets))
         pressure, watermark = limits.pressure_of(ticket.demand.priority)
         if used >= pressure * scale:
             return True
@@ -60,15 +49,16 @@ class KvMemory:
         held = ticket.reserved
         # Slightly old counts are safe here: tokens produced since then are in `used` as if they were of other
         # callers, so they count twice.
-        self.refresh(now, CALM_S)
+        if now - self._refreshed_at >= CALM_S:
+            self.refresh(now)
         if self.forecast.fits_surely(pool, watermark, used=used, extra=held):
             return False
         self.refresh(now)
         return not self.forecast.fits(pool, watermark, used=used, extra=held)
 
-    def refresh(self, now: float, age_s: float = REFRESH_S) -> None:
-        """Update the forecast's counts of produced tokens when they are at least ``age_s`` old."""
-        if now - self._refreshed_at < age_s:
+    def refresh(self, now: float) -> None:
+        """Update the forecast's counts of produced tokens when they are at least ``REFRESH_S`` old."""
+        if now - self._refreshed_at < REFRESH_S:
             return
         self._refreshed_at = now
         for number, ticket in self._tickets.items():

@@ -54,7 +54,8 @@ class PrefillBacklog:
             self._starts_sum -= started_at
         if not self._in_progress:  # resets the sums, rounding errors included
             self._starts_sum, self._ends = 0.0, []
-        self._begin(now, s_per_token)
+        if self._next:
+            self._begin(now, s_per_token)
 
     def ahead(self, now: float, s_per_token: float) -> int:
         """Tokens that one engine must compute before a new prompt's; 0 while an engine is free.

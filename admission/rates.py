@@ -48,13 +48,16 @@ class DecayingLine:
     standard errors from 0. If x hardly varies and its mean is above ``alike_from``, a steady y is due to x.
     """
 
-    __slots__ = ("_alike_from", "_fade", "_significant", "_sx", "_sxx", "_sxy", "_sy", "_syy", "points")
+    __slots__ = (
+        "_alike_from", "_fade", "_significant", "_sx", "_sxx", "_sxy", "_sy", "_syy", "points", "steepest",
+    )  # fmt: skip
 
     def __init__(self, fade: float, *, significant: float, alike_from: float) -> None:
         self._fade = fade
         self._significant = significant
         self._alike_from = alike_from
         self.points = self._sx = self._sy = self._sxx = self._sxy = self._syy = 0.0
+        self.steepest = 0.0  # the slope of a line through the origin and the mean, with intercept 0
 
     def learn(self, x: float, y: float) -> None:
         """Add a point; neither coordinate is below 0."""
@@ -65,11 +68,7 @@ class DecayingLine:
         self._sxx = self._sxx * fade + x * x
         self._sxy = self._sxy * fade + x * y
         self._syy = self._syy * fade + y * y
-
-    @property
-    def steepest(self) -> float:
-        """The slope of a line through the origin and the mean, with intercept 0."""
-        return self._sy / self._sx if self._sx > 0.0 else 0.0
+        self.steepest = self._sy / self._sx if self._sx > 0.0 else 0.0
 
     def slope(self) -> float:
         """Growth of y with x, at most :attr:`steepest`; 0 when it is not significant."""
