@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import orjson
-from fastapi import Query, Response
+from fastapi import Depends, Query, Response
 from msgspec import structs
 from starlette.responses import StreamingResponse
 
@@ -18,9 +18,9 @@ from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.openai_answer import DeletedBody, PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
-from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of
-from gateway.contracts.responses.body import InputItem, ResponsesBody
-from gateway.contracts.responses.request import ResponsesRequest, responses_request
+from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of, sealed_items
+from gateway.contracts.responses.body import Includable, InputItem, ResponsesBody
+from gateway.contracts.responses.request import INCLUDED_SEALED, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import InvalidKey
@@ -197,20 +197,42 @@ class InputItemsBody(PageBody):
 router = callers_router(CallerRoute, 400, 401, 404, 503, prefix=PATH)
 
 
+async def _seals(
+    include: Annotated[list[Includable], Query(default_factory=list)],
+    bracketed: Annotated[list[Includable], Query(default_factory=list, alias="include[]")],
+) -> bool:
+    """Whether ``include``, which the official client writes ``include[]``, asks for sealed reasoning.
+
+    What the other values name is in the items anyway, if it was stored.
+    """
+    return INCLUDED_SEALED in (*include, *bracketed)
+
+
+Seals = Annotated[bool, Depends(_seals)]
+
+
 @router.get("/{response_id}", response_model=ResponseBody)
 async def show_response(
     response_id: str,
     services: ServicesDep,
     caller: AuthenticatedCaller,
+    seals: Seals,
     stream: bool = False,
     starting_after: Annotated[int, Query(ge=-1)] = -1,
+    include_obfuscation: bool = False,
 ) -> Response:
-    """A stored response; with ``stream``, a background response's events after ``starting_after``."""
+    """A stored response; with ``stream``, a background response's events after ``starting_after``.
+
+    Events are those that were made when the response was; none are obfuscated.
+    """
     row = await services.responses.get(caller.tenant, response_id)
     response, run = response_of(row), services.background.of(caller.tenant, response_id)
     if not stream:
         running = run is not None and row.status in UNFINISHED
-        return json_of(run.state() if run is not None and running else response)
+        shown = run.state() if run is not None and running else response
+        if seals:
+            shown["output"] = _sealed(services, caller, shown["model"], shown["output"])
+        return json_of(shown)
     if not response["background"]:
         raise not_allowed("stream", "is true", "false for a response that was not created in the background")
     if run is not None and not run.ended:
@@ -248,6 +270,7 @@ async def list_input_items(
     response_id: str,
     services: ServicesDep,
     caller: AuthenticatedCaller,
+    seals: Seals,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
@@ -261,7 +284,15 @@ async def list_input_items(
         if after not in ids:
             raise not_allowed("after", "is not an item of the response", "an id from the previous page")
         items = items[ids.index(after) + 1 :]
+    if seals:
+        row = await services.responses.get(caller.tenant, response_id)
+        items = _sealed(services, caller, response_of(row)["model"], items)
     return page_of(items, limit)
+
+
+def _sealed(services: Services, caller: Caller, model: str, items: list[Any]) -> list[Any]:
+    seal = services.seal
+    return items if seal is None else sealed_items(items, partial(seal.seal, caller.tenant, model))
 
 
 async def _stored(services: Services, caller: Caller, response_id: str, after: int) -> AsyncIterator[bytes]:

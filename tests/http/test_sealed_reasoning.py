@@ -7,21 +7,23 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from accounting.stored_responses import ResponseStore
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.contracts.events import Delta, Reasoning
-from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.body import Includable, ResponsesBody
 from gateway.contracts.responses.request import ReasoningSeal, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.errors import InvalidRequest
 from gateway.keys.sealing import AesReasoningSeal
+from gateway.requests.stored_responses import StoredResponses
 from gateway.testing import FakeJourney, answer_for, fake_services
 from gateway.wiring.batches import make_cipher
 from gateway.wiring.foundation import make_foundation
@@ -133,6 +135,32 @@ async def test_the_path_seals_with_the_services_key(connect: Any) -> None:
         again = {**body, "input": [item, said, {"role": "user", "content": "Yes."}]}
         assert (await client.post("/v1/responses", json=again)).status_code == 200
     assert journey.requests[-1].messages[0].reasoning == WORDS
+
+
+@pytest.mark.parametrize("name", ["include[]", "include"])
+async def test_reading_a_stored_response_seals_its_reasoning_where_asked(
+    connect: Any, tmp_path: Path, name: str
+) -> None:
+    store = ResponseStore(f"sqlite+aiosqlite:///{tmp_path}/state.db", tenant_bytes=1 << 20)
+    journey = FakeJourney(pieces=("Ask?",), changes={"reasoning": WORDS})
+    ask = {"params": [(name, one) for one in (*INCLUDE["include"], "message.output_text.logprobs")]}
+    async with connect(fake_services(journey, seal=SEAL, responses=StoredResponses(store))) as client:
+        first = (await client.post("/v1/responses", json={"model": "demo", "input": "hi"})).json()
+        path = f"/v1/responses/{first['id']}"
+        plain, shown = (await client.get(path)).json(), (await client.get(path, **ask)).json()
+        body = {"model": "demo", "input": "Yes.", "previous_response_id": first["id"]}
+        second = (await client.post("/v1/responses", json=body)).json()
+        listed = (await client.get(f"/v1/responses/{second['id']}/input_items", **ask)).json()["data"]
+        wrong = [await client.get(f"{path}{at}", params={name: "logprobs"}) for at in ("", "/input_items")]
+    await store.close()
+    sealed = shown["output"][0].pop("encrypted_content")
+    assert plain == shown == first and sent_back(sealed) == WORDS
+    [again] = [one for one in listed if one["type"] == "reasoning"]
+    assert sent_back(again["encrypted_content"]) == WORDS and len(listed) == 4
+    for refused in wrong:
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, f"{name}.0")
+        assert all(repr(value) in error["message"] for value in get_args(Includable))
 
 
 def test_the_keys_are_in_the_environment_or_a_file(monkeypatch: Any, tmp_path: Path) -> None:

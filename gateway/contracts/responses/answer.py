@@ -1,6 +1,6 @@
 """The response object of an answer, whole or in progress."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from typing_extensions import TypedDict
@@ -8,6 +8,8 @@ from typing_extensions import TypedDict
 from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.openai_answer import SluiceBody, error_body, sluice_body
 from gateway.contracts.openai_logprobs import ChatLogprob, chat_logprobs
+from gateway.contracts.responses.body import InputItem
+from gateway.contracts.responses.conversation import reasoning_of
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.values import Answer, FinishReason, TokenLogprob, Usage
 from gateway.errors import PublicError
@@ -146,6 +148,18 @@ def reasoning_item(asked: ResponsesRequest, item_id: str, text: str, status: str
         if asked.seal is not None:
             item["encrypted_content"] = asked.seal(text)
     return item
+
+
+def sealed_items(items: Sequence[Mapping[str, Any]], seal: Callable[[str], str]) -> list[Item]:
+    """Stored items, of which each with a text of reasoning also has it sealed."""
+    return [
+        {**one, "encrypted_content": seal(text)}
+        if one["type"] == "reasoning"
+        and not one.get("encrypted_content")
+        and (text := reasoning_of(InputItem.model_validate(one), "", None))
+        else {**one}
+        for one in items
+    ]
 
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:

@@ -23,6 +23,17 @@ from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
 
 MAX_METADATA: Final = 16
 """Most pairs of ``metadata``, as at OpenAI."""
+Includable = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+]
+"""What ``include`` may ask for; OpenAI's hosted tools, of which some values are, do not run here."""
 
 _LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     dict.fromkeys(
@@ -203,21 +214,7 @@ class ResponsesBody(Body):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningBody | None = None
     text: TextBody | None = None
-    include: (
-        list[
-            Literal[
-                "reasoning.encrypted_content",
-                "message.output_text.logprobs",
-                "message.input_image.image_url",
-                "file_search_call.results",
-                "web_search_call.results",
-                "web_search_call.action.sources",
-                "code_interpreter_call.outputs",
-                "computer_call_output.output.image_url",
-            ]
-        ]
-        | None
-    ) = None
+    include: list[Includable] | None = None
     metadata: Annotated[dict[str, Text], Field(max_length=MAX_METADATA)] | None = None
     previous_response_id: Name | None = None
     store: bool | None = None

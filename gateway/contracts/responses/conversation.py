@@ -47,7 +47,7 @@ def conversation(
             case "reasoning":
                 if turn.content is not None or turn.calls:
                     yield turn.taken()
-                turn.reasoning.append(_reasoning(item, at, open_seal))
+                turn.reasoning.append(reasoning_of(item, at, open_seal))
             case "item_reference":
                 raise not_allowed(f"{at}.type", "is 'item_reference'", "the item itself")
             case "function_call" | "custom_tool_call":
@@ -112,7 +112,7 @@ def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageC
     ]
 
 
-def _reasoning(item: InputItem, at: str, open_seal: OpenSeal | None) -> str:
+def reasoning_of(item: InputItem, at: str, open_seal: OpenSeal | None) -> str:
     """An item's reasoning. The sealed text takes precedence, since clients shorten or drop the content."""
     sealed = item.encrypted_content
     if sealed and open_seal is not None and (text := open_seal(sealed)) is not None:
