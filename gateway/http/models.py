@@ -1,6 +1,6 @@
 """``/v1/models``: the models that a key may use, in the format of each contract's clients."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, Header, Query, Request, Response
 from typing_extensions import TypedDict
@@ -14,7 +14,7 @@ from gateway.contracts.model_lists import (
     codex_models,
 )
 from gateway.contracts.openai_answer import OpenAIErrorBody
-from gateway.contracts.refusals import path_of
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
 from gateway.http.exchange import Exchange
@@ -71,14 +71,20 @@ async def _is_anthropic(
 IsAnthropic = Annotated[bool, Depends(_is_anthropic)]
 
 
+Lifecycles = Annotated[
+    list[Literal["active", "deprecated", "retired"]], Query(default_factory=list, alias="lifecycle[]")
+]
+
+
 @router.get("", response_model=ModelListBody | AnthropicModels)
 async def list_models(
     services: ServicesDep,
     caller: AuthenticatedCaller,
     created: Created,
     is_anthropic: IsAnthropic,
+    lifecycle: Lifecycles,
     client_version: str | None = None,
-    limit: Annotated[int, Query(description="1 to 1000; of Anthropic's list")] = 20,
+    limit: Annotated[int | None, Query(description="1 to 1000, default 20; of Anthropic's list")] = None,
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> ModelListBody | Response:
@@ -87,7 +93,14 @@ async def list_models(
     """
     cards = services.models(caller)
     if is_anthropic:
-        return json_of(anthropic_models(cards, created, limit, after_id, before_id))
+        listed = cards if not lifecycle or "active" in lifecycle else ()  # all served models are active
+        return json_of(anthropic_models(listed, created, 20 if limit is None else limit, after_id, before_id))
+    theirs = {"limit": limit, "after_id": after_id, "before_id": before_id, "lifecycle[]": lifecycle or None}
+    for name, value in theirs.items():
+        if value is not None:
+            raise not_allowed(
+                name, "is given without the header anthropic-version", "in Anthropic's list alone"
+            )
     data = [_body(card, created, services) for card in cards]
     body: ModelListBody = {"object": "list", "sluice_role": caller.role.value, "data": data}
     return body if client_version is None else json_of({**body, "models": codex_models(cards)})

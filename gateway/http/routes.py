@@ -1,10 +1,10 @@
 """FastAPI routes that run the edge's checks first, and raw ASGI apps in the OpenAPI document."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
 
 from fastapi import APIRouter, Depends, Header, Security, params
 from fastapi.dependencies.utils import get_flat_params
@@ -27,6 +27,9 @@ from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
 from gateway.http.idempotency import CallerRequest, Idempotency, IdempotencyKey, sent_key
 from gateway.ports import Services
+
+CLIENTS_PARAMETERS: Final[Mapping[str, bool]] = {"beta": False, "api-version": False}
+"""Parameters that the clients of Anthropic's beta and of Azure add to every request; they have no effect."""
 
 KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
 """Documents that a key is needed; :class:`EdgeRoute` checks the key."""
@@ -76,8 +79,8 @@ class EdgeRoute(APIRoute):
     and the body's bounds first, as the raw endpoints do. If the caller disconnects, work of the methods in
     ``ends_with_caller`` is cancelled. An operator's change is not: once begun, it is finished and audited. A
     ``counted`` request counts against the key's requests per minute, before its body is read, and while it
-    runs against the key's concurrent requests. A query parameter that an operator's path does not know is
-    refused; on callers' paths it has no effect, since their clients add some of their own.
+    runs against the key's concurrent requests. A query parameter that the path does not know is refused, but
+    callers' paths know those that official clients add to every request.
     """
 
     role: ClassVar[CallerRole | None] = None
@@ -86,10 +89,13 @@ class EdgeRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        fields = () if self.role is None else get_flat_params(self.dependant)
-        parameters = [
-            one.alias for one in fields if not isinstance(one.field_info, params.Path | params.Header)
-        ]
+        parameters = {
+            one.alias: get_origin(one.field_info.annotation) is list
+            for one in get_flat_params(self.dependant)
+            if not isinstance(one.field_info, params.Path | params.Header)
+        }
+        if self.role is None:
+            parameters |= CLIENTS_PARAMETERS
 
         async def checked(request: Request) -> Response:
             services, exchange = await services_of(request), Exchange.of(request.scope)
@@ -99,7 +105,7 @@ class EdgeRoute(APIRoute):
                 reads = request.method == "GET" and self.role is CallerRole.OPERATOR
                 viewers = (CallerRole.VIEWER,) if reads else ()
                 require_role(services, exchange, *viewers, self.role)
-                _check_query(request, parameters)
+            _check_query(request, parameters)
             if self.counted:
                 await services.limiter.enter(await _caller(request))
             raw = b""
@@ -184,14 +190,14 @@ class AdminRoute(EdgeRoute):
     role = CallerRole.ADMIN
 
 
-def _check_query(request: Request, allowed: Sequence[str]) -> None:
-    """Refuse query parameters that are unknown or repeated. Raises InvalidRequest."""
+def _check_query(request: Request, allowed: Mapping[str, bool]) -> None:
+    """Refuse parameters that are not ``allowed``, or repeated unless it says so. Raises InvalidRequest."""
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         shown = path_of([name])
         if name not in allowed:
             raise not_allowed(shown, "is not a known field", ", ".join(allowed) or "none")
-        if name in seen:
+        if name in seen and not allowed[name]:
             raise not_allowed(shown, "is repeated", "once")
         seen.add(name)
 

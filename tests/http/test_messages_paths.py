@@ -134,8 +134,10 @@ async def test_models_have_anthropics_shape_to_its_clients(connect: Any) -> None
     async with connect(fake_services()) as client:
         plain = (await client.get("/v1/models")).json()
         found = (await client.get("/v1/models?limit=1000", headers=version)).json()
-        whole = (await client.get("/v1/models?limit=5000")).json()
-        assert len(whole["data"]) == len(plain["data"])  # OpenAI's list has no pages
+        for query in ("limit=5000", "after_id=demo", "before_id=demo", "lifecycle[]=active"):
+            refused = (await client.get(f"/v1/models?{query}")).json()["error"]  # OpenAI's list has no pages
+            assert refused["param"] == query.partition("=")[0]
+            assert "without the header anthropic-version" in refused["message"]
         one = (await client.get("/v1/models/org/adapter-v1", headers=version)).json()
     ids = [card["id"] for card in plain["data"]]
     assert [card["id"] for card in found["data"]] == ids
@@ -156,6 +158,8 @@ async def test_anthropics_list_of_models_comes_in_pages(connect: Any) -> None:
             (f"after_id={ids[-1]}", [], False),
             (f"limit=1&before_id={ids[1]}", ids[:1], False),
             (f"before_id={ids[-1]}", ids[:-1], False),
+            ("lifecycle[]=active&lifecycle[]=retired", ids, False),
+            ("lifecycle[]=deprecated", [], False),
         ):
             page = (await client.get(f"/v1/models?{query}", headers=version)).json()
             assert [one["id"] for one in page["data"]] == expected, query
@@ -171,6 +175,8 @@ async def test_errors_of_the_models_have_anthropics_shape_to_its_clients(connect
         for path, key, status, kind, param in (
             ("?limit=0", {}, 400, "invalid_request_error", "limit"),
             ("?limit=a", {}, 400, "invalid_request_error", "limit"),
+            ("?page=2", {}, 400, "invalid_request_error", "page"),
+            ("?lifecycle[]=new", {}, 400, "invalid_request_error", "lifecycle[].0"),
             ("?after_id=nobody", {}, 400, "invalid_request_error", "after_id"),
             ("?before_id=demo&after_id=demo", {}, 400, "invalid_request_error", "before_id"),
             ("/nobody", {}, 404, "not_found_error", "model"),

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
+from accounting.batches import BatchStore
+from accounting.stored_responses import ResponseStore
 from budgeting.values import Plan, SectionCounts
+from gateway.batches.batches import Batches
+from gateway.batches.files import Files
+from gateway.batches.storage import LocalFiles
+from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
 from gateway.errors import PublicError
+from gateway.requests.stored_responses import StoredResponses
 from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
 
 TURNS: Any = [{"role": "user", "content": "hi"}]
@@ -193,3 +202,50 @@ def test_five_megabytes_are_too_many(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="demo", messages=turns)
     assert raised.value.status_code == 413
     assert client.models.list().data
+
+
+def test_every_argument_of_the_official_clients_lists_is_taken(tmp_path: Path) -> None:
+    now = 1_800_000_000.0
+    url = f"sqlite+aiosqlite:///{tmp_path}/state.db"
+    section = BatchesSection(folder=str(tmp_path / "files"))
+    files = Files(BatchStore(url, "a"), LocalFiles(tmp_path / "files"), section, lambda: now)
+    stored = StoredResponses(ResponseStore(url, tenant_bytes=1 << 20), unix_time=lambda: now)
+    services = fake_services(files=files, batches=Batches(files, lambda: now), responses=stored)
+    with (
+        serving(services) as base,
+        openai.OpenAI(
+            base_url=f"{base}/v1",
+            api_key=CALLER_KEY,
+            max_retries=0,
+            default_query={"api-version": "2025-04-01"},
+        ) as client,
+        anthropic.Anthropic(base_url=base, api_key=CALLER_KEY, max_retries=0) as claude,
+    ):
+        made = [client.files.create(file=("a.txt", b"a"), purpose="evals").id for _ in range(2)]
+        page = client.files.list(after=made[0], limit=5, order="asc", purpose="evals")
+        assert [one.id for one in page] == made[1:]
+        assert list(client.batches.list(limit=5)) == []
+        response = client.responses.create(model="demo", input="hi")
+        include: Any = ["reasoning.encrypted_content", "message.input_image.image_url"]
+        shown = client.responses.retrieve(
+            response.id, include=include, include_obfuscation=False, starting_after=0, stream=False
+        )
+        assert shown.output_text == response.output_text
+        items = client.responses.input_items.list(response.id, include=include, limit=5, order="asc")
+        assert len(list(items)) == 1
+        assert [one.id for one in client.models.list()] == ["demo", "org/adapter-v1"]
+        for models in (claude.models, claude.beta.models):
+            listed = models.list(
+                after_id="demo", lifecycle=["active", "retired"], limit=5, workspace_id="wrkspc_1"
+            )
+            assert [one.id for one in listed] == ["org/adapter-v1"]
+            assert list(models.list(before_id="demo")) == []
+            assert models.retrieve("demo").id == "demo"
+        with pytest.raises(
+            openai.BadRequestError, match=r"colour is not a known field; allowed: purpose, limit"
+        ):
+            client.files.list(extra_query={"colour": "red"})
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"colour is not a known field; allowed: .*after_id"
+        ):
+            claude.models.list(extra_query={"colour": "red"})

@@ -14,8 +14,9 @@ from starlette.routing import Route
 
 from gateway.app import create_app
 from gateway.config.settings import load_settings
+from gateway.http.routes import CallerRoute, CreationRoute, DirectRoute
 from gateway.http.surfaces import for_callers
-from gateway.testing import fake_services
+from gateway.testing import CALLER_KEY, fake_services
 from gateway.wiring.build import build
 
 ROOT = Path(__file__).parents[2]
@@ -153,6 +154,32 @@ async def test_an_operators_path_refuses_a_parameter_that_its_document_does_not_
                 for name in known:
                     twice = await client.request(method, f"{path}?{name}=1&{name}=2")
                     assert twice.json()["error"]["message"] == f"{name} is repeated; allowed: once"
+
+
+async def test_a_callers_path_refuses_a_parameter_that_its_document_does_not_name() -> None:
+    app = create_app(fake_services())
+    headers = {"authorization": f"Bearer {CALLER_KEY}"}
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+        for route in app.routes:
+            if isinstance(route, DirectRoute) or not isinstance(route, CallerRoute | CreationRoute):
+                continue
+            [method] = route.methods
+            told = app.openapi()["paths"][route.path_format][method.lower()]
+            known = [one["name"] for one in told.get("parameters", ()) if one["in"] == "query"]
+            for query, error in (
+                (
+                    "limt=5",
+                    f"limt is not a known field; allowed: {', '.join([*known, 'beta', 'api-version'])}",
+                ),
+                ("beta=true&beta=true", "beta is repeated; allowed: once"),
+            ):
+                refused = await client.request(method, f"{route.path_format}?{query}")
+                assert (refused.status_code, refused.json()["error"]["message"]) == (400, error), route.path
+                assert refused.json()["error"]["param"] == query.partition("=")[0]
+            # What the clients of Anthropic's beta and of Azure add is known everywhere.
+            added = await client.request(method, f"{route.path_format}?beta=true&api-version=2025-04-01")
+            assert "known field" not in added.text, route.path
 
 
 @pytest.mark.slow
