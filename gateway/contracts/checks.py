@@ -10,10 +10,10 @@ from gateway.contracts.refusals import given, not_allowed, path_of
 from gateway.errors import InvalidRequest
 
 
-def check_count(count: int, limit: int) -> None:
+def check_count(count: int, limit: int, field: str = "messages") -> None:
     """Refuse a conversation without messages, or with more than ``limit``."""
     if not 1 <= count <= limit:
-        raise not_allowed("messages", f"has {count} items", f"1 to {limit}")
+        raise not_allowed(field, f"has {count} items", f"1 to {limit}")
 
 
 def prompts_of(given: str | Sequence[object], field: str) -> Sequence[str | tuple[int, ...]]:

@@ -2,12 +2,12 @@
 
 from array import array
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import orjson
 from msgspec import Struct, structs
-from pydantic import Field
+from pydantic import Field, Tag
 from typing_extensions import TypedDict
 
 from gateway.contracts.checks import check_count, prompts_of
@@ -55,7 +55,14 @@ class EmbeddingsBody(Body):
     }
     model: Name
     input: Prompts | None = None
-    messages: Listed[EmbeddedMessage] | None = None
+    messages: (
+        Annotated[
+            Annotated[Listed[EmbeddedMessage], Tag("~one")]
+            | Annotated[Listed[Listed[EmbeddedMessage]], Tag("~batch")],
+            Field(union_mode="left_to_right"),
+        ]
+        | None
+    ) = None
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
@@ -113,11 +120,15 @@ def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> Embedding
     """Convert a validated body to a request. Raises InvalidRequest."""
     inputs: tuple[EmbeddingInput, ...]
     if body.messages is not None:
-        inputs = (_conversation(body, body.messages, origin.max_messages),)
+        inputs = tuple(_conversations(body, body.messages, origin.max_messages))
     else:
         inputs = tuple(prompts_of(required(body.input, "input"), "input"))
     if len(inputs) > MAX_INPUTS:
-        raise not_allowed("input", f"has {len(inputs)} inputs", f"{MAX_INPUTS} or fewer")
+        raise not_allowed(
+            "input" if body.messages is None else "messages",
+            f"has {len(inputs)} inputs",
+            f"{MAX_INPUTS} or fewer",
+        )
     return EmbeddingsRequest(
         **structs.asdict(origin),
         model=body.model,
@@ -128,12 +139,18 @@ def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> Embedding
     )
 
 
-def _conversation(body: EmbeddingsBody, messages: Sequence[EmbeddedMessage], most: int) -> Conversation:
-    check_count(len(messages), most)
+def _conversations(
+    body: EmbeddingsBody, given: Sequence[EmbeddedMessage | Sequence[EmbeddedMessage]], most: int
+) -> Iterator[Conversation]:
+    """The one conversation of ``messages``, or each of a list of them."""
     for name in ("input", "add_special_tokens"):
         if getattr(body, name, None) is not None:
             raise not_allowed(name, "is given with messages", "either one alone")
-    return Conversation(tuple([one.model_dump() for one in messages]))
+    one = [message for message in given if isinstance(message, EmbeddedMessage)]
+    listed = [talk for talk in given if not isinstance(talk, EmbeddedMessage)]
+    for index, talk in enumerate(listed or [one]):
+        check_count(len(talk), most, f"messages.{index}" if listed else "messages")
+        yield Conversation(tuple([message.model_dump() for message in talk]))
 
 
 def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:

@@ -65,7 +65,7 @@ async def test_a_large_body_is_written_off_the_loop(
 
 
 ORIGIN = RequestOrigin("r", "g", Caller("acme", CallerRole.CALLER, "key_1"), 0.0, 0, "t", max_messages=2)
-TALK = [
+TALK: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "a"}]},
     {"role": "assistant", "content": "b"},
 ]
@@ -79,6 +79,11 @@ def test_messages_are_one_input_as_they_were_given() -> None:
     assert asked_for(messages=TALK).inputs == (Conversation(tuple(TALK)),)
 
 
+def test_each_conversation_of_a_list_is_an_input() -> None:
+    both = (Conversation(tuple(TALK)), Conversation(tuple(TALK[:1])))
+    assert asked_for(messages=[TALK, TALK[:1]]).inputs == both
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [
@@ -88,6 +93,10 @@ def test_messages_are_one_input_as_they_were_given() -> None:
         ({"messages": TALK * 2}, "messages"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [TALK, []]}, "messages.1"),
+        ({"messages": [TALK, TALK * 2]}, "messages.1"),
+        ({"messages": [TALK] * 2_049}, "messages"),
+        ({"messages": [[{"role": "tool", "content": "a"}]]}, "messages.0.0.role"),
         ({"messages": TALK, "add_special_tokens": True}, "add_special_tokens"),
     ],
 )

@@ -72,3 +72,13 @@ async def test_the_worker_gets_the_messages_of_a_conversation_in_place_of_an_inp
         await backend.embed(replace(PART, inputs=(Conversation(talk),)))
     [request] = worker.requests
     assert request.body == {"model": "base", "messages": list(talk), "encoding_format": "base64"}
+
+
+async def test_conversations_of_a_part_are_one_call_of_the_worker() -> None:
+    talks = [[{"role": "user", "content": text}] for text in INPUTS]
+    worker = RawWorker([refuses(200, {"data": GOOD})])
+    async with pool(worker) as backend:
+        made = await backend.embed(replace(PART, inputs=tuple([Conversation(tuple(one)) for one in talks])))
+    [request] = worker.requests
+    assert request.body == {"model": "base", "messages": talks, "encoding_format": "base64"}
+    assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]

@@ -40,11 +40,11 @@ def body_of(model: str, part: EmbedPart) -> bytes:
     """The request's body. It asks for base64, a third of the size of JSON numbers."""
     given = {"dimensions": part.dimensions, "truncate_prompt_tokens": part.truncate_to, "user": part.user}
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    match part.inputs:
-        case [Conversation(messages)]:
-            asked["messages"] = messages
-        case inputs:
-            asked["input"] = inputs
+    talks = [one.messages for one in part.inputs if isinstance(one, Conversation)]
+    if talks:
+        asked["messages"] = talks if len(talks) > 1 else talks[0]
+    else:
+        asked["input"] = part.inputs
     return orjson.dumps({"model": model, "encoding_format": "base64", **asked})
 
 
