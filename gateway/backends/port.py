@@ -385,6 +385,7 @@ class ScorePart:
     Args:
         endpoint: the workers' endpoint; for ``rerank`` all pairs have the same first text.
         options: further fields of the request, for workers.
+        names: the caller's fields with the first and the second texts.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -392,6 +393,7 @@ class ScorePart:
     endpoint: Literal["rerank", "score"]
     options: Mapping[str, Any]
     caller: Caller
+    names: tuple[str, str] = ("text_1", "text_2")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
 
 import orjson
 from msgspec import structs
-from pydantic import AliasChoices, Field
+from pydantic import Field, Tag
 from typing_extensions import TypedDict
 
 from gateway.contracts.embeddings import PooledAnswer, PooledRequest
-from gateway.contracts.fields import ANYTHING, Body, Label, Name, Text
+from gateway.contracts.fields import ANYTHING, Body, Label, Listed, Name, Text, TextOr
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, required
 
 MAX_DOCUMENTS: Final = 2_048
 """Most documents of one request; Cohere has 1,000, and advises fewer."""
@@ -39,7 +39,12 @@ class RerankBody(Body):
     }
     model: Name
     query: Text
-    documents: list[Text | Document]
+    documents: Listed[
+        Annotated[
+            Annotated[Text, Tag("~text")] | Annotated[Document, Tag("~object")],
+            Field(union_mode="left_to_right"),
+        ]
+    ]
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: TokenLimit | None = None
@@ -57,8 +62,11 @@ class ScoreBody(Body):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"request_id": (ANYTHING,), "priority": (None, 0)}
     model: Name
-    text_1: Text | list[Text] = Field(validation_alias=AliasChoices("text_1", "queries"))
-    text_2: Text | list[Text] = Field(validation_alias=AliasChoices("text_2", "documents", "items"))
+    text_1: TextOr[Text] | None = None
+    queries: TextOr[Text] | None = None
+    text_2: TextOr[Text] | None = None
+    documents: TextOr[Text] | None = None
+    items: TextOr[Text] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
     instruction: Text | None = None
     user: Label | None = None
@@ -110,11 +118,13 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     Args:
         endpoint: the worker's endpoint that is called.
         options: the body's optional fields that are sent to the worker.
+        names: the body's fields with the first and the second texts.
     """
 
     pairs: tuple[Pair, ...]
     endpoint: Literal["rerank", "score"]
     options: Mapping[str, Any]
+    names: tuple[str, str] = ("text_1", "text_2")
 
 
 ScoreAnswer = PooledAnswer[float]
@@ -133,17 +143,30 @@ def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:
 
 def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
     """Convert a validated body to a request. Raises InvalidRequest."""
-    firsts, texts = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
-    _check("text_1", firsts)
-    _check("text_2", texts)
+    first, firsts = _texts(body, "text_1", "queries")
+    second, texts = _texts(body, "text_2", "documents", "items")
     if len(firsts) not in (1, len(texts)):
         raise not_allowed(
-            "text_1", f"has {len(firsts)} texts and text_2 has {len(texts)}", "one text, or as many as text_2"
+            first,
+            f"has {len(firsts)} texts and {second} has {len(texts)}",
+            f"one text, or as many as {second}",
         )
     if len(firsts) == 1:
         firsts = firsts * len(texts)
     pairs = list(zip(firsts, texts, strict=True))
-    return _request(body, origin, "score", pairs, ("truncate_prompt_tokens", "instruction"))
+    asked = _request(body, origin, "score", pairs, ("truncate_prompt_tokens", "instruction"))
+    return structs.replace(asked, names=(first, second))
+
+
+def _texts(body: ScoreBody, *names: str) -> tuple[str, list[str]]:
+    """The texts, and which of the names they have in the body. Raises InvalidRequest."""
+    name, *more = [one for one in names if getattr(body, one) is not None] or names[:1]
+    if more:
+        raise not_allowed(more[0], f"is given with {name}", "one of the two")
+    value = required(getattr(body, name), name)
+    texts = [value] if isinstance(value, str) else value
+    _check(name, texts)
+    return name, texts
 
 
 def _check(param: str, texts: Sequence[str]) -> None:

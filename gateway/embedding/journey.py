@@ -385,7 +385,9 @@ def _vectors(request: EmbeddingsRequest) -> _PooledWork[Embeds, str]:
 
 def _scores(request: ScoreRequest) -> _PooledWork[Ranks, float]:
     async def ask(backend: Ranks, part: InputPart) -> PartResults[Ranks, float]:
-        wanted = ScorePart(part.inputs, part.tokens, request.endpoint, request.options, request.caller)
+        wanted = ScorePart(
+            part.inputs, part.tokens, request.endpoint, request.options, request.caller, request.names
+        )
         made = await backend.score(wanted)
         return PartResults(backend, made.scores, made.input_tokens)
 

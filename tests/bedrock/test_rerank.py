@@ -46,6 +46,7 @@ async def test_what_the_model_cannot_be_asked_for_is_refused_by_field(
     for asked, param in (
         (part("x", truncate_prompt_tokens=9), "truncate_prompt_tokens"),
         (ScorePart(pairs, 9, "score", {}, caller), "text_1"),
+        (ScorePart(pairs, 9, "score", {}, caller, ("queries", "items")), "queries"),
     ):
         with pytest.raises(BackendFailure) as caught:
             await backend.score(asked)

@@ -61,6 +61,15 @@ async def test_pairs_have_a_score_each(connect: Connect, texts: tuple[Any, Any],
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("/v1/score", {"text_1": "a", "text_2": []}, "text_2"),
         ("/v1/score", {"text_1": "a", "queries": "b", "text_2": ["c"]}, "queries"),
+        ("/v1/score", {"text_1": "a", "documents": "b", "items": ["c"]}, "items"),
+        ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"queries": ["a", "b"], "items": ["a", "b", "c"]}, "queries"),
+        ("/v1/score", {"queries": "a", "documents": ["b", ""]}, "documents.1"),
+        ("/v1/score", {"queries": "a", "items": []}, "items"),
+        ("/v1/score", {"queries": 5, "items": "a"}, "queries"),
+        ("/v1/score", {"queries": "a", "items": ["b", 5]}, "items.1"),
+        ("/v1/rerank", {"documents": ["a", 5]}, "documents.1"),
+        ("/v1/rerank", {"documents": ["a", {"text": 5}]}, "documents.1.text"),
     ],
 )
 async def test_a_wrong_field_is_named_in_the_error(
@@ -68,4 +77,8 @@ async def test_a_wrong_field_is_named_in_the_error(
 ) -> None:
     asked = {"model": "m"} if path == "/v1/score" else ASKED
     refused = await posted(connect, path, {**asked, **changes})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param} ")
+    if "queries" in changes or "items" in changes:
+        assert "text_2" not in error["message"]

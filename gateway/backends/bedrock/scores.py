@@ -35,8 +35,9 @@ def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
     """The parameters of the call. Raises BackendFailure: the model cannot do what is asked."""
     queries = {query for query, _ in part.pairs}
     if len(queries) > 1:
+        first, second = part.names
         raise BackendFailure(
-            FailureKind.INVALID_INPUT, f"{model_id} takes one text_1 for all of text_2", param="text_1"
+            FailureKind.INVALID_INPUT, f"{model_id} takes one {first} for all of {second}", param=first
         )
     for name in part.options:
         raise BackendFailure(FailureKind.INVALID_INPUT, f"{model_id} has no {name}", param=name)
