@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -54,7 +55,8 @@ class SpanQuery(BaseModel):
     def span(self) -> Span:
         """Return the span. Raises InvalidRequest if it is empty."""
         if self.since is not None and self.until is not None and self.since >= self.until:
-            raise not_allowed("until", "is not later than since", "later")
+            since, until = (datetime.fromtimestamp(at, UTC).isoformat() for at in (self.since, self.until))
+            raise not_allowed("until", f"is {until}, and since is {since}", "a time later than since")
         return Span(self.since, self.until)
 
 

@@ -4,11 +4,13 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
+from accounting.values import UsageRow
 from ops.cli.console import opened, print_rows, print_text
 from ops.cli.operator import Operator, command_group, operator_command
 
@@ -159,11 +161,11 @@ def _rows(gateway: Operator, span: Mapping[str, str]) -> Iterator[dict[str, Any]
 
 
 def _write_csv(rows: Iterator[dict[str, Any]], out: TextIO) -> None:
-    writer: csv.DictWriter[str] | None = None
-    for row in rows:
-        if writer is None:
-            writer = csv.DictWriter(out, fieldnames=list(row))
-            writer.writeheader()
+    first = next(rows, None)
+    names = (*UsageRow.__struct_fields__, "hour") if first is None else first
+    writer = csv.DictWriter(out, fieldnames=list(names))
+    writer.writeheader()
+    for row in () if first is None else chain((first,), rows):
         writer.writerow({name: _cell(value) for name, value in row.items()})
 
 

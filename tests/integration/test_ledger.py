@@ -51,7 +51,10 @@ def test_a_wrong_query_is_refused_with_what_is_allowed(live: LiveGateway) -> Non
     for query, word in (
         ({"by": "tenants"}, "tenant, org"),
         ({"since": "yesterday"}, "ISO 8601"),
-        ({"since": "2026-01-02", "until": "2026-01-01"}, "later"),
+        (
+            {"since": "2026-01-02", "until": "2026-01-01"},
+            "until is 2026-01-01T00:00:00+00:00, and since is 2026-01-02T",
+        ),
         ({"group": "tenant"}, "group is not a known field"),
         ({"kind": "all"}, "'request', 'shadow', 'front' or 'cache'"),
     ):
@@ -72,6 +75,8 @@ def test_the_command_reports_exports_and_reconciles(live: LiveGateway, tmp_path:
         with to.open(newline="") as file:
             rows = list(csv.DictReader(file))
     [row] = [one for one in rows if one["request_id"] == answer["request_id"]]
+    none = CliRunner().invoke(app, ["usage", "export", "--since", "2999-01-01", *words])
+    assert none.stdout.splitlines() == [",".join(row)]
     assert int(row["output_tokens"]) == answer["usage"]["output_tokens"] == int(row["billable_output_tokens"])
     assert (row["model"], row["kind"]) == ("demo", "request")
 
