@@ -275,7 +275,9 @@ def _print_done(gateway: Operator, found: Any) -> None:
 
 
 def _print_one(found: Any) -> None:
-    print_lines(*(f"{name:<16}{_word(value)}" for name, value in found.items()))
+    # Operators know an adapter's recent requests as its demand; the field has another name.
+    shown = {"demand" if name == "heat" else name: value for name, value in found.items()}
+    print_lines(*(f"{name:<16}{_word(value)}" for name, value in shown.items()))
 
 
 def _word(value: Any) -> str:

@@ -242,7 +242,9 @@ def test_the_command_prints_json_when_asked() -> None:
 
 def test_the_command_adds_under_the_locations_last_word() -> None:
     adapters = FakeAdapters()
-    assert sluice(adapters, "add", "s3://b/manga_v4/", "--label", "a=b").exit_code == 0
+    added = sluice(adapters, "add", "s3://b/manga_v4/", "--label", "a=b")
+    assert added.exit_code == 0
+    assert "demand          1.5" in added.stdout and "heat" not in added.stdout  # the list's word
     given = adapters.calls[0][1]
     assert (given.id, given.location) == ("manga_v4", "s3://b/manga_v4/")
     assert sluice(adapters, "add", "x", "--label", "nonsense").exit_code == 1
