@@ -6,18 +6,13 @@ the gateway logs a warning and starts without this check: a broken disk must not
 no prompt.
 """
 
-import asyncio
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 import structlog
 
-from accounting.events import error_kind
 from gateway.prompts.versions import PromptFileError, PromptVersions
 from gateway.state.errors import Conflict, StateError
 from gateway.state.port import MAX_READ, StateStore
@@ -28,8 +23,6 @@ AUTHOR = "gateway"
 MAX_PUBLISHED = 100_000
 # The most versions in one record; far below the limit of a record's bytes.
 RECORD_VERSIONS = 1_000
-# Longest wait for another process that writes the table, in seconds.
-BUSY_TIMEOUT_S = 2.0
 # How often another process may append first; usually it has published the same versions.
 MAX_TRIES = 50
 
@@ -55,30 +48,22 @@ class StoreUnreachable(Exception):
 
 
 class StreamPublished:
-    """Stores published versions in a stream of the state store; the first of several records of an id counts.
+    """Stores published versions in a stream of the state store; the first record of an id counts."""
 
-    Earlier versions of Sluice stored them in a table of the SQLite file ``earlier``; its content is copied
-    into the stream with the next publishing.
-    """
-
-    def __init__(self, store: StateStore, earlier: Path | None = None) -> None:
+    def __init__(self, store: StateStore) -> None:
         self._store = store
-        self._earlier = earlier
 
     async def read(self) -> Mapping[str, Published]:
         """Return all published versions by id; write nothing."""
-        before = await asyncio.to_thread(_table, self._earlier)
         _, published = await self._read()
-        return {**before, **published}
+        return published
 
     async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
         """Store the versions whose id is new, and return all. Of two processes that start at the same time,
         one stores, and both return the same."""
-        before = await asyncio.to_thread(_table, self._earlier)
         for _ in range(MAX_TRIES):
             head, published = await self._read()
-            wanted = {**{one: Published(one, sha256, at) for one, sha256 in hashes.items()}, **before}
-            new = {one: known for one, known in wanted.items() if one not in published}
+            new = {one: Published(one, sha256, at) for one, sha256 in hashes.items() if one not in published}
             if len(published) + len(new) > MAX_PUBLISHED:
                 raise StoreUnreachable(
                     f"{len(published)} prompt versions are published; allowed: {MAX_PUBLISHED}"
@@ -164,19 +149,3 @@ class Publishing:
 
 def _iso(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time, UTC).isoformat(timespec="seconds")
-
-
-def _table(path: Path | None) -> Mapping[str, Published]:
-    if path is None or not path.exists():
-        return {}
-    try:
-        with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as connection:
-            there = connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'published_prompts'"
-            ).fetchone()
-            if there is None:
-                return {}
-            rows = connection.execute("SELECT id, sha256, published_at FROM published_prompts").fetchall()
-    except sqlite3.Error as error:
-        raise StoreUnreachable(error_kind(error)) from error
-    return {name: Published(name, sha256, at) for name, sha256, at in rows}

@@ -110,7 +110,7 @@ def make_model(base: Foundation) -> ModelParts:
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
     models = make_models(settings, tokenizers, canonicalizer)
     versions = PromptVersions.configured(settings.prompts.folder)
-    published = StreamPublished(base.state.store, base.state.path)
+    published = StreamPublished(base.state.store)
     tokenizer_json = engine.tokenizer_folder / "tokenizer.json"
     return ModelParts(
         tokenizer=tokenizers.of(engine.tokenizer_folder),

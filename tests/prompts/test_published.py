@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from gateway.prompts.published import (
     PromptChanged,
-    Published,
     Publishing,
     StoreUnreachable,
     StreamPublished,
@@ -44,7 +42,7 @@ def publishing(versions: PromptVersions, store: StreamPublished, at: float = NOW
 async def on_a_file(path: Path) -> AsyncIterator[StreamPublished]:
     store = SqliteStateStore(path, unix_time=time.time, busy_timeout_s=30.0)
     try:
-        yield StreamPublished(store, path)
+        yield StreamPublished(store)
     finally:
         await store.close()
 
@@ -133,21 +131,6 @@ async def test_of_processes_that_publish_at_once_all_see_the_same_first_text(tmp
             *(store.publish({"v1": f"{number:064}"}, at=NOW) for number, store in enumerate(stores))
         )
     assert len({one["v1"].sha256 for one in seen}) == 1
-
-
-async def test_what_an_earlier_version_published_in_its_table_is_still_published(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    with closing(sqlite3.connect(path)) as old:
-        old.execute("CREATE TABLE published_prompts (id VARCHAR, sha256 VARCHAR, published_at FLOAT)")
-        old.execute("INSERT INTO published_prompts VALUES ('v1', 'aa', 7.0)")
-        old.commit()
-    kept = {"v1": Published("v1", "aa", 7.0), "v2": Published("v2", "cc", 9.0)}
-    async with on_a_file(path) as store:
-        assert await store.read() == {"v1": Published("v1", "aa", 7.0)}
-        assert await store.publish({"v1": "bb", "v2": "cc"}, at=9.0) == kept
-        with closing(sqlite3.connect(path)) as old:
-            old.execute("DROP TABLE published_prompts")
-        assert await store.read() == kept, "it is on the stream now"
 
 
 async def test_more_versions_than_one_record_holds_are_published_in_several() -> None:
