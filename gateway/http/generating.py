@@ -14,11 +14,12 @@ from gateway.contracts.openai import ChatRequest, CompletionRequest
 from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.responses.answer import ResponseBody
-from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.body import CompactBody, ResponsesBody
+from gateway.contracts.responses.compact import CompactedBody
 from gateway.http.generate import GenerationEndpoint
 from gateway.http.idempotency import Idempotency
+from gateway.http.responses import COMPACT, CompactEndpoint, ResponsesEndpoint
 from gateway.http.responses import PATH as RESPONSES
-from gateway.http.responses import ResponsesEndpoint
 from gateway.http.routes import RawRoute, errors
 from gateway.ports import Services
 
@@ -39,6 +40,7 @@ ROUTES: Final = (
     RawRoute("/v1/completions", "Text", "openai", CompletionRequest, CompletionBody, _REFUSED),
     RawRoute("/v1/messages", "Messages", "anthropic", MessagesRequest, MessageBody, _REFUSED_MESSAGES),
     RawRoute(RESPONSES, "Response", "openai", ResponsesBody, ResponseBody, _REFUSED),
+    RawRoute(COMPACT, "Compact", "openai", CompactBody, CompactedBody, _REFUSED),
 )
 
 
@@ -59,4 +61,8 @@ def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIAp
         path: GenerationEndpoint(services, dialect, idempotency)
         for path, dialect in dialects_of(services).items()
     }
-    return {**endpoints, RESPONSES: ResponsesEndpoint(services, idempotency)}
+    return {
+        **endpoints,
+        RESPONSES: ResponsesEndpoint(services, idempotency),
+        COMPACT: CompactEndpoint(services, idempotency),
+    }

@@ -19,6 +19,7 @@ CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
         "/v1/completions": "completions",
         "/v1/messages": "messages",
         "/v1/responses": "responses",
+        "/v1/responses/compact": "responses",
     }
 )
 

@@ -19,7 +19,8 @@ from gateway.contracts.openai_answer import DeletedBody, PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of, sealed_items
-from gateway.contracts.responses.body import Includable, InputItem, ResponsesBody
+from gateway.contracts.responses.body import CompactBody, Includable, InputItem, ResponsesBody
+from gateway.contracts.responses.compact import compacted, summary_body
 from gateway.contracts.responses.request import INCLUDED_SEALED, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
 from gateway.contracts.values import Answer, Caller, GenerateRequest
@@ -36,6 +37,7 @@ from gateway.requests.background import number_of, split
 from gateway.requests.stored_responses import events_of, response_of
 
 PATH: Final = "/v1/responses"
+COMPACT: Final = f"{PATH}/compact"
 LOOK_S: Final = 1.0
 """Pause between two checks of a response that runs on another gateway."""
 
@@ -82,6 +84,17 @@ class ResponsesEndpoint(GenerationEndpoint):
 
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
         return await body_of(self._services, cast("ResponsesRequest", asked), answer)
+
+
+class CompactEndpoint(ResponsesEndpoint):
+    """Answers with a conversation's summary by the model, in the form of an item for later requests."""
+
+    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
+        origin = origin_of(self._services, exchange, caller)
+        return await asked_of(self._services, summary_body(parse(CompactBody, body)), origin)
+
+    async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
+        return orjson.dumps(compacted(cast("ResponsesRequest", asked), answer))
 
 
 async def asked_of(services: Services, body: ResponsesBody, origin: RequestOrigin) -> ResponsesRequest:

@@ -249,3 +249,12 @@ def test_every_argument_of_the_official_clients_lists_is_taken(tmp_path: Path) -
             anthropic.BadRequestError, match=r"colour is not a known field; allowed: .*after_id"
         ):
             claude.models.list(extra_query={"colour": "red"})
+
+
+def test_a_compacted_conversation_goes_on(client: openai.OpenAI) -> None:
+    compacted = client.responses.compact(model="demo", input="What should I read?")
+    assert compacted.object == "response.compaction"
+    assert [one.type for one in compacted.output] == ["message", "compaction"]
+    items: Any = [one.model_dump(exclude_none=True, warnings=False) for one in compacted.output]
+    answer = client.responses.create(model="demo", input=[*items, {"role": "user", "content": "And then?"}])
+    assert answer.output_text == "こんにちは!"

@@ -76,6 +76,7 @@ class InputItem(Body):
             "async": (None, False),
             "async_": (None, False),
             "caller": (None, {"type": "direct"}),
+            "created_by": (ANYTHING,),
         }
     )
     type: Literal[
@@ -85,6 +86,7 @@ class InputItem(Body):
         "custom_tool_call",
         "custom_tool_call_output",
         "reasoning",
+        "compaction",
         "item_reference",
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -225,3 +227,9 @@ class ResponsesBody(Body):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     sluice: SluiceFields | None = None
+
+
+class CompactBody(ResponsesBody):
+    """The body of ``POST /v1/responses/compact``: as for a response, which may be one without new input."""
+
+    input: TextOr[InputItem] | None = None  # type: ignore[assignment]

@@ -20,6 +20,8 @@ from gateway.contracts.tools import custom_tool, function_tool, refuse_others
 
 NAMESPACE_JOINT = "__"
 """Separates a namespace and its member in the tool name that the model gets."""
+SUMMARY_BEGINS = "Summary of our conversation so far:\n"
+"""The begin of a compaction item's content, which is not encrypted: it is the caller's own conversation."""
 OpenSeal = Callable[[str], str | None]
 """Returns the text of sealed reasoning; ``None`` if it was not sealed here for this tenant and model."""
 
@@ -52,10 +54,11 @@ def conversation(
                 raise not_allowed(f"{at}.type", "is 'item_reference'", "the item itself")
             case "function_call" | "custom_tool_call":
                 turn.calls.append(_call(item, at))
-            case "message" if item.role == "assistant":
+            case "message" | "compaction" if item.type == "compaction" or item.role == "assistant":
                 if turn.content is not None or turn.calls:
                     yield turn.taken()
-                turn.content = _words(item.content, f"{at}.content")
+                summary = item.type == "compaction"
+                turn.content = _summary(item, at) if summary else _words(item.content, f"{at}.content")
             case _:
                 if turn:
                     yield turn.taken()
@@ -125,6 +128,15 @@ def reasoning_of(item: InputItem, at: str, open_seal: OpenSeal | None) -> str:
             "reasoning with its content",
         )
     return words
+
+
+def _summary(item: InputItem, at: str) -> str:
+    summary = required(item.encrypted_content, f"{at}.encrypted_content")
+    if not summary.startswith(SUMMARY_BEGINS):
+        raise not_allowed(
+            f"{at}.encrypted_content", "was not made here", "that of POST /v1/responses/compact"
+        )
+    return summary
 
 
 def _call(item: InputItem, at: str) -> ToolCall:
