@@ -89,9 +89,9 @@ class ResponsesEndpoint(GenerationEndpoint):
 class CompactEndpoint(ResponsesEndpoint):
     """Answers with a conversation's summary by the model, in the form of an item for later requests."""
 
-    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
+    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes, short: bytes) -> ParsedRequest:
         origin = origin_of(self._services, exchange, caller)
-        return await asked_of(self._services, summary_body(parse(CompactBody, body)), origin)
+        return await asked_of(self._services, summary_body(parse(CompactBody, short)), origin)
 
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
         return orjson.dumps(compacted(cast("ResponsesRequest", asked), answer))

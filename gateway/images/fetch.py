@@ -106,7 +106,7 @@ class ImageFetcher:
                 status = await connection.head()
                 if status == 200:
                     return await self._body(connection, hold)
-                if status not in _REDIRECTS or connection.location is None:
+                if status not in _REDIRECTS or not connection.location:
                     raise BadAddress(
                         f"could not be fetched: the server answered {status}", "an address of an image"
                     )

@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._last_at = 0.0
         self.status = 0
         self.content_type = ""
-        self.retry_after = self.retry_after_ms = ""
+        self.retry_after = self.retry_after_ms = self.location = ""
 
     # The methods of an exchange, in the order of the calls.
 
@@ -273,6 +273,7 @@ class Connection(asyncio.Protocol):
         self.content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
         self.retry_after = headers.get(b"retry-after", b"").decode("latin-1")
         self.retry_after_ms = headers.get(b"retry-after-ms", b"").decode("latin-1")
+        self.location = headers.get(b"location", b"").decode("latin-1")
 
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""
