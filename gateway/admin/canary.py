@@ -169,6 +169,7 @@ class CanaryAdmin:
             )
         last = self.routing.last()
         before = weights_of(last.draft.config, given.route)
+        self.routing.check_backend(given.backend)
         required = last.draft.config["routes"][given.route].get("requires_evaluation", False)
         if required and not given.force and (fault := self.evaluation_fault(given.backend)) is not None:
             raise NotEvaluatedError(f"{fault}; run `sluice evaluate variant`, or force it as an admin")

@@ -140,11 +140,19 @@ class RoutingAdmin:
 
     async def set_weight(self, given: RouteWeightBody, *, who: str) -> RevisionMadeBody:
         target = f"{given.route}: {given.backend} at {given.percent:g} %"
-        return await self._change("weights", target, _weight(given, given.percent), given, who)
+        return await self._change("weights", target, self._weight(given, given.percent), given, who)
 
     async def promote(self, given: RoutePromoteBody, *, who: str) -> RevisionMadeBody:
         target = f"{given.route}: {given.backend}"
-        return await self._change("promote", target, _weight(given, change.WHOLE), given, who)
+        return await self._change("promote", target, self._weight(given, change.WHOLE), given, who)
+
+    def _weight(self, given: RoutePromoteBody, percent: float) -> Make:
+        def make(last: Stored) -> dict[str, Any]:
+            changed = change.with_weight(last.draft.config, given.route, given.backend, percent)
+            self.revisions.check_backend(given.backend)
+            return changed
+
+        return make
 
     async def roll_back(self, given: RouteRollbackBody, *, who: str) -> RevisionMadeBody:
         target = "to the one before" if given.to is None else f"to revision {given.to}"
@@ -257,10 +265,6 @@ class RoutingAdmin:
                     return replace(stored, draft=replace(stored.draft, config=settled))
             number -= PAGE
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
-
-
-def _weight(given: RoutePromoteBody, percent: float) -> Make:
-    return lambda last: change.with_weight(last.draft.config, given.route, given.backend, percent)
 
 
 def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.errors import BackendUnavailable
 from gateway.routing.change import ConfigChange, differences, same
 from gateway.routing.check import KnownNames, adapters_named
@@ -112,6 +113,11 @@ class RoutingProjection(FollowedStream):
         if known.adapters is not None and (last := self.latest or self.in_force) is not None:
             known = replace(known, adapters={*known.adapters, *adapters_named(last.draft.config)})
         make_revision(self.head + 1, draft.config, known, source="config")
+
+    def check_backend(self, name: str) -> None:
+        """Refuse a change of a backend that does not exist. Raises InvalidRequest."""
+        if name not in self._known.backends:
+            raise not_allowed("backend", f"is '{path_of([name])}'", ", ".join(sorted(self._known.backends)))
 
     async def start(self) -> None:
         """Put a revision in force: the store's last one, else the routing file as the first one.

@@ -307,6 +307,15 @@ async def test_an_unknown_route_is_told() -> None:
             await process.promote("talk", "pool")
 
 
+async def test_an_unknown_backend_is_refused_by_the_field_that_names_it() -> None:
+    process = Process(MemoryStreams())
+    async with running(process):
+        for change in (process.promote("chat", "mars"), process.set_weight("chat", "mars", 5)):
+            with pytest.raises(InvalidRequest, match=r"^backend is 'mars'; allowed: local, pool$") as refused:
+                await change
+            assert refused.value.param == "backend"
+
+
 async def test_a_dry_run_validates_and_changes_nothing() -> None:
     process = Process(streams := MemoryStreams())
     async with running(process):
