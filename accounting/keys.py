@@ -178,8 +178,12 @@ class KeyRing:
             return LOCAL_OPERATOR
         if not bearer:
             return None
-        given = _bytes_of(bearer)
-        stored = self._nearest(bearer)
+        given, stored = _bytes_of(bearer), self._decoy
+        if self._prefixes:
+            mark, _, rest = bearer.partition("_")
+            prefix, _, _ = rest.partition("_")
+            place = bisect_left(self._prefixes, prefix if mark == _MARK else "")
+            stored = self._by_prefix[self._prefixes[place % len(self._prefixes)]]
         is_stored = hmac.compare_digest(self._digest_of(stored.salt, given), stored.digest)
         digest, own = self._digest_of(self._salt, given), None
         for known, record in self._first:  # no break: the time must not tell which one matches
@@ -228,17 +232,6 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self._by_id)
-
-    def _nearest(self, bearer: str) -> StoredKey:
-        """The key with the prefix of ``bearer``, or with the next prefix, so that the work is the same."""
-        if not self._prefixes:
-            return self._decoy
-        mark, _, rest = bearer.partition("_")
-        prefix, _, _ = rest.partition("_")
-        if mark != _MARK:
-            prefix = ""
-        place = bisect_left(self._prefixes, prefix)
-        return self._by_prefix[self._prefixes[place % len(self._prefixes)]]
 
 
 def _bytes_of(key: str) -> bytes:
