@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -264,7 +264,17 @@ class Journal:
         if segment is not None:
             self._retry_at = None
             group.synced = True
-            self._place(group.entries, segment, len(group.data))
+            new = segment not in self._segments
+            self._segments.add(segment)
+            self.size_bytes += segment.size if new else len(group.data)
+            for entry in group.entries:
+                if entry.written:
+                    continue
+                entry.segment = segment
+                if entry.held:
+                    segment.waiting += 1
+                else:
+                    segment.spilled = True
             self._options.emit(JournalSynced(len(group.entries), took_s))
         else:
             self._fail(error_kind(error), len(group.entries))
@@ -274,21 +284,6 @@ class Journal:
         group.end()
         if self._loop is not None and self._gathering.entries:
             self._hand_over_soon(self._loop)
-
-    def _place(self, entries: Iterable[PendingRow], segment: JournalSegment, size: int) -> None:
-        if segment not in self._segments:
-            self._segments.add(segment)
-            self.size_bytes += segment.size
-        else:
-            self.size_bytes += size
-        for entry in entries:
-            if entry.written:
-                continue
-            entry.segment = segment
-            if entry.held:
-                segment.waiting += 1
-            else:
-                segment.spilled = True
 
     def _closed(self, segment: JournalSegment) -> None:
         segment.closed = True

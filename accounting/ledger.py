@@ -133,14 +133,14 @@ class Ledger:
         if self._writer.closing:
             self._writer.lose((row,), LossReason.CLOSED)
             return False
-        entry = PendingRow(row, self._clock(), held=self._writer.has_room)
+        entry = PendingRow(row, self._clock())
         journaled = self._journal is not None and self._journal.append(entry)
-        if entry.held:
-            self._writer.hold(entry)
-        elif not journaled:
+        if self._writer.hold(entry):
+            return True
+        if not journaled:
             self._writer.lose((row,), LossReason.OUTBOX_FULL)
             return False
-        elif self._replay is not None:
+        if self._replay is not None:
             self._replay.spilled(entry.at)
         return True
 
@@ -206,10 +206,7 @@ class Ledger:
 
     def _row_lost(self, entry: PendingRow) -> None:
         """Keep a row in memory that the journal could not store; without room it is lost."""
-        if self._writer.has_room and not self._writer.closing:
-            entry.held = True
-            self._writer.hold(entry)
-        else:
+        if self._writer.closing or not self._writer.hold(entry):
             self._writer.lose((entry.row,), LossReason.OUTBOX_FULL)
 
 

@@ -60,10 +60,6 @@ class Writer:
         return self._outbox[0].at if self._outbox else None
 
     @property
-    def has_room(self) -> bool:
-        return len(self._outbox) < self._options.outbox_rows
-
-    @property
     def healthy(self) -> bool:
         """Whether the last database call succeeded."""
         return self._failures == 0
@@ -73,12 +69,15 @@ class Writer:
         """Whether the database works and less than a batch waits."""
         return self.healthy and len(self._outbox) < self._options.batch_rows
 
-    def hold(self, entry: PendingRow) -> None:
-        """Add a row; the caller has checked :attr:`has_room`."""
-        self._outbox.append(entry)
-        self._wake.set()
-        if len(self._outbox) >= self._enough_rows:
-            self._enough.set()
+    def hold(self, entry: PendingRow) -> bool:
+        """Add a row if there is room, and return whether there was."""
+        entry.held = len(self._outbox) < self._options.outbox_rows
+        if entry.held:
+            self._outbox.append(entry)
+            self._wake.set()
+            if len(self._outbox) >= self._enough_rows:
+                self._enough.set()
+        return entry.held
 
     async def run(self) -> None:
         """Write rows as they come, until :meth:`stop`. Cancelling it loses no row: rows leave only when
