@@ -45,19 +45,22 @@ class Ceilings:
 
     def count_request(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
+        if caller.role is not CallerRole.CALLER:
+            return
         limit = self._limits.requests_per_minute
         if limit is not None and caller.limits.requests_per_minute is None:
             self._count("requests_per_minute", limit, caller, 1)
 
-    def count_tokens(self, caller: Caller, tokens: int) -> None:
-        """Count the tokens that a request is expected to use. Raises RateLimited."""
+    def count_use(self, caller: Caller, tokens: int, cost: Callable[[], int] = int) -> None:
+        """Count the tokens that a request is expected to use and what it may cost, in nano US dollars. Raises
+        RateLimited.
+        """
+        if caller.role is not CallerRole.CALLER:
+            return
         limit = self._limits.tokens_per_minute
         if limit is not None and caller.limits.tokens_per_minute is None:
             self._count("tokens_per_minute", limit, caller, tokens)
-
-    def count_money(self, caller: Caller, cost: Callable[[], int]) -> None:
-        """Count the money that a request may cost, in nano US dollars. Raises RateLimited."""
-        if self._nanousd is not None and caller.role is CallerRole.CALLER and caller.budget == NO_BUDGET:
+        if self._nanousd is not None and caller.budget == NO_BUDGET:
             self._count("usd_per_minute", self._nanousd, caller, cost(), NANOUSD)
 
     def running(self, caller: Caller) -> "Running":
@@ -73,8 +76,6 @@ class Ceilings:
         return Running(self._running, key_id) if counted else _UNCOUNTED
 
     def _count(self, name: str, limit: int, caller: Caller, amount: int, unit: int = 1) -> None:
-        if caller.role is not CallerRole.CALLER:
-            return
         now = self._clock()
         if now >= self._ends_at:
             self._used.clear()

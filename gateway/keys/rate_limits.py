@@ -177,8 +177,7 @@ class KeyLimiter:
             QuotaExceeded: over the tokens per day.
             BudgetExceeded: over the budget of a day or a month, of the key or its tenant.
         """
-        self._ceilings.count_tokens(caller, tokens)
-        self._ceilings.count_money(caller, cost)
+        self._ceilings.count_use(caller, tokens, cost)
         quotas, spent, limits = self._quotas, self._spent, caller.limits
         if quotas is None or spent is None:
             return None

@@ -30,7 +30,7 @@ def test_requests_and_tokens_of_a_minute_are_counted_for_each_key() -> None:
     for caller in (CALLER, other):
         ceilings.count_request(caller)
         ceilings.count_request(caller)
-        ceilings.count_tokens(caller, 60)
+        ceilings.count_use(caller, 60)
     clock.now += 20.5
     with pytest.raises(
         RateLimited, match=r"requests_per_minute: .* is 2; less is left of it now, come again in 40 s"
@@ -38,27 +38,27 @@ def test_requests_and_tokens_of_a_minute_are_counted_for_each_key() -> None:
         ceilings.count_request(CALLER)
     assert refused.value.retry_after_ms == 39_500
     with pytest.raises(RateLimited, match="tokens_per_minute: the request needs 60"):
-        ceilings.count_tokens(CALLER, 60)
-    ceilings.count_tokens(CALLER, 40)
+        ceilings.count_use(CALLER, 60)
+    ceilings.count_use(CALLER, 40)
     clock.now += 40.0
     ceilings.count_request(CALLER)
-    ceilings.count_tokens(CALLER, 60)
+    ceilings.count_use(CALLER, 60)
 
 
 def test_money_of_a_minute_is_counted_for_keys_without_a_budget() -> None:
     clock = Clock()
     ceilings = Ceilings(KeyLimits(), None, clock=clock, nanousd_per_minute=2 * 10**9)
-    ceilings.count_money(CALLER, lambda: 15 * 10**8)
+    ceilings.count_use(CALLER, 0, lambda: 15 * 10**8)
     with pytest.raises(RateLimited, match=r"usd_per_minute: the request needs 0\.6, .* is 2; less is left"):
-        ceilings.count_money(CALLER, lambda: 6 * 10**8)
+        ceilings.count_use(CALLER, 0, lambda: 6 * 10**8)
     for free in (replace(CALLER, budget=Budget(1)), replace(CALLER, role=CallerRole.ADMIN)):
-        ceilings.count_money(free, lambda: 10**12)
+        ceilings.count_use(free, 0, lambda: 10**12)
     clock.now += 60.0
-    ceilings.count_money(CALLER, lambda: 6 * 10**8)
+    ceilings.count_use(CALLER, 0, lambda: 6 * 10**8)
 
 
 def test_without_a_ceiling_of_money_no_cost_is_computed() -> None:
-    Ceilings(KeyLimits(), None, clock=Clock()).count_money(CALLER, lambda: pytest.fail("it was computed"))
+    Ceilings(KeyLimits(), None, clock=Clock()).count_use(CALLER, 0, lambda: pytest.fail("it was computed"))
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_money_has_a_ceiling_where_something_has_a_price(sections: dict[str, Any
 
 def test_one_request_above_the_tokens_of_a_minute_is_let_through() -> None:
     ceilings = Ceilings(KeyLimits(None, 100), None, clock=Clock())
-    ceilings.count_tokens(CALLER, 500)
+    ceilings.count_use(CALLER, 500)
     with pytest.raises(RateLimited):
-        ceilings.count_tokens(CALLER, 1)
+        ceilings.count_use(CALLER, 1)
 
 
 def test_a_keys_requests_that_run_are_counted_until_they_end_in_whatever_way() -> None:
@@ -102,7 +102,7 @@ def test_only_callers_keys_have_ceilings(role: CallerRole) -> None:
     caller = replace(CALLER, role=role)
     for _ in range(3):
         ceilings.count_request(caller)
-        ceilings.count_tokens(caller, 5)
+        ceilings.count_use(caller, 5)
     with ceilings.running(caller), ceilings.running(caller):
         pass
 
@@ -112,7 +112,7 @@ def test_a_keys_own_limit_replaces_the_ceiling_of_its_kind() -> None:
     own = replace(CALLER, limits=KeyLimits(requests_per_minute=1_000, tokens_per_minute=1_000))
     for _ in range(3):
         ceilings.count_request(own)
-        ceilings.count_tokens(own, 5)
+        ceilings.count_use(own, 5)
 
 
 def test_ceilings_are_on_by_default_and_each_can_be_switched_off() -> None:
@@ -125,6 +125,6 @@ def test_ceilings_are_on_by_default_and_each_can_be_switched_off() -> None:
 def test_a_limit_of_a_day_leaves_the_ceiling_of_the_minute() -> None:
     ceilings = Ceilings(KeyLimits(None, 1), None, clock=Clock())
     daily = replace(CALLER, limits=KeyLimits(tokens_per_day=1_000))
-    ceilings.count_tokens(daily, 5)
+    ceilings.count_use(daily, 5)
     with pytest.raises(RateLimited, match="tokens_per_minute"):
-        ceilings.count_tokens(daily, 5)
+        ceilings.count_use(daily, 5)
