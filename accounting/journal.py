@@ -52,16 +52,16 @@ class _Group(Struct, eq=False):
 
     entries: list[PendingRow] = []
     data: bytearray = field(default_factory=bytearray)
-    waiting: list[asyncio.Future[None]] = []
+    waiting: list[asyncio.Future[bool]] = []
     done: bool = False
     synced: bool = False
 
-    def end(self) -> None:
-        """Mark the group done and wake the waiters; a second call does nothing."""
+    def end(self, durable: bool) -> None:
+        """Mark the group done and give the waiters their result; a second call does nothing."""
         self.done = True
         for ended in self.waiting:
             if not ended.done():
-                ended.set_result(None)
+                ended.set_result(durable)
         self.waiting.clear()
 
 
@@ -69,7 +69,7 @@ class Journal:
     """One process' files in a folder that the processes of one machine share. Not thread-safe.
 
     A full or failing disk fails no request: the journal emits an event and tries again after a pause. Until
-    then rows are only in memory, and :meth:`durable` returns ``False`` when ``strict``. ``on_lost`` is called
+    then rows are only in memory, and :meth:`durable` gives ``False`` when ``strict``. ``on_lost`` is called
     for each row that is neither in memory nor in a file. Names from ``new_name`` must sort by time.
     """
 
@@ -84,6 +84,7 @@ class Journal:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._gathering = _Group()
         self._syncing: _Group | None = None
+        self._strict = options.durability is Durability.STRICT
         relaxed = options.durability is Durability.RELAXED
         self._gap_s = options.relaxed_sync_gap_s if relaxed else options.sync_gap_s
         self._handed_at = float("-inf")
@@ -144,20 +145,19 @@ class Journal:
             self._hand_over_soon(self._loop)
         return True
 
-    async def durable(self, *, strict: bool = True) -> bool:
-        """Wait until all appended rows are synced, at most ``sync_wait_s``; returns whether they are.
-
-        Unless ``strict``, it waits too, but always returns true.
+    def durable(self) -> asyncio.Future[bool]:
+        """Done when all appended rows are synced, or after ``sync_wait_s``; its result is whether they are,
+        but always true unless ``strict``.
         """
+        # A future of its own: cancelling one waiter does not affect the others.
+        ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         group = self._gathering if self._gathering.entries else self._syncing
-        if group is None or self._loop is None:
-            return not strict or self.working
-        if not group.done:
-            # Cancelling one waiter does not affect the others.
-            ended = self._loop.create_future()
+        if group is None or group.done:
+            synced = group is None or group.synced
+            ended.set_result(not self._strict or (synced and self.working))
+        else:
             group.waiting.append(ended)
-            await ended
-        return not strict or (group.synced and self.working)
+        return ended
 
     def written(self, entry: PendingRow) -> None:
         """Note that the database has this row; delete its file when that was the last one."""
@@ -254,8 +254,8 @@ class Journal:
             self._late = loop.call_later(rest_s, self._check_sync, loop)
             return
         self._fail("Timeout", len(group.entries))
-        group.end()
-        self._gathering.end()
+        group.end(not self._strict)
+        self._gathering.end(not self._strict)
 
     def _stored(
         self, group: _Group, segment: JournalSegment | None, error: OSError | None, took_s: float
@@ -281,7 +281,7 @@ class Journal:
             for entry in group.entries:
                 if not entry.held:
                     self._on_lost(entry)
-        group.end()
+        group.end(not self._strict or (group.synced and self.working))
         if self._loop is not None and self._gathering.entries:
             self._hand_over_soon(self._loop)
 

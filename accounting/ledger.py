@@ -41,14 +41,13 @@ class Ledger:
     ) -> None:
         self._store = store(url)
         self._options = options
-        self._writer = Writer(self._store, options, done=self._done)
         self._clock = options.clock
         self._durability = options.durability
-        self._journal: Journal | None = None
-        self._replay: Replay | None = None
-        if options.journal_folder is not None and options.durability is not Durability.MEMORY:
-            self._journal = Journal(options.journal_folder, options, on_lost=self._row_lost)
-            self._replay = Replay(self._journal, self._writer, options)
+        folder = None if options.durability is Durability.MEMORY else options.journal_folder
+        self._journal = None if folder is None else Journal(folder, options, on_lost=self._row_lost)
+        done = _nothing if self._journal is None else self._journal.written
+        self._writer = Writer(self._store, options, done=done)
+        self._replay = None if self._journal is None else Replay(self._journal, self._writer, options)
 
     @property
     def depth(self) -> int:
@@ -146,10 +145,9 @@ class Ledger:
 
     def durable(self) -> Awaitable[bool]:
         """Wait for the journal if ``durability`` asks for it; ``False`` means that no answer may be sent."""
-        strict = self._durability is Durability.STRICT
         if self._journal is None or self._durability is Durability.RELAXED:
-            return _known(not strict)
-        return self._journal.durable(strict=strict)
+            return _known(self._durability is not Durability.STRICT)
+        return self._journal.durable()
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Write waiting rows, for at most ``timeout_s`` seconds, then close the database. The other rows stay
@@ -198,16 +196,14 @@ class Ledger:
         except Exception as error:
             self._writer.failed(error)
 
-    # Notifications between journal and writer
-
-    def _done(self, entry: PendingRow) -> None:
-        if self._journal is not None:
-            self._journal.written(entry)
-
     def _row_lost(self, entry: PendingRow) -> None:
         """Keep a row in memory that the journal could not store; without room it is lost."""
         if self._writer.closing or not self._writer.hold(entry):
             self._writer.lose((entry.row,), LossReason.OUTBOX_FULL)
+
+
+def _nothing(entry: PendingRow) -> None:
+    """What follows from a written row where there is no journal."""
 
 
 async def _known(durable: bool) -> bool:
