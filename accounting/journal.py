@@ -165,7 +165,8 @@ class Journal:
         segment = entry.segment
         if segment is not None and entry.held:
             segment.waiting -= 1
-            self._reclaim(segment)
+            if segment.closed:
+                self._reclaim(segment)
 
     def rotate(self, *, read_back: bool) -> None:
         """Close the file in use if it is long or, with ``read_back``, has rows that are not in memory."""
@@ -294,8 +295,8 @@ class Journal:
 
     def _reclaim(self, segment: JournalSegment) -> None:
         """Delete a closed file without unwritten rows, or queue it to be read back."""
-        if not segment.closed or segment.waiting or segment not in self._segments:
-            return  # in use, or with waiting rows, or released by close()
+        if segment.waiting or segment not in self._segments:
+            return  # with waiting rows, or released by close()
         if segment.spilled:
             self._unread.append(segment)
         else:
