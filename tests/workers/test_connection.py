@@ -82,7 +82,7 @@ def test_an_answer_reads_the_same_however_it_is_cut(kind: str, cuts: list[int]) 
             for start, end in itertools.pairwise(bounds):
                 if end > start:
                     connection.data_received(raw[start:end])
-            assert await connection.head() == 200
+            assert connection.status == 200
             assert connection.content_type == "text/event-stream"
             assert await whole_body(connection) == b"hello there"
             connection.release()
@@ -112,7 +112,6 @@ def test_an_answer_is_passed_on_the_same_however_it_is_cut(kind: str, cuts: list
         taken: list[bytes] = []
 
         async def read() -> None:
-            await connection.head()
             more = True
             while more:
                 reader = PieceReader(most)
@@ -138,7 +137,6 @@ async def test_pieces_are_taken_as_they_come_and_the_reader_is_woken_for_the_end
     connection, _, _ = connected()
     send(connection)
     connection.data_received(HEAD + b"content-length: 11\r\n\r\n")
-    await connection.head()
     reader = PieceReader()
     async with asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(connection.pass_on(reader.take))
@@ -203,7 +201,6 @@ def test_no_bytes_leave_a_request_without_an_end(pieces: list[bytes]) -> None:
             connection.data_received(piece)
         connection.connection_lost(None)
         try:
-            await connection.head()
             await whole_body(connection)
         except TransportError as error:
             assert str(error)
@@ -228,7 +225,7 @@ async def test_bytes_after_the_end_of_an_answer_close_the_connection() -> None:
     send(connection)
     connection.data_received(BODIES["of a length"])
     connection.data_received(b"more")
-    assert await connection.head() == 200
+    assert connection.status == 200
     connection.release()
     assert transport.aborted and "free" not in calls
 

@@ -173,19 +173,20 @@ class CompletionReader:
             self.done = False
             at, found = next((at, one.error) for at, one in enumerate(chunks) if one.error != _NULL)
             chunks, self.fault = chunks[:at], failure_in_stream(bytes(found))
-        if self._tools.began or _have_events(chunks):
+        if self._tools.began:
             return self._in_order(chunks)
         if len(chunks) == 1 and not self._ids and (choices := chunks[0].choices) and len(choices) == 1:
-            chunk, choice = chunks[0], choices[0]
-            text = choice.text if choice.delta is None else choice.delta.content
+            chunk, choice, message = chunks[0], choices[0], choices[0].delta
+            text = choice.text if message is None else message.content
             more = choice.index or choice.finish_reason is not None or choice.logprobs != _NULL
-            if text and not (more or chunk.usage or chunk.sluice or chunk.metrics):
+            figures = chunk.usage or chunk.sluice or chunk.metrics
+            if text and not (more or figures) and (message is None or message == _Message(text)):
                 # The common case, one token of a plain stream: a fast path.
                 count = 1 if choice.token_ids is None else len(choice.token_ids)
                 self.started = True
                 self._counted += count
                 return [Delta(text, count, token_ids=choice.token_ids or ())]
-        return self._joined(chunks)
+        return self._in_order(chunks) if _have_events(chunks) else self._joined(chunks)
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
         deltas: list[Delta] = []

@@ -147,7 +147,8 @@ class WorkerClient:
                 connection.send(*request, first_s=first_s, idle_s=idle_s, total_s=total_s)
                 if rest is not None:
                     await connection.send_more(rest())
-                await connection.head()
+                while not connection.head_done:
+                    await connection.wait()
                 return connection
             except ConnectionLost as error:
                 connection.close()

@@ -26,7 +26,8 @@ LINGER_S = 1.0
 
 
 class Connection(asyncio.Protocol):
-    """Serves one exchange after another; :meth:`send`, :meth:`head`, :meth:`read`, then :meth:`release`.
+    """Serves one exchange after another: :meth:`send`, :meth:`wait` until ``head_done``, :meth:`read` until the
+    end, :meth:`release`.
 
     Args:
         made: called once, when the connection is made.
@@ -66,7 +67,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._buffered = 0  # bytes received since the last read
         self._head_bytes = 0
-        self._head_done = False
+        self.head_done = False  # whether the head of the answer was received
         self._has_length = False
         self._keeps_alive = False
         self._done = False
@@ -113,28 +114,22 @@ class Connection(asyncio.Protocol):
         self._partly_sent = True
         async with aclosing(pieces):
             async for piece in pieces:
-                while self._full and not self._head_done:
-                    await self._wait()
+                while self._full and not self.head_done:
+                    await self.wait()
                 if self._error is not None:
                     raise self._error
-                if self._head_done or self._transport is None:
+                if self.head_done or self._transport is None:
                     return
                 self._transport.write(piece)
                 await asyncio.sleep(0)  # let other tasks run: a fast worker never makes this loop wait
         self._partly_sent = False
-
-    async def head(self) -> int:
-        """Wait for the head of the answer; returns its status. Raises TransportError."""
-        while not self._head_done:
-            await self._wait()
-        return self.status
 
     async def read(self) -> bytes:
         """The body received since the last call; empty at its end. Raises TransportError."""
         while not self._body:
             if self._done:
                 return b""
-            await self._wait()
+            await self.wait()
         data = b"".join(self._body)
         self._body.clear()
         self._buffered = 0
@@ -153,7 +148,7 @@ class Connection(asyncio.Protocol):
             self._take = take
             try:
                 while self._take is not None and not self._done:
-                    await self._wait()
+                    await self.wait()
             finally:
                 self._take = None
         return not self._done or bool(self._body)
@@ -211,7 +206,7 @@ class Connection(asyncio.Protocol):
             self._fail(BadHttp("bytes outside of an answer"))
             return
         self._last_at = self._loop.time()
-        if not self._head_done:
+        if not self.head_done:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -219,7 +214,7 @@ class Connection(asyncio.Protocol):
             self._fail(BadHttp("the worker asks for a protocol upgrade"))
         except httptools.HttpParserError:
             self._fail(BadHttp("the answer is not HTTP"))
-        if self._head_done:
+        if self.head_done:
             self._headers.clear()  # trailers are not stored
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
@@ -247,7 +242,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._head_done and not self._has_length and error is None and self._error is None:
+        if self.head_done and not self._has_length and error is None and self._error is None:
             # An answer without a length ends where the connection does.
             self._done = True
         if self._error is None:
@@ -265,7 +260,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self._head_done = self.status >= 200
+        self.head_done = self.status >= 200
         # Read here: after the answer's end the parser is at the next answer.
         self._keeps_alive = self._parser.should_keep_alive()
         headers = dict(zip(map(bytes.lower, self._headers), self._headers.values(), strict=True))
@@ -277,12 +272,12 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""
-        if self._head_done:
+        if self.head_done:
             self._done = True
 
     # Waiting.
 
-    def _wait(self) -> asyncio.Future[None]:
+    def wait(self) -> asyncio.Future[None]:
         """A future that is done at the next change. Raises the connection's error."""
         if self._error is not None:
             raise self._error
