@@ -26,8 +26,9 @@ LINGER_S = 1.0
 
 
 class Connection(asyncio.Protocol):
-    """Serves one exchange after another: :meth:`send`, :meth:`wait` until ``head_done``, :meth:`read` until the
-    end, :meth:`release`.
+    """Serves one exchange after another.
+
+    Its methods in order: :meth:`send`, :meth:`wait` until ``head_done``, :meth:`read`, :meth:`release`.
 
     Args:
         made: called once, when the connection is made.

@@ -172,10 +172,10 @@ class WorkerLoad:
 
     def current(self, now: float) -> BackendLoad | None:
         """The worker's load now; ``None`` without a scrape that is recent enough."""
-        if self._cached is not None and now <= self._fresh_until:
+        fresh = now <= self._fresh_until
+        if fresh and self._cached is not None:
             return self._cached
-        figures = self._figures
-        doubt = self._doubt(now)
+        figures, doubt = self._figures, 1.0 if fresh else self._doubt(now)
         if figures is None or not doubt:
             return None
         total = len(self._sent) + round(self._others * doubt)
@@ -190,7 +190,7 @@ class WorkerLoad:
             block_size=figures.block_size,
             max_running=self._max_running,
         )
-        self._cached = load if doubt == 1.0 else None
+        self._cached = load if fresh else None
         return load
 
     def requests_and_kv_usage(self, now: float) -> tuple[float, float]:
