@@ -289,8 +289,7 @@ def _innermost(backend: Backend) -> Backend:
     return backend
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
+class Absence(Struct, frozen=True):
     """Why a backend takes no work now, as a sentence for callers; ``loading``: it is about to take work.
 
     ``retry_s``: seconds until callers should try again, instead of the estimate of the backend's return.
@@ -329,8 +328,7 @@ class TakesParts(Protocol):
         """Whether it takes work."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedPart:
+class EmbedPart(Struct, frozen=True):
     """Inputs whose vectors are wanted; ``tokens`` are estimated.
 
     ``truncate_to``: longest input in tokens, -1: the model's; ``None``: longer ones are refused. ``first``:
@@ -360,8 +358,7 @@ class EmbedPart:
         return plain
 
 
-@dataclass(frozen=True, slots=True)
-class Vectors:
+class Vectors(Struct, frozen=True):
     """One vector per input, as base64 of little-endian 32-bit floats."""
 
     vectors: tuple[str, ...]
@@ -378,8 +375,7 @@ class Embeds(TakesParts, Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePart:
+class ScorePart(Struct, frozen=True):
     """Pairs of texts whose scores are wanted; ``tokens`` are estimated.
 
     Args:
@@ -396,8 +392,7 @@ class ScorePart:
     names: tuple[str, str] = ("text_1", "text_2")
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(Struct, frozen=True):
     """One score per pair."""
 
     scores: tuple[float, ...]
@@ -411,8 +406,7 @@ class Ranks(TakesParts, Protocol):
         """The scores; cancelling frees what the call holds. Raises BackendFailure, RateLimited."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
+class Transcript(Struct, frozen=True):
     """The text of a recording as the worker's JSON object; ``None``: it was streamed.
 
     ``input_tokens``: as the worker counts them; ``TOKENS_PER_AUDIO_S`` per second if it reports only the

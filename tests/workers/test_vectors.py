@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64encode
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.backends.port import EmbedPart
 from gateway.contracts.embeddings import Conversation
