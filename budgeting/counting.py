@@ -20,7 +20,7 @@ from operator import attrgetter
 from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
-from typing import cast
+from typing import Any
 
 from jinja2 import TemplateSyntaxError
 from msgspec import Struct, structs
@@ -67,6 +67,7 @@ class EncodedChat(Struct, frozen=True):
 
     token_ids: TokenIds
     ends: tuple[int, ...]
+    messages: Sequence[Message]  # as the template takes them
 
 
 class ChatTokenizer:
@@ -150,7 +151,7 @@ class ChatTokenizer:
         """
         alone = self.per_message and messages and not (tools and self._template.reads_tools)
         alone = alone and CONTINUES not in kwargs
-        if alone and self._system_support.fold(messages, _opening(cuts)) is messages:
+        if alone and self.as_sent(messages, cuts[0] if cuts else None) is messages:
             # A plan needs the pieces twice: in `unseen_chars`, and here.
             (last_messages, pieces), self._last_pieces = self._last_pieces, _NO_PIECES
             if last_messages != messages:
@@ -162,7 +163,7 @@ class ChatTokenizer:
                 if kwargs.get(GENERATES) is not False:
                     found.append(self._generation_ids)
                     length += len(self._generation_ids)
-                return EncodedChat(PieceIds(found, length), tuple(map(ends.__getitem__, cuts)))
+                return EncodedChat(PieceIds(found, length), tuple(map(ends.__getitem__, cuts)), messages)
         return self.encode_parts_whole(messages, cuts, tools=tools, kwargs=kwargs)
 
     def encode_parts_whole(
@@ -182,14 +183,14 @@ class ChatTokenizer:
             kwargs=kwargs,
             guard=self._controls.guard if guarded else None,
         )
-        folded = self._system_support.fold(messages, _opening(cuts))
+        folded = self.as_sent(messages, cuts[0] if cuts else None)
         asked = kwargs.get(GENERATES) is not False and CONTINUES not in kwargs
         rendered = render(folded, add_generation_prompt=asked)
         if CONTINUES in kwargs and folded:
             content = folded[-1].content
             rendered = left_open(rendered, self._controls.guard(content) if guarded else content)
         if not cuts:
-            return EncodedChat(tuple(self._vocabulary.rendered_ids(rendered, guarded=guarded)), ())
+            return EncodedChat(tuple(self._vocabulary.rendered_ids(rendered, guarded=guarded)), (), folded)
         token_ids, token_ends = self._vocabulary.rendered_ids_with_ends(rendered, guarded=guarded)
         ends = []
         for cut in cuts:
@@ -200,7 +201,7 @@ class ChatTokenizer:
                 )
             shown = rendered[:end]
             ends.append(bisect_right(token_ends, len(self._controls.unguard(shown) if guarded else shown)))
-        return EncodedChat(tuple(token_ids), tuple(ends))
+        return EncodedChat(tuple(token_ids), tuple(ends), folded)
 
     def message_tokens(self, message: Message) -> int:
         """Tokens that a message adds after the first one, markup included.
@@ -208,7 +209,9 @@ class ChatTokenizer:
         Exact when :attr:`per_message`; an estimate for planning otherwise.
         """
         if self.per_message and (self._system_support.later or message.role is not Role.SYSTEM):
-            piece = self._piece(message, first=False)
+            piece = self._cache.get((False, message.without_parts if message.parts else message))
+            if piece is None:
+                piece = self._piece(message, first=False)
             if piece is not None:
                 return len(piece)
         return sum(map(self.text_tokens, message.texts)) + _MARKUP_TOKENS
@@ -251,14 +254,12 @@ class ChatTokenizer:
             return NEVER_INLINE_CHARS
         pieces = self._pieces(messages)
         self._last_pieces = messages, pieces
-        return sum(
-            [
-                (sum(map(len, message.texts)) if message.tool_calls else len(message.content))
-                + self._message_chars
-                for message, piece in zip(messages, pieces, strict=True)
-                if piece is None
-            ]
-        )
+        chars = 0
+        for message, piece in zip(messages, pieces, strict=True):
+            if piece is None:
+                chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
+                chars += self._message_chars
+        return chars
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw text; control tokens in it are control tokens: its author writes the markup."""
@@ -300,37 +301,31 @@ class ChatTokenizer:
         self, pieces: Sequence[tuple[int, ...] | None], messages: Sequence[Message]
     ) -> list[tuple[int, ...]] | None:
         """All pieces, the missing ones encoded; ``None`` when one of them cannot be cut off cleanly."""
-        found, index = list(pieces), -1
+        found: list[Any] = list(pieces)
+        index = -1
         for _ in range(found.count(None)):
             index = found.index(None, index + 1)
             found[index] = self._piece(messages[index], first=index == 0)
             if found[index] is None:
                 return None
-        return cast("list[tuple[int, ...]]", found)
+        return found
 
     def _piece(self, message: Message, *, first: bool) -> tuple[int, ...] | None:
-        """Ids of one message in its place; ``None`` when it cannot be cut off cleanly."""
+        """Encode and cache one message in its place; ``None`` when it cannot be cut off cleanly."""
         message = message.without_parts if message.parts else message
-        key = (first, message)
-        ids = self._cache.get(key)
-        if ids is not None:
-            return ids
-        texts = message.texts
+        plain = message.plain
+        texts = (message.content,) if plain else message.texts
         guarded = any(map(self._controls.forged_in, texts))
-        frame = self._frames.get((first, message.role)) if message.plain else None
-        if frame is not None:
-            text = self._controls.guard(message.content) if guarded else message.content
-            return self._store(key, texts, self._vocabulary.rendered_ids(frame.around(text), guarded=guarded))
-        piece = self._alone(message, first=first, guarded=guarded)
-        if piece is None:
-            return None
-        return self._store(key, texts, self._vocabulary.rendered_ids(piece, guarded=guarded))
-
-    def _store(
-        self, key: tuple[bool, Message], texts: tuple[str, ...], found: Sequence[int]
-    ) -> tuple[int, ...]:
-        ids = self._vocabulary.shared(found)
-        size = getsizeof(key) + getsizeof(key[1]) + sum(map(getsizeof, texts))
+        frame = self._frames.get((first, message.role)) if plain else None
+        if frame is None:
+            rendered = self._alone(message, first=first, guarded=guarded)
+            if rendered is None:
+                return None
+        else:
+            rendered = frame.around(self._controls.guard(message.content) if guarded else message.content)
+        ids = self._vocabulary.shared(self._vocabulary.rendered_ids(rendered, guarded=guarded))
+        key = (first, message)
+        size = getsizeof(key) + getsizeof(message) + sum(map(getsizeof, texts))
         self._cache.put(key, ids, size + getsizeof(ids))
         return ids
 
@@ -387,8 +382,3 @@ class ChatTokenizer:
             self._system_support.fold([*messages[:cut], *others], opening), add_generation_prompt=False
         )
         return len(commonprefix((start, rendered)))  # noqa: RUF071 - compares characters on purpose
-
-
-def _opening(cuts: Sequence[int]) -> int | None:
-    """The number of system messages at the beginning, which is the first cut; ``None`` without cuts."""
-    return cuts[0] if cuts else None

@@ -25,7 +25,7 @@ class MergedChunks(Struct, frozen=True):
     ids: tuple[tuple[str, ...], ...]
 
 
-_NOTHING = MergedChunks((), (), ())
+NO_CHUNKS = MergedChunks((), (), ())
 
 
 @dataclass(slots=True)
@@ -42,8 +42,6 @@ def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
 
     The best has the highest score, then the lowest index; no score (or NaN) is below every score.
     """
-    if not chunks:
-        return _NOTHING
     if len(chunks) < 2:
         kept = tuple(chunks)
         return MergedChunks(kept, tuple(range(len(kept))), tuple((chunk.chunk_id,) for chunk in kept))

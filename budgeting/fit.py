@@ -2,21 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from operator import attrgetter
 
 from msgspec import Struct
 
 from budgeting.counting import EncodedChat
-from budgeting.duplicates import merge_chunks
+from budgeting.duplicates import NO_CHUNKS, merge_chunks
 from budgeting.errors import ContextTooLong, TemplateRefused
 from budgeting.images import ImageCost
 from budgeting.learned_counter import PromptCounter
 from budgeting.sections import (
     EVIDENCE_TITLE,
     SUMMARY_TITLE,
-    Arrangement,
     arrange,
     evidence_line,
     exchanges,
@@ -28,14 +26,12 @@ from budgeting.trimming import TrimCandidate, largest_that_fits, offers
 from budgeting.values import (
     SPARE_ORDER,
     BudgetRequest,
-    CanonicalPrompt,
     EvidenceChunk,
-    Message,
     Plan,
     PromptSection,
-    Role,
     SectionBudgets,
     SectionCounts,
+    system_message,
 )
 
 # A whole prompt with more characters per allowed token than this is not encoded to test whether it fits:
@@ -56,24 +52,10 @@ _content_of, _text_of = attrgetter("content"), attrgetter("text")
 class _Candidate(Struct, frozen=True):
     """A prompt that could be sent, encoded in ``tokens``."""
 
-    arrangement: Arrangement
     chat: EncodedChat
-    tools: tuple[int, int]  # tokens of the tools: in front of the first turn, and in all
+    counts: SectionCounts
     image_tokens: int
     tokens: int
-
-    @property
-    def counts(self) -> SectionCounts:
-        system, opening, start, end = self.chat.ends
-        before, tools = self.tools
-        first = min(before, system) if self.arrangement.cuts[0] else system
-        return SectionCounts(
-            system=system - first,
-            retrieval=end - start,
-            recent_turns=self.tokens - opening - (end - start) - (tools - first),
-            older_summary=opening - system,
-            tools=tools,
-        )
 
 
 class _Selection(Struct, frozen=True):
@@ -84,7 +66,6 @@ class _Selection(Struct, frozen=True):
     summary: bool
 
 
-@dataclass(eq=False)
 class Fitting:
     """One request's prompt and the room for it.
 
@@ -95,36 +76,39 @@ class Fitting:
         images: the tokens of an image.
     """
 
-    tokenizer: PromptCounter
-    request: BudgetRequest
-    _: KW_ONLY
-    allowed: int
-    max_model_len: int
-    reserve: int | None
-    summarizer: Summarizer | None
-    images: ImageCost
-
-    def __post_init__(self) -> None:
-        self._prompt = self.request.prompt
-        self._budgets = self.request.budgets or _BUDGETS
-        prompt = self.request.prompt
-        self._tools = (0, 0)
+    def __init__(
+        self,
+        tokenizer: PromptCounter,
+        request: BudgetRequest,
+        *,
+        allowed: int,
+        max_model_len: int,
+        reserve: int | None,
+        summarizer: Summarizer | None,
+        images: ImageCost,
+    ) -> None:
+        self.tokenizer, self.request, self.images = tokenizer, request, images
+        self.allowed, self.max_model_len, self.reserve = allowed, max_model_len, reserve
+        self.summarizer, self._budgets = summarizer, request.budgets or _BUDGETS
+        self._prompt = prompt = request.prompt
+        self._tools = (0, 0)  # tokens of the tools: in front of the first turn, and in all
         if prompt.tools:
-            self._tools = self.tokenizer.tool_tokens(
+            self._tools = tokenizer.tool_tokens(
                 prompt.tools, prompt.template_kwargs, system=bool(prompt.system)
             )
-        self._merged = merge_chunks(self.request.prompt.evidence)
+        self._merged = merge_chunks(prompt.evidence) if prompt.evidence else NO_CHUNKS
+        self._everything = _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
 
     def whole(self) -> Plan | None:
         """The plan that sends everything; ``None`` when that does not fit. Raises TemplateRefused."""
-        if _chars(self._prompt) > self.allowed * _HOPELESS_CHARS_PER_TOKEN:
+        prompt = self._prompt
+        turns, evidence = map(_content_of, prompt.turns), map(_text_of, prompt.evidence)
+        texts = chain(prompt.system, (prompt.context,), turns, evidence)
+        chars = sum(map(len, texts)) + _MARKUP_CHARS * len(prompt.turns)
+        if chars > self.allowed * _HOPELESS_CHARS_PER_TOKEN:
             return None
-        everything = self._everything()
-        sent = self._encode(everything)
-        return self._plan(sent, everything, 0) if sent.tokens <= self.allowed else None
-
-    def _everything(self) -> _Selection:
-        return _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
+        sent = self._encode(self._everything)
+        return self._plan(sent, self._everything, 0) if sent.tokens <= self.allowed else None
 
     def _too_long(self, sent: _Candidate, allowed: int) -> ContextTooLong:
         return ContextTooLong(
@@ -137,7 +121,7 @@ class Fitting:
     def trimmed(self) -> Plan:
         """The plan that leaves parts out. Raises ContextTooLong when the parts always sent do not fit."""
         if self.request.budgets is None:
-            raise self._too_long(self._encode(self._everything()), self.allowed)
+            raise self._too_long(self._encode(self._everything), self.allowed)
         least = self._encode(_Selection({}, latest_turn(self._prompt.turns), False))
         # Only a prompt that does not fit the model is too long; parts that are never cut may pass `allowed`.
         room = self.max_model_len - (self.reserve or 1)
@@ -171,7 +155,7 @@ class Fitting:
             title = (
                 tokenizer.text_tokens(f"{EVIDENCE_TITLE}\n\n")
                 if prompt.context
-                else tokenizer.message_tokens(Message(Role.SYSTEM, f"{EVIDENCE_TITLE}\n"))
+                else tokenizer.message_tokens(system_message(f"{EVIDENCE_TITLE}\n"))
             )
         summary_room = budgets.older_summary if self.summarizer is not None and starts else 0
         in_order = offers(
@@ -254,7 +238,7 @@ class Fitting:
         if self.summarizer is None or not selected.summary or selected.first_turn == 0:
             return sent, 0
         turns = self._prompt.turns[: selected.first_turn]
-        text_room = room - self.tokenizer.message_tokens(Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n"))
+        text_room = room - self.tokenizer.message_tokens(system_message(f"{SUMMARY_TITLE}\n"))
         for _ in range(_SUMMARY_TRIES):
             summary = self.summarizer.summarize(
                 turns,
@@ -285,7 +269,18 @@ class Fitting:
             arrangement.messages, arrangement.cuts, tools=prompt.tools, kwargs=prompt.template_kwargs
         )
         images = self.images.of(arrangement.messages)
-        return _Candidate(arrangement, chat, self._tools, images, len(chat.token_ids) + images)
+        tokens = len(chat.token_ids) + images
+        system, opening, start, end = chat.ends
+        before, tools = self._tools
+        first = min(before, system) if arrangement.cuts[0] else system
+        counts = SectionCounts(
+            system=system - first,
+            retrieval=end - start,
+            recent_turns=tokens - opening - (end - start) - (tools - first),
+            older_summary=opening - system,
+            tools=tools,
+        )
+        return _Candidate(chat, counts, images, tokens)
 
     def _plan(self, sent: _Candidate, selected: _Selection, summarized: int) -> Plan:
         dropped: tuple[str, ...] = ()
@@ -306,7 +301,7 @@ class Fitting:
         room = self.max_model_len - sent.tokens
         bounded = self.request.max_tokens if self.request.lenient else None
         return Plan(
-            messages=tuple(self.tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
+            messages=tuple(sent.chat.messages),
             token_ids=sent.chat.token_ids,
             counts=sent.counts,
             generation_reserve=self.reserve or min(room, bounded or room),
@@ -325,9 +320,3 @@ class Fitting:
 def _largest(counts: SectionCounts) -> PromptSection:
     sections = (PromptSection.SYSTEM, *SPARE_ORDER, PromptSection.TOOLS)  # a summary may be left out
     return max(sections, key=lambda section: getattr(counts, section.value))
-
-
-def _chars(prompt: CanonicalPrompt) -> int:
-    turns, evidence = map(_content_of, prompt.turns), map(_text_of, prompt.evidence)
-    texts = chain(prompt.system, (prompt.context,), turns, evidence)
-    return sum(map(len, texts)) + _MARKUP_CHARS * len(prompt.turns)

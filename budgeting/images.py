@@ -71,8 +71,11 @@ class ImageCost:
 
     def of(self, messages: Iterable[Message]) -> int:
         """The tokens of all images in the messages; their sizes must be known."""
-        images = [one for message in messages if message.parts for one in message.images]
-        return sum([self.tokens(one.width, one.height) for one in images]) if images else 0
+        tokens = 0
+        for message in messages:
+            if message.parts:
+                tokens += sum([self.tokens(one.width, one.height) for one in message.images])
+        return tokens
 
 
 DEFAULT_COST = ImageCost()

@@ -121,6 +121,7 @@ class LearnedCounter:
                     max,
                 )
             ),
+            messages,
         )
 
     def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
@@ -231,7 +232,7 @@ class LearnedCounter:
         for message, begin, end in zip(messages, sums, sums[1:], strict=False):
             state.update(_digest((message,), (), NO_KWARGS))
             ids += _stand_ins(state.digest(), end - begin)
-        return EncodedChat(tuple(ids), tuple([sums[cut] if cut or tools else 0 for cut in cuts]))
+        return EncodedChat(tuple(ids), tuple([sums[cut] if cut or tools else 0 for cut in cuts]), messages)
 
 
 # Counts the prompts of one model.

@@ -13,12 +13,11 @@ from budgeting.summary import ExtractiveSummarizer, Summarizer
 from budgeting.values import (
     BudgetRequest,
     CanonicalPrompt,
-    Message,
     Plan,
     PromptSection,
-    Role,
     SectionCounts,
     SummaryKind,
+    system_message,
 )
 
 # The least share of the model's length that trimming keeps for the answer: that which the default sections
@@ -111,8 +110,8 @@ class BudgetPlanner:
             volatile += len(chunk.text)
         if volatile > most:
             return False
-        system = [Message(Role.SYSTEM, text) for text in prompt.system]
-        return volatile + self._tokenizer.unseen_chars((*system, *prompt.turns), prompt.tools) <= most
+        messages = (*map(system_message, prompt.system), *prompt.turns)
+        return volatile + self._tokenizer.unseen_chars(messages, prompt.tools) <= most
 
     def _reserve(self, request: BudgetRequest) -> int | None:
         """Tokens for the answer: the caller's number, else the route's or version's if it fits the model."""

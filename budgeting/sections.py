@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from budgeting.duplicates import merge_chunks
-from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
+from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role, system_message
 
 EVIDENCE_TITLE = "Evidence:"
 CONTEXT_TITLE = "Context:"
@@ -55,12 +55,12 @@ def arrange(
     prompt: CanonicalPrompt, chunks: Sequence[EvidenceChunk], first_turn: int = 0, summary: str = ""
 ) -> Arrangement:
     """The prompt's messages with these chunks, the turns from ``first_turn`` on, and the ``summary``."""
-    system = [Message(Role.SYSTEM, text) for text in prompt.system]
-    opening = [*system, Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n{summary}")] if summary else system
+    system = list(map(system_message, prompt.system))
+    opening = [*system, system_message(f"{SUMMARY_TITLE}\n{summary}")] if summary else system
     latest = latest_turn(prompt.turns)
     older = prompt.turns[first_turn:latest]
     text = evidence_text(chunks, prompt.context) if chunks or prompt.context else ""
-    evidence = [Message(Role.SYSTEM, text)] if text else []
+    evidence = [system_message(text)] if text else []
     start = len(opening) + len(older)
     return Arrangement(
         messages=(*opening, *older, *evidence, *prompt.turns[latest:]),

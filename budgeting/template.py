@@ -121,6 +121,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda format: now().strftime(format)
         tree = environment.parse(source)
         self._elsewhere = None if is_cheap(tree) else elsewhere
+        # Whether the template is rendered elsewhere, within bounds, which takes milliseconds.
+        self.is_bounded = self._elsewhere is not None
         self._specials = dict(specials)
         self.each_message_alone = renders_each_message_alone(tree, frozenset(specials))
         self.frames_only = self.each_message_alone and only_frames(tree)
@@ -157,11 +159,6 @@ class ChatTemplate:
                 raise TemplateRefused(answer["refused"])
             return str(answer["text"])
         return self._rendered(variables)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether the template is rendered elsewhere, within bounds, which takes milliseconds."""
-        return self._elsewhere is not None
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         assert self._template is not None

@@ -2,13 +2,16 @@
 
 import threading
 from collections.abc import Hashable, Sequence
-from typing import Generic, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 
 # Bytes of an entry without its text and its value: the key's tuple, and its place in a dict of growing size
 # (CPython 3.11, measured by benchmarks/budget_planning.py over 100,000 conversations).
 ENTRY_BYTES = 200
+_NO_ENTRY = None, 0
+_value_of = itemgetter(0)
 
 
 class TokenCache(Generic[V]):
@@ -36,33 +39,33 @@ class TokenCache(Generic[V]):
         entry = self._old.get(key)
         if entry is None:
             return None
-        self._store(key, entry)
+        self.put(key, *entry)
         return entry[0]
 
     def get_all(self, keys: Sequence[Hashable]) -> list[V | None]:
-        old, entries, at = self._old, list(map(self._young.get, keys)), -1
+        entries: list[Any] = list(map(self._young.get, keys))
+        old, at = self._old, -1
         for _ in range(entries.count(None)):
             at = entries.index(None, at + 1)
-            entries[at] = entry = old.get(keys[at])
+            entry = old.get(keys[at])
             if entry is not None:
-                self._store(keys[at], entry)
-        return [None if entry is None else entry[0] for entry in entries]
+                self.put(keys[at], *entry)
+            entries[at] = entry or _NO_ENTRY
+        return list(map(_value_of, entries))
 
     def put(self, key: Hashable, value: V, size: int) -> None:
         """Store a value; ``size`` is its bytes, the text of the key included."""
-        size += ENTRY_BYTES
-        if size <= self._largest:
-            self._store(key, (value, size))
-
-    def _store(self, key: Hashable, entry: tuple[V, int]) -> None:
+        with_key = size + ENTRY_BYTES
+        if with_key > self._largest:
+            return
         with self._lock:
             if key in self._young:
                 return
-            if self._young_bytes + entry[1] > self._half:
+            if self._young_bytes + with_key > self._half:
                 self._old, self._old_bytes = self._young, self._young_bytes
                 self._young, self._young_bytes = {}, 0
-            self._young[key] = entry
-            self._young_bytes += entry[1]
+            self._young[key] = value, size
+            self._young_bytes += with_key
 
     def __len__(self) -> int:
         return len(self._young.keys() | self._old.keys())

@@ -25,15 +25,6 @@ class PieceIds(Sequence[int]):
             self._joined = tuple(chain.from_iterable(self._pieces))
         return self._joined
 
-    def first(self, count: int) -> tuple[int, ...]:
-        """The first ``count`` ids; the first piece itself, not a copy, when it has that length."""
-        found: tuple[int, ...] = ()
-        for piece in self._pieces:
-            if len(found) >= count:
-                break
-            found = found + piece if found else piece
-        return found if len(found) == count else found[:count]
-
     def __len__(self) -> int:
         return self._length
 
@@ -70,4 +61,10 @@ def joined(ids: TokenIds) -> tuple[int, ...]:
 
 
 def first(ids: TokenIds, count: int) -> tuple[int, ...]:
-    return ids[:count] if isinstance(ids, tuple) else ids.first(count)
+    """The first ``count`` ids; the first piece itself, not a copy, when it has that length."""
+    found: tuple[int, ...] = ()
+    for piece in (ids,) if isinstance(ids, tuple) else ids._pieces:
+        if len(found) >= count:
+            break
+        found = found + piece if found else piece
+    return found if len(found) == count else found[:count]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 
@@ -151,6 +152,7 @@ class Message(Struct, frozen=True):
         return (self.content, *called, *labels)
 
 
+system_message = partial(Message, Role.SYSTEM)
 _more_of = attrgetter(*Message.__struct_fields__[2:])
 _NO_MORE = _more_of(Message(Role.USER, ""))
 

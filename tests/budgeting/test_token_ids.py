@@ -22,4 +22,4 @@ def test_ids_in_pieces_equal_their_joined_tuple(pieces: list[tuple[int, ...]], c
 
 def test_a_prefix_that_is_a_piece_is_not_copied() -> None:
     system = (1, 2, 3)
-    assert PieceIds([system, (4,)], 4).first(3) is system
+    assert first(PieceIds([system, (4,)], 4), 3) is system
