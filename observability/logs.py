@@ -116,8 +116,6 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         self._render = render
         self._always = always
         self._as_json = as_json
-        self._second = -1
-        self._second_prefix = ""
 
     def format(self, record: logging.LogRecord) -> str:
         if not isinstance(record, RequestLine):
@@ -126,20 +124,13 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         event["event"] = EVENT
         event["level"] = record.levelname.lower()
         event["logger"] = record.name
-        event["timestamp"] = self._timestamp(record.created)
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
+        event["timestamp"] = at.removesuffix("+00:00") + "Z"
         event.update(self._always)
         line = _dumps(event) if self._as_json else str(self._render(None, "", event))
         # The field names are ours, so only credentials in external text are searched, in all of it at once.
         words = outside_text(record.request)
         return line if scrub(words) is words else str(self._render(None, "", _redacted(None, "", event)))
-
-    def _timestamp(self, at: float) -> str:
-        """UTC in ISO 8601, microseconds; the prefix of a second is cached."""
-        second = int(at)
-        if second != self._second:
-            self._second = second
-            self._second_prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
-        return f"{self._second_prefix}{int((at - second) * 1e6):06d}Z"
 
 
 def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

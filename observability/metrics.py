@@ -17,7 +17,7 @@ from admission.events import Admitted, FirstToken, RefusedEvent
 from observability.admission_metrics import AdmissionMetrics
 from observability.event_metrics import EventMetrics, Update
 from observability.events import RequestRecord, ToolCallCounts
-from observability.gathered import MAX_UNCOUNTED, Gathered
+from observability.gathered import Gathered
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
@@ -82,6 +82,9 @@ GAUGES = {
     "sluice_ledger_journal_bytes": "Bytes of this process' journal files.",
     "sluice_ledger_journal_up": "1 while usage rows are journaled, or no journal is configured.",
 }
+# Most requests that wait to be counted: some hundred KB. The other events of every request are counted with
+# them, so that not many more of those wait.
+MAX_UNCOUNTED = 256
 _times_of = attrgetter(*(field for *_, field in TIMES))
 _cuts_of = attrgetter("dropped_chunks", "dropped_turns", "cut_chunks", "summarized_turns")
 _counts_of = attrgetter(*(field for *_, fields in COUNTS for field in fields.values()))
@@ -172,10 +175,10 @@ class Metrics:
         self.show_restarts = events.show_restarts
         self.updates: Mapping[type, Sequence[Update]] = {
             RequestRecord: (self.request,),
-            Admitted: (admission.admitted.take,),
+            Admitted: (admission.admitted.append,),
             RefusedEvent: (admission.refused,),
-            FirstToken: (admission.first_tokens.take,),
-            JournalSynced: (syncs.take,),
+            FirstToken: (admission.first_tokens.append,),
+            JournalSynced: (syncs.append,),
             **events.updates,
         }
 
@@ -194,8 +197,6 @@ class Metrics:
             self._count()
 
     def _scraped(self) -> None:
-        for events in self._gathered:
-            events.count()
         try:
             self._count()
         except Exception:  # a scrape must show the rest
@@ -203,6 +204,8 @@ class Metrics:
 
     def _count(self) -> None:
         """Count the requests taken so far, in one pass per metric: a call per request would cost more."""
+        for events in self._gathered:
+            events.flush()
         records, self._finished = self._finished, []
         if not records:
             return
