@@ -42,10 +42,12 @@ class ClientGone(Exception):
 class ClientDisconnect(Struct, eq=False):
     """The disconnect of one connection: calls ``listener``, set by one request at a time.
 
-    ``flow``, uvicorn's, tells whether writing is paused because the caller reads too slowly.
+    ``flow``, uvicorn's, tells whether writing is paused because the caller reads too slowly; ``write`` is the
+    transport's.
     """
 
     flow: FlowControl | None = None
+    write: Callable[[bytes], object] | None = None
     gone: bool = False
     listener: Callable[[], None] | None = None
 
@@ -189,24 +191,18 @@ class Exchange(Struct, eq=False):
         )
 
     def write(self, data: bytes) -> bool:
-        """Send a piece of the body synchronously; ``False`` if that would wait, or under any other server.
+        """Send a piece of a body without ``content-length``, which is not empty, as one chunk at once.
 
-        The ``send`` of Sluice's own server waits only while the caller reads too slowly.
+        Returns ``False`` if the caller reads too slowly, or under any other server: then nothing was sent.
         """
-        flow = None if self.disconnect is None else self.disconnect.flow
-        if flow is None or flow.write_paused:
+        connection = self.disconnect
+        if connection is None or connection.write is None:
             return False
-        if self.client_gone:
-            return True
-        sending = self.raw_send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
-        try:
-            next(sending)
-        except StopIteration:
-            return True
-        except OSError:
-            self.client_gone = True
-            return True
-        raise RuntimeError("the server waits although the caller is not behind")
+        if connection.flow is None or connection.flow.write_paused:
+            return False
+        if not connection.gone:
+            connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def body(self, data: bytes, *, more: bool) -> Awaitable[None]:
         return self.send({"type": "http.response.body", "body": data, "more_body": more})

@@ -108,7 +108,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
-        self._disconnect = ClientDisconnect(self.flow)
+        self._disconnect = ClientDisconnect(self.flow, transport.write)
         self._surplus = self.table.open(self, self.client[0] if self.client else "")
         if self._surplus is not None:
             self._head_timer = self.loop.call_later(self.surplus_head_s, self._refuse, self._surplus)

@@ -1,54 +1,47 @@
 """Pieces of a stream that ``Exchange.write`` sends synchronously."""
 
+import asyncio
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange
 
 
-@dataclass
-class Flow:
-    write_paused: bool = False
+def connection(sent: list[bytes]) -> ClientDisconnect:
+    return ClientDisconnect(FlowControl(asyncio.Transport()), sent.append)
 
 
-class Server:
-    """Records what is sent; with ``gone`` it raises OSError instead."""
+def exchange(disconnect: ClientDisconnect | None) -> Exchange:
+    async def send(message: MutableMapping[str, Any]) -> None:
+        raise AssertionError("nothing is sent through the server")
 
-    def __init__(self, *, gone: bool = False) -> None:
-        self.sent: list[MutableMapping[str, Any]] = []
-        self.gone = gone
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        if self.gone:
-            raise OSError("closed")
-        self.sent.append(message)
+    return Exchange.open({"headers": [], SCOPE_KEY: disconnect}, send, clock=lambda: 0.0, new_id=str)
 
 
-def exchange(server: Server, flow: Flow | None) -> Exchange:
-    scope: dict[str, Any] = {"headers": []}
-    if flow is not None:
-        scope[SCOPE_KEY] = ClientDisconnect(flow)
-    return Exchange.open(scope, server.send, clock=lambda: 0.0, new_id=str)
+def test_a_piece_is_sent_as_one_chunk_before_write_returns() -> None:
+    sent: list[bytes] = []
+    assert exchange(connection(sent)).write(b"data: {}, {}\n\n")
+    assert sent == [b"e\r\ndata: {}, {}\n\n\r\n"]
 
 
-def test_a_piece_is_sent_before_write_returns() -> None:
-    server = Server()
-    assert exchange(server, Flow()).write(b"data: 1\n\n")
-    assert server.sent == [{"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}]
+def test_a_piece_that_would_have_to_wait_is_not_sent() -> None:
+    sent: list[bytes] = []
+    slow = connection(sent)
+    assert slow.flow is not None
+    slow.flow.pause_writing()
+    assert not exchange(slow).write(b"data: 1\n\n") and not sent
 
 
-@pytest.mark.parametrize("flow", [Flow(write_paused=True), None], ids=["write paused", "another server"])
-def test_a_piece_that_would_have_to_wait_is_not_sent(flow: Flow | None) -> None:
-    server = Server()
-    assert not exchange(server, flow).write(b"data: 1\n\n") and not server.sent
+@pytest.mark.parametrize("disconnect", [ClientDisconnect(), None])
+def test_under_another_server_nothing_is_sent_at_once(disconnect: ClientDisconnect | None) -> None:
+    assert not exchange(disconnect).write(b"data: 1\n\n")
 
 
 def test_nothing_more_is_sent_to_a_caller_who_is_gone() -> None:
-    server = Server(gone=True)
-    one = exchange(server, Flow())
-    assert one.write(b"data: 1\n\n") and one.client_gone
-    server.gone = False
-    assert one.write(b"data: 2\n\n") and not server.sent
+    sent: list[bytes] = []
+    gone = connection(sent)
+    gone.set()
+    assert exchange(gone).write(b"data: 1\n\n") and not sent
