@@ -103,7 +103,9 @@ class ImageFetcher:
             connection = await self._connect(address)
             try:
                 connection.send(_request(address), first_s=_NEVER_S, idle_s=_NEVER_S, total_s=_NEVER_S)
-                status = await connection.head()
+                while not connection.head_done:
+                    await connection.wait()
+                status = connection.status
                 if status == 200:
                     return await self._body(connection, hold)
                 if status not in _REDIRECTS or not connection.location:
