@@ -188,9 +188,11 @@ class KeyLimiter:
         if own is not None:
             accounts.append((_of_model(caller.key_id, model), own.limits))
             await self._count(*accounts[1])
-        budgets = self._budgets(caller, own)
-        if own is None and not budgets and limits.tokens_per_minute is limits.tokens_per_day is None:
+        of_tenant = self._tenant_budgets.get(caller.tenant, NO_BUDGET)
+        tokens_are_free = limits.tokens_per_minute is limits.tokens_per_day is None
+        if own is None and tokens_are_free and of_tenant is caller.budget is NO_BUDGET:
             return None
+        budgets = self._budgets(caller, of_tenant, own)
         reservation = TokenReservation(tokens)
         try:
             for account, limits in accounts:
@@ -224,11 +226,10 @@ class KeyLimiter:
         """
         return await self._used(self._spent, self._account("key", _of_model(key_id, model)), budget)
 
-    def _budgets(self, caller: Caller, own: ModelLimits | None) -> list[tuple[str, Budget]]:
+    def _budgets(
+        self, caller: Caller, of_tenant: Budget, own: ModelLimits | None
+    ) -> list[tuple[str, Budget]]:
         """Return the budgets of the caller's key, tenant and model limits, with their accounts."""
-        of_tenant = self._tenant_budgets.get(caller.tenant, NO_BUDGET)
-        if own is None and of_tenant is caller.budget is NO_BUDGET:
-            return []
         budgets = [("key", caller.key_id, caller.budget), ("tenant", caller.tenant, of_tenant)]
         if own is not None:
             budgets.append(("key", _of_model(caller.key_id, own.model), own.budget))

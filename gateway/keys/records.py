@@ -1,11 +1,20 @@
 """The records of the stream ``keys``: a key was created or revoked. No record contains a key."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from accounting.keys import Budget, CallerRole, KeyLimits, KeyRecord, ModelLimits, StoredKey
+from accounting.keys import (
+    NO_BUDGET,
+    NO_LIMITS,
+    Budget,
+    CallerRole,
+    KeyLimits,
+    KeyRecord,
+    ModelLimits,
+    StoredKey,
+)
 from gateway.state.port import Record
 
 STREAM = "keys"
@@ -90,15 +99,16 @@ def key_event(record: Record) -> StoredKey | Revoked:
     key = KeyRecord(
         key_id=event.id,
         role=CallerRole(event.role),
-        limits=_of(KeyLimits, event),
-        budget=_of(Budget, event),
+        limits=_of(NO_LIMITS, event),
+        budget=_of(NO_BUDGET, event),
         model_limits=tuple(
-            ModelLimits(one.model, _of(KeyLimits, one), _of(Budget, one)) for one in event.model_limits
+            ModelLimits(one.model, _of(NO_LIMITS, one), _of(NO_BUDGET, one)) for one in event.model_limits
         ),
         **{name: getattr(event, name) for name in _SAME},
     )
     return StoredKey(key, event.prefix, event.salt, event.digest, event.comment, record.author, record.at)
 
 
-def _of(kind: type[Limits], event: MadeLimits) -> Limits:
-    return kind(**{one.name: getattr(event, one.name) for one in fields(kind)})
+def _of(none: Limits, event: MadeLimits) -> Limits:
+    found = replace(none, **{one.name: getattr(event, one.name) for one in fields(none)})
+    return none if found == none else found  # so that each request's checks need only compare identities

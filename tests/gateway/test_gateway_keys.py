@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from accounting.keys import KeyRing, draw_key
+from accounting.keys import NO_BUDGET, NO_LIMITS, KeyRing, draw_key
 from gateway.admin.keys import LATEST, KeyAdmin, KeyBody
 from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
@@ -156,6 +156,13 @@ async def test_a_key_is_accepted_everywhere_and_after_its_revocation_nowhere() -
         assert one.knows("sk-admin") and not one.listed()
         with pytest.raises(NoSuchKey):
             await one.admin.revoke(made["id"], who=WHO)
+
+
+async def test_a_key_made_without_limits_is_known_as_such_without_a_comparison_of_its_limits() -> None:
+    process = in_memory(MemoryStreams())
+    async with running(process):
+        caller = process.keys.authority.authenticate((await process.create())["key"])
+        assert caller.limits is NO_LIMITS and caller.budget is NO_BUDGET
 
 
 async def test_a_key_with_names_that_do_not_exist_yet_is_made_with_a_warning_for_each() -> None:
