@@ -116,16 +116,24 @@ class KvForecast:
 
     def add(self, ticket: int, held: ReservedTokens) -> None:
         self._held[ticket] = held
+        self.now_tokens += held.now
+        self._final_tokens += held.final
+        self._sequences += held.width
+        if self._moment is not None:
+            self._moment.count(held, 1)
         if not self._stale:
             insort(self._longest_first, held.forecast_entry)
-        self._count(held, 1)
 
     def remove(self, ticket: int) -> ReservedTokens:
         """Remove a request that has ended. Raises KeyError for an unknown one: a second release."""
         held = self._held.pop(ticket)
+        self.now_tokens -= held.now
+        self._final_tokens -= held.final
+        self._sequences -= held.width
+        if self._moment is not None:
+            self._moment.count(held, -1)
         if not self._stale:
             del self._longest_first[bisect_left(self._longest_first, held.forecast_entry)]
-        self._count(held, -1)
         return held
 
     def get(self, ticket: int) -> ReservedTokens:
@@ -135,10 +143,8 @@ class KvForecast:
     def produced(self, ticket: int, tokens: int, expected: int) -> None:
         """Set the tokens produced so far, and those expected in all."""
         self._stale, self._moment = True, None
-        held = self._held[ticket]
-        self._count(held, -1)
-        held = self._held[ticket] = ReservedTokens(held.prompt, expected, tokens, width=held.width)
-        self._count(held, 1)
+        held = self.remove(ticket)
+        self.add(ticket, ReservedTokens(held.prompt, expected, tokens, width=held.width))
 
     def sort(self) -> None:
         """Restore the order after a round of :meth:`produced`."""
@@ -190,10 +196,3 @@ class KvForecast:
 
     def _others(self, pool: KvPoolTokens, used: float) -> float:
         return max(0.0, used * pool.tokens - self.now_tokens - self._sequences * pool.sequence_slack)
-
-    def _count(self, held: ReservedTokens, sign: int) -> None:
-        self.now_tokens += sign * held.now
-        self._final_tokens += sign * held.final
-        self._sequences += sign * held.width
-        if self._moment is not None:
-            self._moment.count(held, sign)

@@ -1,6 +1,6 @@
 """The requests handed to a backend, its reports, and the estimates learned from it; without the queue."""
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from admission.estimator import Estimator
 from admission.events import SlotOutcome
@@ -26,7 +26,7 @@ RESERVE_FOR_S = 10.0
 QUIET_S = 1.0
 
 
-class Room(NamedTuple):
+class Room(Struct, frozen=True):
     """The room that a backend has for a request of one class at one moment.
 
     The request is handed on while fewer than ``places`` sequences run; ``ahead`` are the prompt tokens that a
