@@ -20,14 +20,13 @@ LEAST_SHARE = 0.7
 
 
 class AdaptiveLimit:
-    """AIMD on time per output token and to the first token, between ``least`` and ``most``
+    """AIMD on time per output token and to the first token, between 1 and ``most``
     (``max_num_seqs``)."""
 
-    __slots__ = ("_allowed", "_good", "_least", "_most", "_shrunk_at", "_value")
+    __slots__ = ("_allowed", "_good", "_most", "_shrunk_at", "_value")
 
-    def __init__(self, most: int, least: int = 1) -> None:
-        self._most = max(least, most)
-        self._least = least
+    def __init__(self, most: int) -> None:
+        self._most = max(1, most)
         self._value = float(self._most)
         self._good = 0
         self._allowed = float("inf")
@@ -43,14 +42,14 @@ class AdaptiveLimit:
         if most == self._most:
             return
         was_full = self._value >= self._most
-        self._most = max(self._least, most)
+        self._most = max(1, most)
         self._value = float(self._most) if was_full else min(self._value, float(self._most))
 
     def paced(self, allowed: float, sequences: float) -> None:
         """Lower the limit towards ``allowed``, which by the pace of ``sequences`` would meet the targets."""
         self._allowed = allowed
         if allowed < sequences and allowed < self._value:
-            self._value = max(float(self._least), allowed, self._value * LEAST_SHARE)
+            self._value = max(1.0, allowed, self._value * LEAST_SHARE)
 
     def record(self, *, in_slo: bool, in_flight: int, now: float, workers: int = 1) -> None:
         """Learn whether an answer of one of the ``workers`` engines met its targets."""
@@ -60,7 +59,7 @@ class AdaptiveLimit:
                 self._shrunk_at = now
                 # From the real load: a limit far above it would take many steps to have an effect.
                 to = min(self._value, float(in_flight)) * BACKOFF
-                self._value = max(float(self._least), self._value + (to - self._value) / workers)
+                self._value = max(1.0, self._value + (to - self._value) / workers)
             return
         if in_flight < self._value * FULL_SHARE or self._allowed <= self._value:
             return
