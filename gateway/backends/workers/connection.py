@@ -165,9 +165,13 @@ class Connection(asyncio.Protocol):
         """
         if not self.busy:
             return
-        if self._done and self._error is None:
-            self._become_free()
-        elif not self._lingering or self._error is not None:
+        whole = self._done and self._error is None
+        if whole and self._keeps_alive and not self._partly_sent:
+            self.busy = False
+            self._served += 1
+            self.idle_since = self._loop.time()
+            self._free(self)
+        elif whole or self._error is not None or not self._lingering:
             self.close()
 
     def linger(self) -> None:
@@ -185,15 +189,6 @@ class Connection(asyncio.Protocol):
         self.busy = False
         if self._transport is not None:
             self._transport.abort()
-
-    def _become_free(self) -> None:
-        self.busy = False
-        self._served += 1
-        if not self._keeps_alive or self._partly_sent:
-            self.close()
-            return
-        self.idle_since = self._loop.time()
-        self._free(self)
 
     # The transport's callbacks.
 
