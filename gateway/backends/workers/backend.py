@@ -35,7 +35,7 @@ from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.tool_bodies import with_allowed_tools
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.audio import transcript_of
-from gateway.backends.workers.client import Whole, WorkerClient
+from gateway.backends.workers.client import Whole, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
     MAX_ECHOED_LOGPROBS,
@@ -57,7 +57,7 @@ from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_t
 from gateway.backends.workers.scores import PATHS as SCORES
 from gateway.backends.workers.scores import score_request_body, scores_of
 from gateway.backends.workers.vectors import PATH as VECTORS
-from gateway.backends.workers.vectors import answer_of, body_of, vectors_of
+from gateway.backends.workers.vectors import body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_PREFERENCE, WorkerPreference
 from gateway.config.backends import OpenAIBackend
@@ -77,6 +77,8 @@ EVENT_STREAM = "text/event-stream"
 # When callers should try again while no worker is in service: each is probed several times a second then, and
 # how long an outage will last is not known.
 RETRY_S = 5.0
+# Longest answer for one part of vectors or scores: 64 vectors of 65,536 numbers are 22 MB of base64.
+MAX_PART_BYTES = 64 << 20
 
 # Failures caused by the worker, not by the request.
 _WORKERS_FAULT = frozenset(
@@ -312,7 +314,13 @@ class WorkersBackend:
         """Post to a worker. The answers of a worker's batch arrive together, so they are read in turn."""
 
         async def ask(client: WorkerClient, headers: bytes) -> Pooled:
-            data = await answer_of(client, self.model, path, body, headers)
+            connection = await client.post(path, body, headers)
+            try:
+                if connection.status != 200:
+                    raise await refusal_of(connection, model=self.model)
+                data = await whole_body(connection, MAX_PART_BYTES)
+            finally:
+                connection.release()
             await self._turns.next()
             return read(part, data)
 

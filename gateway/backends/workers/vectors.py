@@ -9,14 +9,10 @@ import msgspec
 import orjson
 
 from gateway.backends.port import EmbedPart, Vectors
-from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import BadHttp
-from gateway.backends.workers.refusal import refusal_of
 from gateway.contracts.embeddings import Conversation
 
 PATH: Final = "/embeddings"
-MAX_ANSWER_BYTES: Final = 64 << 20
-"""Longest answer for one part: 64 vectors of 65,536 numbers are 22 MB of base64."""
 
 
 class _Vector(msgspec.Struct):
@@ -69,17 +65,6 @@ def vectors_of(part: EmbedPart, data: bytes) -> Vectors:
         tuple([b2a_base64(vectors[index], newline=False).decode() for index in range(inputs)]),
         part.tokens if reported is None else reported,
     )
-
-
-async def answer_of(client: WorkerClient, model: str, path: str, body: bytes, headers: bytes) -> bytes:
-    """The body of a whole answer. Raises TransportError, BackendFailure."""
-    connection = await client.post(path, body, headers)
-    try:
-        if connection.status != 200:
-            raise await refusal_of(connection, model=model)
-        return await whole_body(connection, MAX_ANSWER_BYTES)
-    finally:
-        connection.release()
 
 
 def _numbers(vector: bytes | list[float]) -> bytes:
