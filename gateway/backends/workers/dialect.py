@@ -84,7 +84,14 @@ _REASONING: Mapping[Dialect, str | None] = MappingProxyType(
 )
 # Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
 _OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
-_NEUTRAL = (("n", 1), ("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0))
+_NEUTRAL = (
+    ("n", 1),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+    ("repetition_penalty", 1.0),
+    ("ignore_eos", False),
+    ("echo", False),
+)
 
 
 class WrittenRequest(Struct, frozen=True):
@@ -250,16 +257,12 @@ class CompletionWriter:
         for name, neutral in _NEUTRAL:
             if (value := getattr(sampling, name)) != neutral:
                 body[name] = value
-        if sampling.ignore_eos:
-            body["ignore_eos"] = True
         if sampling.min_tokens and (least := rest_of(sampling.min_tokens, partial)):
             body["min_tokens"] = least
         if sampling.stop_token_ids:
             body["stop_token_ids"] = sampling.stop_token_ids
         if sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-        if sampling.echo:
-            body["echo"] = True
         if sampling.logprobs is not None:
             self._add_logprobs(body, sampling.logprobs, chat)
         if work.response_format.type is not FormatType.TEXT:
