@@ -105,14 +105,14 @@ class ImageFetcher:
                 connection.send(_request(address), first_s=_NEVER_S, idle_s=_NEVER_S, total_s=_NEVER_S)
                 while not connection.head_done:
                     await connection.wait()
-                status = connection.status
+                status, location = connection.status, connection.header(b"location")
                 if status == 200:
                     return await self._body(connection, hold)
-                if status not in _REDIRECTS or not connection.location:
+                if status not in _REDIRECTS or not location:
                     raise BadAddress(
                         f"could not be fetched: the server answered {status}", "an address of an image"
                     )
-                address = redirected(address, connection.location, self._bounds.fetch_hosts)
+                address = redirected(address, location, self._bounds.fetch_hosts)
             finally:
                 connection.close()
         raise BadAddress(f"leads to more than {MAX_REDIRECTS} others", f"{MAX_REDIRECTS} redirects or fewer")

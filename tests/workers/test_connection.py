@@ -311,7 +311,7 @@ async def test_headers_are_found_in_any_case_and_trailers_are_not_stored() -> No
     send(connection)
     connection.data_received(b"HTTP/1.1 429 No\r\nContent-Type: Text/Plain\r\nRETRY-AFTER: 7\r\n")
     connection.data_received(b"Transfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\nRetry-After: 8\r\nx: y\r\n")
-    assert (connection.content_type, connection.retry_after) == ("text/plain", "7")
+    assert (connection.content_type, connection.header(b"retry-after")) == ("text/plain", "7")
     assert not connection._headers
     connection.data_received(b"\r\n")
     assert await whole_body(connection) == b"no"

@@ -512,8 +512,8 @@ class WorkersBackend:
         name = self._writer.adapter_name(work)
         failure = await refusal_of(connection, model=name or self._writer.model, adapter=name is not None)
         # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
-        asked_to_wait = connection.retry_after or connection.retry_after_ms or failure.no_retry_here
-        throttled = failure.kind is FailureKind.THROTTLED and asked_to_wait
+        waits = connection.header(b"retry-after") or connection.header(b"retry-after-ms")
+        throttled = failure.kind is FailureKind.THROTTLED and (waits or failure.no_retry_here)
         if throttled and self._writer.dialect is not Dialect.SLUICE:
             worker.health.rest(self._clock(), failure.retry_after_s or 0.0)
             failure.isolated = True  # the pause keeps requests away; the circuit need not open

@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._last_at = 0.0
         self.status = 0
         self.content_type = ""
-        self.retry_after = self.retry_after_ms = self.location = ""
+        self._answer_headers: dict[bytes, bytes] = {}
 
     # The methods of an exchange, in the order of the calls.
 
@@ -124,6 +124,10 @@ class Connection(asyncio.Protocol):
                 self._transport.write(piece)
                 await asyncio.sleep(0)  # let other tasks run: a fast worker never makes this loop wait
         self._partly_sent = False
+
+    def header(self, name: bytes) -> str:
+        """A header of the answer by its name in lower case; empty when the answer has none of that name."""
+        return self._answer_headers.get(name, b"").decode("latin-1")
 
     async def read(self) -> bytes:
         """The body received since the last call; empty at its end. Raises TransportError."""
@@ -262,9 +266,7 @@ class Connection(asyncio.Protocol):
         headers = dict(zip(map(bytes.lower, self._headers), self._headers.values(), strict=True))
         self._has_length = b"content-length" in headers or b"transfer-encoding" in headers
         self.content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
-        self.retry_after = headers.get(b"retry-after", b"").decode("latin-1")
-        self.retry_after_ms = headers.get(b"retry-after-ms", b"").decode("latin-1")
-        self.location = headers.get(b"location", b"").decode("latin-1")
+        self._answer_headers = headers
 
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""

@@ -208,7 +208,7 @@ class WorkerLoras:
             finally:
                 connection.release()
             if answer[0] in (401, 403, 429, 502, 503, 504):  # failures of the worker, not of the adapter
-                raise failure_of(*answer, connection.retry_after, model=body["lora_name"])
+                raise failure_of(*answer, connection.header(b"retry-after"), model=body["lora_name"])
             return answer
         finally:
             self.changes += 1

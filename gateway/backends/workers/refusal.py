@@ -76,7 +76,7 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 async def refusal_of(connection: Connection, *, model: str, adapter: bool = False) -> BackendFailure:
     """Read the body of an answer with another status than 200; returns its failure. Raises TransportError."""
     body = await whole_body(connection, MAX_ERROR_BYTES)
-    waits = connection.retry_after, connection.retry_after_ms
+    waits = connection.header(b"retry-after"), connection.header(b"retry-after-ms")
     return failure_of(connection.status, body, *waits, model=model, adapter=adapter)
 
 
