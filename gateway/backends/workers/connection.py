@@ -53,6 +53,10 @@ class Connection(asyncio.Protocol):
         self._take: Callable[[bytes], bool] | None = None  # pieces go to it while it is set
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        # Set by each exchange: its limits, and the times of the next ones and of the last bytes.
+        self._limits = (0.0, 0.0, 0.0)
+        self._first_by: float | None = None
+        self._total_by = self._last_at = 0.0
         self._error: TransportError | None = None
         self._served = 0
         self.busy = False
@@ -76,10 +80,6 @@ class Connection(asyncio.Protocol):
         self._full = False  # whether the transport's write buffer is full
         self._partly_sent = False
         self._lingering = False
-        self._limits = (0.0, 0.0, 0.0)
-        self._first_by: float | None = None
-        self._total_by = 0.0
-        self._last_at = 0.0
         self.status = 0
         self.content_type = ""
         self._answer_headers: dict[bytes, bytes] = {}
