@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from admission.controller import Slot
 from admission.errors import Refused
 from budgeting.values import Plan, ToolCall
 from gateway.contracts.events import TAKEN, AnswerFold, Delta, IllegalEvent, Reasoning
@@ -100,10 +99,6 @@ class AnswerStream:
         self.origin: AnswerOrigin | None = None
 
     # Before the first piece
-
-    def admitted(self, slot: Slot) -> None:
-        """Add the waiting time of the slot that admission gave."""
-        self.admission_wait_s += slot.waited_s
 
     def refused(self, backend: str, refusal: Refused) -> None:
         """Record that admission refused the request for ``backend``."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -29,22 +30,20 @@ _SEED_BITS = 0x7FFF_FFFF
 
 
 class Attempts(Struct, eq=False):
-    """The attempts of one request on one backend, in order; ``step`` is the current one's trace step."""
+    """The attempts of one request on one backend, in order; ``step`` is the current one's trace step.
+
+    ``notes`` are the warnings about what was omitted or changed for this backend.
+    """
 
     backend: Backend
     _job: Job
     stream: AnswerStream
     _slot: Slot
-    _spelling: Spelling
+    _spelling: Callable[[str], Spelling]
     notes: list[str] = []
     _shortened: Plan | None = None
     buffer: CommitBuffer | None = None
     step: TraceStep | None = None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings about what was omitted or changed for this backend."""
-        return tuple(dict.fromkeys(self.notes))
 
     async def next(self, this: Attempt) -> tuple[Work, Resumption | None]:
         """Return the work of one attempt, and how it resumes a partial answer; prepares the stream.
@@ -56,11 +55,12 @@ class Attempts(Struct, eq=False):
         if this.after is not None:
             change = POLICIES[this.after].retry_with
         if stream.chars and (stream.committed or change is Remedy.NOTHING):
+            spelling = self._spelling(self.backend.model)
             # A long answer may have to be encoded again, so in a thread; nothing else uses the stream now.
             resumption = (
-                await asyncio.to_thread(resumption_on, self.backend, self._job, stream, self._spelling)
+                await asyncio.to_thread(resumption_on, self.backend, self._job, stream, spelling)
                 if stream.chars > INLINE_CHARS
-                else resumption_on(self.backend, self._job, stream, self._spelling)
+                else resumption_on(self.backend, self._job, stream, spelling)
             )
             # If the caller does not have the part yet, a new answer is better than one of two models.
             if resumption is not None and (stream.committed or resumption.mode is not ResumeMode.TEXT):
@@ -99,7 +99,7 @@ class Attempts(Struct, eq=False):
             ids, generated = resumption.token_ids, None
             if stream.events is not None:
                 # An incomplete character at the end comes with the next token.
-                spelled = b"".join(map(self._spelling.text_bytes, ids or ()))
+                spelled = b"".join(map(self._spelling(backend.model).text_bytes, ids or ()))
                 generated = spelled.decode("utf-8", errors="ignore")
             partial = PartialAnswer(resumption.text, ids, generated)
         # The text's encoding may have more ids than the first backend generated.

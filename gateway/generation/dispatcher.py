@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,16 +41,6 @@ class GenerationOutcome(Struct, frozen=True):
     fallback: Fallback | None = None
     warnings: tuple[str, ...] = ()
 
-    @property
-    def served_model(self) -> str:
-        """The id of the answering model: the adapter's, else the base model's."""
-        return self.adapter.adapter_id if self.adapter else self.model
-
-    @property
-    def version(self) -> str:
-        """The weights that answered: ``<base>+<adapter>``, or the base model."""
-        return f"{self.model}+{self.adapter.adapter_id}" if self.adapter else self.model
-
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
@@ -83,16 +73,16 @@ class Dispatcher:
         if backend.state is not BackendState.READY:
             slot.ignored()  # the circuit breaker counts only answers; the state is known
             raise _not_ready(backend)
-        stream.admitted(slot)
-        attempts = Attempts(backend, job, stream, slot, self._spelling(backend.model))
-        chars = stream.chars
+        stream.admission_wait_s += slot.waited_s
+        attempts = Attempts(backend, job, stream, slot, self._spelling)
+        chars, deadline = stream.chars, job.deadline
         bounds = AttemptBounds(
             backend.name,
             job.call_budget,
             delivered=lambda: stream.committed and stream.chars > chars,
             begun=lambda: stream.has_output,
-            deadline=job.deadline,
-            first_token_deadline=job.first_token_deadline,
+            deadline=deadline,
+            first_token_deadline=deadline - job.fallback_reserve_s,
         )
         try:
             completion = await self._retries.run(partial(self._attempt, attempts), bounds)
@@ -105,25 +95,29 @@ class Dispatcher:
             slot.ignored()
             if not stream.has_output:
                 raise
-            return await cut_short(backend, job, stream, attempts.warnings)
+            return await cut_short(backend, job, stream, attempts.notes)
         await stream.commit()
         if stream.resumes:
             completion = replace(completion, usage=stream.used(completion.usage))
-        return outcome_of(backend, job, stream, completion, attempts.warnings)
+        return outcome_of(backend, job, stream, completion, attempts.notes)
 
     async def _attempt(self, attempts: Attempts, this: Attempt) -> Completion:
         backend, stream = attempts.backend, attempts.stream
         with stream.steps.step("attempt", backend.name, this.number) as step:
             attempts.step = step
             work, resumption = await attempts.next(this)
+            may_retry = this.number == 1 and resumption is None
             if resumption is not None:
                 completion = await self._resume(attempts, work, resumption)
-                return await _checked(completion, work, attempts, may_retry=False)
-            may_repeat = this.number == 1
-            completion = await self._generate(
-                attempts, work, stream.take, lambda: may_repeat and not stream.committed
-            )
-            return await _checked(completion, work, attempts, may_retry=may_repeat)
+            else:
+                completion = await self._generate(
+                    attempts, work, stream.take, lambda: may_retry and not stream.committed
+                )
+            attempts.notes.extend(completion.warnings)
+            reasons = [completion.finish_reason, *completion.others]
+            if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
+                return completion
+            return await _checked(completion, reasons, work, attempts, may_retry=may_retry)
 
     async def _resume(self, attempts: Attempts, work: Work, resumption: Resumption) -> Completion:
         stream = attempts.stream
@@ -162,7 +156,9 @@ class Dispatcher:
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
 
 
-async def _checked(completion: Completion, work: Work, attempts: Attempts, *, may_retry: bool) -> Completion:
+async def _checked(
+    completion: Completion, reasons: list[FinishReason], work: Work, attempts: Attempts, *, may_retry: bool
+) -> Completion:
     """Check the tool calls of an answer; the completion of a choice with a faulty call ends with an error.
 
     If a stop string may have ended the answer, a last call that is not JSON counts as cut, and its choice
@@ -174,10 +170,6 @@ async def _checked(completion: Completion, work: Work, attempts: Attempts, *, ma
     ``stream_broken`` if the finish reasons contradict the events.
     """
     stream = attempts.stream
-    attempts.notes.extend(completion.warnings)
-    reasons = [completion.finish_reason, *completion.others]
-    if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
-        return completion
     # A greedy request would generate the same again.
     may_retry = may_retry and not stream.committed and work.sampling.temperature != 0.0
     found: list[CallOutcome] = []
@@ -207,7 +199,7 @@ async def _checked(completion: Completion, work: Work, attempts: Attempts, *, ma
 
 
 def outcome_of(
-    backend: Backend, job: Job, stream: AnswerStream, completion: Completion, warnings: tuple[str, ...] = ()
+    backend: Backend, job: Job, stream: AnswerStream, completion: Completion, warnings: Iterable[str]
 ) -> GenerationOutcome:
     return GenerationOutcome(
         completion=completion,
@@ -216,12 +208,12 @@ def outcome_of(
         model=backend.model,
         plan=stream.origin.plan if stream.origin is not None else job.plan,
         adapter=job.lease.adapter,
-        warnings=warnings,
+        warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
 async def cut_short(
-    backend: Backend, job: Job, stream: AnswerStream, warnings: tuple[str, ...] = ()
+    backend: Backend, job: Job, stream: AnswerStream, warnings: Iterable[str] = ()
 ) -> GenerationOutcome:
     """Return the partial answer as the outcome, after the deadline has passed in the middle of an answer."""
     await stream.commit()

@@ -118,11 +118,6 @@ class Job(Struct, frozen=True):
         whole_s = self.deadline - self.request.arrived_at
         return min(FALLBACK_RESERVE_S, max(0.0, whole_s * FALLBACK_RESERVE_SHARE))
 
-    @property
-    def first_token_deadline(self) -> float:
-        """The time until which the first token must arrive, else a fallback answers; monotonic clock."""
-        return self.deadline - self.fallback_reserve_s
-
 
 @lru_cache(MAX_CHAINS)
 def _without(chain: tuple[str, ...], legs: tuple[str, ...]) -> tuple[str, ...]:

@@ -30,7 +30,9 @@ INLINE_SYSTEM_CHARS = 4_096
 
 # A module constant, because the lookup of an enum member costs as much as a function call.
 SYSTEM = Role.SYSTEM
-_role_of = attrgetter("role")
+_role_of, _content_of = attrgetter("role"), attrgetter("content")
+# The system messages, and all other messages (the turns).
+_Roles = tuple[Sequence[Message], Sequence[Message]]
 
 # Limits of the cache of system texts: 8 MiB at most.
 REMEMBERED_TEXTS = 256
@@ -85,24 +87,24 @@ class Canonicalizer:
         self._known: dict[str, tuple[str, Separated]] = {}
         self._lock = threading.Lock()
 
-    def policy_of(self, contract: Contract, version: PromptVersion | None) -> VolatilePolicy:
-        """Return the version's policy if it has one, else the contract's."""
-        if version is not None and version.volatile is not None:
-            return version.volatile
-        return self._native if contract is Contract.NATIVE else self._openai
-
-    def canonical(self, request: GenerateRequest, version: PromptVersion | None) -> Canonical:
+    def canonical(
+        self, request: GenerateRequest, version: PromptVersion | None, roles: _Roles | None = None
+    ) -> Canonical:
         """Return a request's canonical prompt; a text completion's prompt is sent alone and unchanged.
 
         The text of ``version`` comes first, as one system message. Moved sentences follow the fields of the
         context, one per line, in their order and verbatim. Idempotent for the caller's system messages and
-        turns. Raises InvalidRequest for a context that is not JSON.
+        turns. ``roles`` are the request's messages, split. Raises InvalidRequest for a context that is not
+        JSON.
         """
         if request.raw_prompt is not None:
             return Canonical(CanonicalPrompt(raw=request.raw_prompt))
+        policy = self._native if request.contract is Contract.NATIVE else self._openai
+        if version is not None and version.volatile is not None:
+            policy = version.volatile
         return self._canonical(
-            request.messages,
-            self.policy_of(request.contract, version),
+            roles or _split_roles(request.messages),
+            policy,
             version,
             request.context,
             request.chunks,
@@ -112,20 +114,20 @@ class Canonicalizer:
 
     def messages(self, messages: Sequence[Message]) -> Canonical:
         """Return the canonical form of messages in OpenAI's contract, without prompt version and context."""
-        return self._canonical(messages, self._openai)
+        return self._canonical(_split_roles(messages), self._openai)
 
     async def canonical_async(
         self, request: GenerateRequest, version: PromptVersion | None, offload: Offload = asyncio.to_thread
     ) -> Canonical:
         """Call :meth:`canonical`, offloaded if it would block the event loop."""
-        searched = sum([len(one.content) for one in _split_roles(request.messages)[0]])
-        if searched <= INLINE_SYSTEM_CHARS:
-            return self.canonical(request, version)
-        return await offload(lambda: self.canonical(request, version))
+        roles = _split_roles(request.messages)
+        if sum(map(len, map(_content_of, roles[0]))) <= INLINE_SYSTEM_CHARS:
+            return self.canonical(request, version, roles)
+        return await offload(lambda: self.canonical(request, version, roles))
 
     def _canonical(
         self,
-        messages: Sequence[Message],
+        roles: _Roles,
         volatile: VolatilePolicy,
         version: PromptVersion | None = None,
         context: Mapping[str, object] = EMPTY,
@@ -136,7 +138,7 @@ class Canonicalizer:
         system = [stable_text(version)] if version is not None else []
         findings: list[VolatileFinding] = []
         volatile_lines = [render_context(context)] if context else []
-        written, turns = _split_roles(messages)
+        written, turns = roles
         for number, message in enumerate(written):
             text, separated = self._read(message.content, number, volatile)
             findings += separated.findings
@@ -172,7 +174,7 @@ class Canonicalizer:
         return read
 
 
-def _split_roles(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+def _split_roles(messages: Sequence[Message]) -> _Roles:
     """Return the system messages, and all other messages (the turns)."""
     opening = 0
     for message in messages:

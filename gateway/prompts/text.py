@@ -112,6 +112,9 @@ class Models:
     def of(self, model: str) -> ModelText:
         return self._own.get(model, self.default)
 
+    def tokenizer(self, model: str) -> PromptCounter:
+        return self.of(model).tokenizer
+
     def budgets(self, model: str) -> SectionBudgets | None:
         """Return a model's budgets, which apply if neither the route nor the prompt version has any."""
         return self._budgets.get(model)

@@ -37,6 +37,7 @@ def respond(
     if stream.reasoning_tokens and not usage.reasoning_tokens:
         usage = dataclasses.replace(usage, reasoning_tokens=min(stream.reasoning_tokens, usage.output_tokens))
     counts = plan.counts
+    adapter_id = outcome.adapter.adapter_id if outcome.adapter else None
     generated = usage.input_tokens > 0
     with_logprobs = generated and request.sampling.logprobs is not None
     ttft_ms = timer.at_ms(stream.first_at)
@@ -45,8 +46,9 @@ def respond(
         generation_id=request.generation_id,
         backend=outcome.backend,
         backend_name=outcome.backend_name,
-        backend_version=outcome.version,
-        model=outcome.served_model,
+        # The weights that answered: ``<base>+<adapter>``, or the base model.
+        backend_version=f"{outcome.model}+{adapter_id}" if adapter_id else outcome.model,
+        model=adapter_id or outcome.model,
         trace_id=trace_id,
         output_text=stream.text(),
         finish_reason=completion.finish_reason,
@@ -89,7 +91,7 @@ def respond(
         )
         if completion.others
         else (),
-        adapter_id=outcome.adapter.adapter_id if outcome.adapter else None,
+        adapter_id=adapter_id,
     )
 
 

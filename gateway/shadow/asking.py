@@ -170,12 +170,12 @@ class Asker:
             raise NotAsked(ShadowOutcome.SPEND)
         adapter = job.lease.adapter
         version = f"{backend.model}+{adapter.adapter_id}" if adapter else backend.model
-        spelling = self.models.of(backend.model).tokenizer
         row = _row(job, backend, version, self.unix_time())
         try:
             with permit:
                 async with self.admission.admit(demand) as slot:
-                    work, _ = await Attempts(backend, job, stream, slot, spelling).next(Attempt(1))
+                    attempts = Attempts(backend, job, stream, slot, self.models.tokenizer)
+                    work, _ = await attempts.next(Attempt(1))
                     with self.accounts.open(row) as account:
                         asked = await self._call(backend, work, stream, version)
                         account.settle(_closed(row, asked, stream))

@@ -54,9 +54,7 @@ def make_generation(
         clock=base.clock,
     )
     base.events.attach(resilience.on_engine_event, EngineLost, EngineRestarted)
-    dispatcher = Dispatcher(
-        resilience.retries, resilience.output_guard, lambda name: model.models.of(name).tokenizer, emit
-    )
+    dispatcher = Dispatcher(resilience.retries, resilience.output_guard, model.models.tokenizer, emit)
     answers = make_answers(settings, clock=base.clock, unix_time=base.unix_time, emit=emit)
     limits = make_leg_limits(settings, clock=base.clock, emit=emit, price=accounts.target_price)
     fallback = FallbackChain(
