@@ -48,6 +48,8 @@ async def test_an_answer_passes_every_stage_and_is_billed_once(build_rig: Build,
     assert list(record.stage_ms) == [
         "canonicalize", "adapter", "rank", "budget", "admit", "generate", "respond",
     ]  # fmt: skip
+    ours_ms = sum(ms for stage, ms in record.stage_ms.items() if stage not in ("admit", "generate"))
+    assert record.overhead_ms == pytest.approx(ours_ms)
     assert rig.in_use() == []
 
 
