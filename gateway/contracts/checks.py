@@ -20,7 +20,8 @@ def prompts_of(given: str | Sequence[object], field: str) -> Sequence[str | tupl
     """The texts or lists of token ids of ``Prompts``. Raises InvalidRequest: one is empty."""
     listed = not isinstance(given, str) and bool(given) and not isinstance(given[0], int)
     prompts = cast("list[str | list[int]]", given if listed else [given])
-    if (empty := next((index for index, one in enumerate(prompts) if not one), None)) is not None:
+    if not all(prompts):
+        empty = list(map(bool, prompts)).index(False)
         raise not_allowed(f"{field}.{empty}" if listed else field, "is empty", "a text or token ids")
     return [one if isinstance(one, str) else tuple(one) for one in prompts]
 

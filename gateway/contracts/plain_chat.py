@@ -14,7 +14,7 @@ from budgeting.values import Message, Role
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import MAX_NAME, MaxTokens, Seed, Temperature, TopP, label_or_none
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.refusals import check_fields
+from gateway.contracts.refusals import FEW_FIELDS_BYTES, check_fields
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
 
 ROLES: Final[Mapping[str, Role]] = {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
@@ -51,7 +51,8 @@ _decode: Final = msgspec.json.Decoder(_PlainChat).decode
 
 def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     """The request of an ordinary body; ``None`` for any other. Raises InvalidRequest as ChatRequest would."""
-    check_fields(body)
+    if len(body) > FEW_FIELDS_BYTES:
+        check_fields(body)
     if _NUL in body:
         return None
     try:
