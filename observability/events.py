@@ -99,7 +99,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_ms: float | None = None
     generation_ms: float | None = None
     overhead_ms: float | None = None
-    stage_ms: Mapping[str, float] = msgspec.field(default_factory=lambda: NO_STAGES)
+    stage_ms: Mapping[str, float] = NO_STAGES
     dropped_chunks: int = 0
     dropped_turns: int = 0
     cut_chunks: int = 0
@@ -118,11 +118,6 @@ class RequestRecord(msgspec.Struct, frozen=True):
     drawn: str | None = None
     session: int | None = None
     cost_nanousd: int | None = None
-
-    @property
-    def answered(self) -> bool:
-        """Whether the caller got a complete answer."""
-        return self.status < 400 and self.error_code is None
 
     @property
     def failed(self) -> bool:

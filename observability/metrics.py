@@ -222,7 +222,7 @@ class Metrics:
         )
         for labels, count in outcomes.items():
             self._requests(*labels).inc(count)
-        answered = [record for record in records if record.answered]
+        answered = [record for record in records if record.status < 400 and record.error_code is None]
         self._total.observe(*[record.total_ms / 1000 for record in answered])
         for version, count in Counted([record.backend_version for record in answered]).items():
             self._versions(version).inc(count)

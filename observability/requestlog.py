@@ -8,7 +8,6 @@ import logging
 import time
 from itertools import compress
 from operator import attrgetter, is_not
-from types import MappingProxyType
 
 from msgspec.structs import asdict
 
@@ -22,7 +21,7 @@ _FIELDS = tuple(name for name in RequestRecord.__struct_fields__ if name not in 
 _values = attrgetter(*_FIELDS)
 _UNSET = (None,) * len(_FIELDS)
 _TIMES = tuple(name for name in _FIELDS if name.endswith("_ms"))
-_SAME = MappingProxyType(vars(logging.LogRecord("", 0, "", 0, EVENT, None, None)))
+_SAME = vars(logging.LogRecord("", 0, "", 0, EVENT, None, None))
 
 
 class RequestLine(logging.LogRecord):

@@ -86,7 +86,8 @@ class RollingStats:
         self._forget(before=now - WINDOW_S, most=MAX_SAMPLES - 1)
         sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms)
         self._samples.append(sample)
-        self._count(sample, 1)
+        self._judged += 1
+        self._failed += sample.outcome is HealthOutcome.FAILED
 
     def observe_preemptions(self, total: int) -> None:
         """Record the engine's counter of preemptions since its start."""
