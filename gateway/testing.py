@@ -67,7 +67,13 @@ def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
         usage=Usage(input_tokens=842, output_tokens=137, cached_tokens=640),
         timings=Timings(queue_wait_ms=3.1, ttft_ms=88.0, total_ms=912.4),
         budget=BudgetReport(
-            system=212, retrieval=380, recent_turns=250, older_summary=0, generation_reserve=696
+            system=212,
+            retrieval=380,
+            recent_turns=250,
+            older_summary=0,
+            generation_reserve=696,
+            dropped_chunks=(),
+            dropped_turns=0,
         ),
         created=request.created,
     )

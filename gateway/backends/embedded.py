@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from msgspec import structs
@@ -236,7 +236,7 @@ def _joined(ends: list[Completion]) -> Completion:
     output_tokens = sum(end.usage.output_tokens for end in ends)
     return structs.replace(
         first,
-        usage=replace(first.usage, output_tokens=output_tokens),
+        usage=structs.replace(first.usage, output_tokens=output_tokens),
         others=tuple(end.finish_reason for end in others),
     )
 

@@ -1,11 +1,10 @@
 """The native contract's answers: JSON, server-sent events, and the events of the WebSocket."""
 
 from collections.abc import Sequence
-from dataclasses import fields as dataclass_fields
-from operator import attrgetter
 from typing import Any, Final, NotRequired
 
 import orjson
+from msgspec import to_builtins
 from typing_extensions import TypedDict
 
 from budgeting.values import Plan, ToolCall, ToolKind
@@ -66,17 +65,6 @@ class ErrorBody(TypedDict):
     error: ErrorDetail
 
 
-_BUDGET_FIELDS: Final = tuple([one.name for one in dataclass_fields(BudgetReport)])
-_budget_values: Final = attrgetter(*_BUDGET_FIELDS)
-_ONLY_WHEN_SET: Final = frozenset({"cut_chunks", "merged_chunks", "summarized_turns", "tools"})
-
-
-def budget_body(budget: BudgetReport) -> dict[str, Any]:
-    """The budget report; fields that were added to it later are left out if they are empty."""
-    values = zip(_BUDGET_FIELDS, _budget_values(budget), strict=True)
-    return {name: value for name, value in values if value or name not in _ONLY_WHEN_SET}
-
-
 def usage_body(usage: Usage) -> dict[str, int]:
     """The token counts; reasoning tokens and those written to a cache only if there are any."""
     counts = {
@@ -115,9 +103,9 @@ def answer_report(answer: Answer) -> dict[str, Any]:
         "backend_version": answer.backend_version,
         "trace_id": answer.trace_id,
         "finish_reason": answer.finish_reason,
-        "timings": answer.timings,
+        "timings": to_builtins(answer.timings),
         "fallback": answer.fallback,
-        "budget": budget_body(answer.budget),
+        "budget": to_builtins(answer.budget),
         "warnings": answer.warnings,
     }
 

@@ -1,6 +1,5 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume the answer."""
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -190,7 +189,7 @@ class AnswerStream:
         """Return the usage of a resumed answer whose last call reports ``usage``."""
         if self._cached_tokens is None:
             return usage
-        return dataclasses.replace(usage, cached_tokens=min(self._cached_tokens, usage.input_tokens))
+        return replace(usage, cached_tokens=min(self._cached_tokens, usage.input_tokens))
 
     # Commit
 

@@ -1,7 +1,6 @@
 """Gives admitted work to a backend, with retries and an inspection of the output."""
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -143,7 +142,7 @@ class Dispatcher:
             self._emit(Resumed(resume.source, resume.target, resume.mode, result, resume.tokens))
         # The tokens before this call plus those of this call.
         output_tokens = resume.tokens + completion.usage.output_tokens
-        usage = dataclasses.replace(completion.usage, output_tokens=output_tokens)
+        usage = replace(completion.usage, output_tokens=output_tokens)
         return replace(completion, usage=usage)
 
     def _generate(

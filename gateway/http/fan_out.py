@@ -3,12 +3,11 @@
 import asyncio
 import operator
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import astuple
 from functools import reduce
 from typing import Final, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from budgeting.values import Plan
 from gateway.contracts.events import Delta

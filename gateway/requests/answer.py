@@ -1,6 +1,5 @@
 """Makes the caller's answer from the generated output, and its usage row."""
 
-import dataclasses
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -35,7 +34,7 @@ def respond(
 ) -> Answer:
     completion, usage, plan = outcome.completion, outcome.completion.usage, outcome.plan
     if stream.reasoning_tokens and not usage.reasoning_tokens:
-        usage = dataclasses.replace(usage, reasoning_tokens=min(stream.reasoning_tokens, usage.output_tokens))
+        usage = replace(usage, reasoning_tokens=min(stream.reasoning_tokens, usage.output_tokens))
     counts = plan.counts
     adapter_id = outcome.adapter.adapter_id if outcome.adapter else None
     generated = usage.input_tokens > 0

@@ -118,7 +118,7 @@ def test_thinking_has_a_signature_streamed_and_whole() -> None:
 def test_each_finish_reason_has_its_stop_reason(reason: FinishReason, reserve: int, said: str) -> None:
     asked = ParsedRequest(replace(REQUEST, sampling=Sampling(max_tokens=10)))
     plain = answer_for(asked.request, "x", finish_reason=reason, usage=Usage(1, 1))
-    budget = type(plain.budget)(0, 0, 1, 0, reserve)
+    budget = type(plain.budget)(0, 0, 1, 0, reserve, (), 0)
     assert json.loads(DIALECT.whole(asked, replace(plain, budget=budget)))["stop_reason"] == said
 
 
@@ -126,7 +126,7 @@ def test_each_finish_reason_has_its_stop_reason(reason: FinishReason, reserve: i
 def test_a_call_that_a_stop_sequence_cuts_has_not_filled_the_context(tokens: int, said: str) -> None:
     asked = ParsedRequest(replace(REQUEST, sampling=Sampling(max_tokens=10, stop=("x",))))
     plain = answer_for(asked.request, "", finish_reason=FinishReason.LENGTH, usage=Usage(1, tokens))
-    budget = type(plain.budget)(0, 0, 1, 0, 9)
+    budget = type(plain.budget)(0, 0, 1, 0, 9, (), 0)
     assert json.loads(DIALECT.whole(asked, replace(plain, budget=budget)))["stop_reason"] == said
 
 

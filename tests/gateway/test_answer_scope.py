@@ -179,7 +179,7 @@ def test_nothing_leaks_between_tenants_adapters_and_versions(
 def test_only_whole_plain_answers_of_the_meant_backend_are_kept() -> None:
     answer = Answer(
         "r", "g", "scripted", "local", "v", "base", "0" * 32, "Kentaro Miura.", FinishReason.STOP, Usage(),
-        Timings(0, 0, 0), BudgetReport(0, 0, 0, 0, 0), 0,
+        Timings(0, 0, 0), BudgetReport(0, 0, 0, 0, 0, (), 0), 0,
     )  # fmt: skip
     assert worth_keeping(answer)
     assert worth_keeping(msgspec.structs.replace(answer, finish_reason=FinishReason.LENGTH))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -300,7 +300,7 @@ class ConverseReader:
             usage = Usage(input_tokens, counted.output_tokens, cached_tokens, cache_write_tokens=written)
         if text or missing or cached_tokens:
             rest.append(Delta(text, missing, cached_tokens=cached_tokens))
-        usage = replace(usage, reasoning_tokens=min(self._reasoning, usage.output_tokens))
+        usage = structs.replace(usage, reasoning_tokens=min(self._reasoning, usage.output_tokens))
         completion = Completion(
             reason, usage, self._queue_wait_s, warnings=self._warnings(), stop_sequence=self._stop_sequence()
         )
