@@ -36,7 +36,7 @@ SEARCHES = "SLUICE_TEST_RANDOM" in os.environ
 settings.register_profile(
     "suite",
     deadline=None,
-    max_examples=100 if SEARCHES else 40,
+    max_examples=100 if SEARCHES else 25,
     derandomize=not SEARCHES,
     suppress_health_check=[HealthCheck.too_slow],
 )

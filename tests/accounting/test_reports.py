@@ -214,7 +214,7 @@ GROUPS = [
 
 
 @given(steps=STEPS, span=st.sampled_from(SPANS))
-@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=25)
+@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=12)
 async def test_reports_are_the_sums_of_the_rows_whatever_was_summed_up_before(
     url: str, steps: list[list[dict[str, object]] | str], span: Span
 ) -> None:

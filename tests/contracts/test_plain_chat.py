@@ -126,7 +126,7 @@ BODIES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(BODIES | st.builds(lambda more: {**ORDINARY, **more}, BODIES))
 def test_every_body_becomes_the_same_request_or_the_same_refusal(body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()

@@ -81,7 +81,7 @@ def compiled() -> CompiledOperators:
 
 
 @pytest.mark.parametrize("kernel", [None, compiled()], ids=["gathered", "compiled"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(sequences=st.one_of(shapes, answers), random=st.randoms(use_true_random=False))
 def test_every_group_of_sequences_attends_as_each_would_alone(
     kernel: DecodeKernel | None, sequences: Shapes, random: object
@@ -119,7 +119,7 @@ def kvcache_of_flash_attn(
 
 
 @pytest.mark.parametrize("name", ["compiled", "flash-attn"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(sequences=answers, random=st.randoms(use_true_random=False))
 def test_a_kernel_for_answers_reads_each_sequences_own_blocks(
     name: str, sequences: Shapes, random: object

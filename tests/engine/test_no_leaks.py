@@ -173,6 +173,6 @@ class WithoutPrefixCaching(SchedulerMachine):
 
 
 TestNoLeaks = SchedulerMachine.TestCase
-TestNoLeaks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNoLeaks.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestNoLeaksWithoutPrefixCaching = WithoutPrefixCaching.TestCase
 TestNoLeaksWithoutPrefixCaching.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

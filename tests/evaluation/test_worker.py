@@ -53,7 +53,7 @@ def traces(draw: st.DrawFn) -> list[Arrival]:
     return out
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(trace=traces(), profile=profiles())
 def test_the_simulated_worker_gives_the_same_results_as_the_plain_worker(
     trace: list[Arrival], profile: Profile
@@ -70,7 +70,7 @@ def same_as_plain(trace: list[Arrival], profile: Profile) -> None:
         assert (sim.produced, sim.computed, sim.preemptions) == (one.produced, one.total, one.preemptions)
 
 
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_simulated_worker_equals_the_plain_one_when_memory_is_short(seed: int) -> None:
     draw = random.Random(seed)

@@ -143,7 +143,7 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(text=texts)
 def test_separating_twice_is_separating_once(text: str) -> None:
     once = separate(text)
@@ -152,7 +152,7 @@ def test_separating_twice_is_separating_once(text: str) -> None:
     assert again.stable == once.stable and not again.findings and not again.moved
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(text=texts)
 def test_nothing_is_lost_and_what_goes_is_verbatim(text: str) -> None:
     whole, found = normalize(text), separate(text)
