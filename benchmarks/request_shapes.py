@@ -172,11 +172,11 @@ class Compared:
 
 
 async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) -> list[Compared]:
-    """Send each shape to both; four at a time, so that neither side's queue matters.
+    """Send each shape to both; eight at a time, so that neither side's queue matters.
 
     A 503 is retried, as the official client does: on a busy machine a worker may miss its probes.
     """
-    turns = asyncio.Semaphore(4)
+    turns = asyncio.Semaphore(8)
 
     async def status(client: httpx.AsyncClient, shape: Shape) -> int:
         content = shape.body if isinstance(shape.body, bytes) else None
