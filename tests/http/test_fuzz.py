@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-tests-0123456789-0123456789"
-COUNT = int(os.environ.get("SLUICE_TEST_FUZZ", "3000"))
+COUNT = int(os.environ.get("SLUICE_TEST_FUZZ", "2000"))
 SEED = int(os.environ.get("SLUICE_TEST_FUZZ_SEED", "0"))
 AT_ONCE = 16
 # A drain ends the gateway; the deep check waits for an engine.
