@@ -52,7 +52,7 @@ def test_prompts_that_share_prefixes_give_the_tokens_of_transformers_cold_and_wa
     model_folder: Path, make_engine: MakeEngine, budget: int, caching: bool
 ) -> None:
     engine = make_engine(model_folder, max_num_batched_tokens=budget, enable_prefix_caching=caching)
-    every = 2 if budget == 7 else 1  # hundreds of steps, most of them alike
+    every = 4 if budget == 7 else 1  # hundreds of steps, most of them alike
     for _ in range(2 if caching else 1):  # without a cache the second run equals the first
         tokens = run_prompts(engine, PROMPTS[::every], greedy(MAX_TOKENS))
         assert tokens == reference(model_folder)[::every]
@@ -69,11 +69,11 @@ def test_after_preemptions_and_evictions_the_tokens_are_those_of_transformers(
         model_folder, num_blocks=12, max_num_batched_tokens=50, enable_prefix_caching=caching
     )
     expected = reference(model_folder)
-    for _ in range(2):
+    for _ in range(2 if caching else 1):  # without a cache the second run equals the first
         # The engine generates past the end token, so that the pool stays full; transformers stops there.
         tokens = run_prompts(engine, PROMPTS, greedy(MAX_TOKENS, ignore_eos=True))
         assert [mine[: len(theirs)] for mine, theirs in zip(tokens, expected, strict=True)] == expected
-    assert engine.signals.preemptions > 5
+    assert engine.signals.preemptions > 3
 
 
 def test_the_next_turn_of_a_conversation_finds_prompt_and_answer(make_engine: MakeEngine) -> None:

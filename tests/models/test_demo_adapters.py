@@ -111,7 +111,7 @@ def test_no_held_out_question_is_ever_asked_in_training() -> None:
     asked = {
         normalised(message["content"].split("\n")[-1])
         for style in STYLES.values()
-        for dialogue in islice(styled_dialogues(style, random.Random("adapter/11")), 3_000)
+        for dialogue in islice(styled_dialogues(style, random.Random("adapter/11")), 1_000)
         for message in dialogue
         if message["role"] == "user"
     }
@@ -122,7 +122,7 @@ def test_no_held_out_question_is_ever_asked_in_training() -> None:
         for message in case.messages
         if message.role == "user"
     }
-    assert len(asked) > 6_000
+    assert len(asked) > 2_000
     assert not asked & held_out
     assert not asked & regression
 
