@@ -20,7 +20,7 @@ from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, environment, ga
 pytestmark = pytest.mark.serial
 
 REASONS = {"queue_full", "wait_exceeded", "memory_pressure", "low_priority_shed"}
-SECONDS = 4.0
+SECONDS = 3.0
 OVERLOAD = 4.0
 TOKENS = 48
 # One request in this many is urgent: all urgent ones stay far below the engine's capacity.
