@@ -80,7 +80,9 @@ def test_two_engines_in_a_process_take_their_own_threads_in_turn(make_engine: Ca
 
 def test_loops_of_two_threads_keep_pytorchs_thread_count_and_allow_no_nested_region() -> None:
     torch.set_num_threads(1)
-    CompiledOperators(*SHAPE, 1e-5, block_size=4, threads=2).compile_parallel()
+    # The shape of the demo model: the loops that other tests have compiled are found on disk.
+    shape = (DEMO.num_heads, DEMO.num_kv_heads, DEMO.head_dim)
+    CompiledOperators(*shape, 1e-5, block_size=16, threads=2).compile_parallel()
     assert torch.get_num_threads() == 1
     assert ctypes.CDLL(None).omp_get_max_active_levels() == 1
 
