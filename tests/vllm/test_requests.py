@@ -84,7 +84,7 @@ async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen)
 
     async with asyncio.TaskGroup() as group:
         for number in range(16):
-            group.create_task(ask(5, number, 150))
+            group.create_task(ask(5, number, 80))
         await full.wait()
         for number in range(4):
             group.create_task(ask(-1, 100 + number, 2))
