@@ -9,7 +9,7 @@ The journey is a coroutine that pushes into a sink, so a slow reader only slows 
 disconnects, one cancellation unwinds the frames that hold slot, lease and sequence, and each is released.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,9 +56,7 @@ from resilience.turns import Turns, Urgent
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """Runs the stages of a request in order; ``time_limit`` applies to all of them together. ``after`` takes
-    each complete answer once it is sent.
-    """
+    """Runs the stages of a request in order; ``time_limit`` applies to all of them together."""
 
     in_flight: InFlightRequests
     revision: Callable[[], Revision]
@@ -81,7 +79,7 @@ class Journey:
     unix_time: Callable[[], float]
     time_limit: Callable[[], TimeLimit]
     check_shape: CheckShape
-    after: Sequence[Callable[[Job, GenerationOutcome, Answer], None]] = ()
+    mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
@@ -168,5 +166,4 @@ class Journey:
                 await self.accounts.durable()
                 await sink.finish(answer)
                 ended_at["respond"] = self.clock()
-                for take in self.after:
-                    take(job, outcome, answer)
+                self.mirror(job, outcome, answer)

@@ -9,8 +9,11 @@ import psutil
 from accounting.stored_responses import ResponseStore
 from budgeting.learned_counter import LearnedCounter
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
+from gateway.contracts.values import Answer
 from gateway.embedding.journey import MAX_WAIT_S, EmbeddingJourney
 from gateway.embedding.questions import QuestionEmbedder
+from gateway.generation.dispatcher import GenerationOutcome
+from gateway.generation.job import Job
 from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
@@ -95,6 +98,10 @@ def make_journey(
         if listener is not None:
             base.events.attach(listener, RequestRecord)
 
+    def answered(job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
+        guardrail.offer(job, outcome, answer)
+        shadow.shadow.mirror(job, outcome, answer)
+
     return Journey(
         in_flight=in_flight,
         revision=control.revision,
@@ -113,7 +120,7 @@ def make_journey(
         dispatcher=core.generation.dispatcher,
         fallback=core.generation.fallback,
         accounts=core.accounts.accounts,
-        after=(guardrail.offer, shadow.shadow.mirror),
+        mirror=answered,
         limiter=core.access.limiter,
         turns=base.turns,
         reporter=reporter,

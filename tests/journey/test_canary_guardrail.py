@@ -48,7 +48,7 @@ async def judged(
     tally = CanaryTally(lambda name: None, time)
     tally.watch(PLAN)
     guardrail = CanaryGuardrail(make_checks(NAMES), tally)
-    journey = replace(rig.journey, after=(guardrail.offer,))
+    journey = replace(rig.journey, mirror=guardrail.offer)
     rig = replace(rig, journey=journey)
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(guardrail.run())

@@ -153,7 +153,7 @@ def build(build_rig: Callable[..., JourneyRig], tokenizer: ChatTokenizer) -> Cal
             clock=time.monotonic,
             unix_time=lambda: 1_700_000_000.0,
         )
-        rig = replace(rig, journey=replace(rig.journey, after=(shadow.mirror,)))
+        rig = replace(rig, journey=replace(rig.journey, mirror=shadow.mirror))
         return ShadowRig(rig, shadow, store, limits)
 
     return make
