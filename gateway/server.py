@@ -43,7 +43,7 @@ CUT_TIMEOUT_S = 3.0
 # Garbage is collected while no request is in flight: then nobody waits, and there are few young objects, some
 # cache entries per request since the last collection. This is checked every GC_LOOK_S; with fewer than
 # GC_WORTH_OBJECTS new container objects, nothing is collected.
-GC_LOOK_S = 0.05
+GC_LOOK_S = 0.1
 GC_WORTH_OBJECTS = 200
 # Thresholds of Python's own collector, for a gateway that is never idle. The first one is above the number of
 # objects of 64 requests in flight, about 180 each; else a useless collection would run every 15 requests.

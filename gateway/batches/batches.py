@@ -56,6 +56,7 @@ class Batches:
         )
         await self._check_window(file.bytes, window)
         await self.files.store.add(row)
+        self.files.submitted.set()
         return batch_body(row, BatchCounts())
 
     async def show(self, tenant: str, batch_id: str) -> dict[str, Any]:

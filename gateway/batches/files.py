@@ -46,6 +46,8 @@ class Files:
         self._storage = storage
         self._unix_time = unix_time
         self._contents_swept_at = float("-inf")
+        self.submitted = asyncio.Event()
+        """Set when this process has a new batch: the runner does not look often while there is none."""
         self._log = structlog.get_logger("gateway.batches")
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -22,6 +23,8 @@ from observability.collectors import BatchFigures
 
 POLL_S: Final = 1.0
 """Seconds between two reads of the batches; a cancellation by another gateway takes so long to be seen."""
+REST: Final = 5
+"""Pauses of ``POLL_S`` between two looks while there is no batch; a batch submitted here ends them."""
 TICK_S: Final = 0.05
 """Seconds between two checks of idle capacity while there are lines."""
 LEASE_S: Final = 20.0
@@ -140,14 +143,25 @@ class BatchRunner:
                         if not away:
                             self._log.warning("batches wait for the database", reason=str(error))
                         away = True
-                    has_lines = self._running or any(one.status == "in_progress" for one in self._batches)
-                    await asyncio.sleep(self._tick_s if has_lines else self._poll_s)
+                    if self._running or any(one.status == "in_progress" for one in self._batches):
+                        await asyncio.sleep(self._tick_s)
+                    elif await self._rests(self._poll_s if self._batches else REST * self._poll_s):
+                        polled_at = float("-inf")
         finally:
             try:
                 await self._files.store.give_all_back()
             except LedgerUnavailable as error:
                 self._log.warning("lines are not given back; their leases run out", reason=str(error))
             await self._files.store.close()
+
+    async def _rests(self, pause_s: float) -> bool:
+        """Wait until a batch is submitted here, at most ``pause_s``; returns whether one was."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._files.submitted.wait()
+                self._files.submitted.clear()
+                return True
+        return False
 
     async def _keep_claims(self) -> None:
         while True:

@@ -1,6 +1,7 @@
 """A SQLite file that several processes of a machine write; each has one connection, used by one thread."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -42,7 +43,7 @@ class SqliteFile:
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         self._path = path
-        self._log = path.with_name(f"{path.name}-wal")
+        self._names = str(path), f"{path}-wal"  # a Path takes longer than the system call
         self._tables = tables
         self._synchronous = synchronous
         self._busy_timeout_s = busy_timeout_s
@@ -79,7 +80,7 @@ class SqliteFile:
 
         A commit within one tick of the file system's clock, a few ms, after another may not change them.
         """
-        return [_stat(self._path), _stat(self._log)]
+        return list(map(_stat, self._names))
 
     def _count(self, by: int) -> None:
         with self._counting:
@@ -133,7 +134,7 @@ class SqliteFile:
         return connection
 
     def _identity(self) -> tuple[int, ...] | None:
-        stat = _stat(self._path)
+        stat = _stat(self._names[0])
         return None if stat is None else stat[:2]
 
     def _disconnect(self) -> None:
@@ -142,9 +143,9 @@ class SqliteFile:
             self._connection = None
 
 
-def _stat(path: Path) -> tuple[int, ...] | None:
+def _stat(path: str) -> tuple[int, ...] | None:
     try:
-        stat = path.stat()
+        stat = os.stat(path)
     except OSError:
         return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -17,7 +17,7 @@ from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check_read, check_record
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, LOCKED, SqliteFile
 
-WATCH_S = 0.05
+WATCH_S = 0.1
 POLL_S = 1.0
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS state_records (stream VARCHAR(64) NOT NULL, number INTEGER NOT NULL,"
@@ -105,7 +105,7 @@ class SqliteStateStore(StateStore):
         while True:
             due = self._clock() - notified_at >= self._poll_s
             changed = files != (files := self._reader.files())
-            # A query in the thread costs ten times as much as this check, which runs 20 times a second.
+            # A query in the thread costs ten times as much as this check, which runs 10 times a second.
             if settled and not changed and not due and seen is not None:
                 await asyncio.sleep(WATCH_S)
                 continue
