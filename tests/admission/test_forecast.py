@@ -70,8 +70,10 @@ def test_a_sequence_fits_if_it_keeps_the_peak_below_the_share(
             forecast.remove(gone)
         elif what == 1 and there:
             forecast.produced(last := next(reversed(there)), 7, there[last].expected + 3)
+            there[last] = forecast.get(last)
         elif what == 2 and there:
-            forecast.cached(next(iter(there)), 3)
+            forecast.cached(first := next(iter(there)), 3)
+            there[first] = forecast.get(first)
         elif what > 4:
             there[100 + number] = more
             forecast.add(100 + number, more)

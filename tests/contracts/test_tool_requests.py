@@ -260,7 +260,7 @@ def test_a_schema_has_one_text_whatever_the_order_of_its_keywords() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=4),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["type", "properties", "enum", "a", "$defs"]), inner, max_size=3)
