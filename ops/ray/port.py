@@ -44,5 +44,6 @@ class EngineReplicas(Protocol):
         """Send this gateway's queue length to all replicas; returns their figures.
 
         Replicas that do not answer in time are omitted; an empty list means that there are no replicas.
-        Raises ``ReplicaLost`` if none could be reached, or all were late, as on a busy machine.
+        Raises ``ReplicaLost`` if none could be reached, or if some were late, as on a busy machine, and no
+        other one is ready.
         """

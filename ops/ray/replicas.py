@@ -69,12 +69,14 @@ class ServeReplicas:
         reports: list[bytes] = []
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(_collect(answer, timeout_s, reports)) for answer in answers]
-        if not reports and any(one.result() for one in asked):
-            raise ReplicaLost("no replica reported its figures in time")
         try:
-            return [decode_signals(one) for one in reports]
+            reported = [decode_signals(one) for one in reports]
         except msgspec.DecodeError as error:
             raise ReplicaLost(type(error).__name__) from error
+        # The ready ones may be among the late: a replica that has just started answers first.
+        if any(one.result() for one in asked) and not any(one.ready for one in reported):
+            raise ReplicaLost("no ready replica reported its figures in time")
+        return reported
 
 
 async def _collect(answer: Any, timeout_s: float, reports: list[bytes]) -> bool:

@@ -64,6 +64,13 @@ async def test_replicas_that_are_all_late_are_not_taken_for_none() -> None:
         await read_signals(Answer(None), Answer(RayActorError()))
 
 
+async def test_a_replica_that_starts_does_not_stand_for_late_ones_that_may_be_ready() -> None:
+    starting = encode(ReplicaSignals("b", ready=False))
+    with pytest.raises(ReplicaLost, match="in time"):
+        await read_signals(Answer(starting), Answer(None))
+    assert await read_signals(Answer(starting), Answer(RayActorError())) == ["b"]
+
+
 async def test_replicas_that_are_all_gone_are_none() -> None:
     assert await read_signals(Answer(RayActorError())) == []
     assert await read_signals() == []
