@@ -43,11 +43,12 @@ class ClientDisconnect(Struct, eq=False):
     """The disconnect of one connection: calls ``listener``, set by one request at a time.
 
     ``flow``, uvicorn's, tells whether writing is paused because the caller reads too slowly; ``write`` is the
-    transport's.
+    transport's, ``begin`` the protocol's.
     """
 
     flow: FlowControl | None = None
     write: Callable[[bytes], object] | None = None
+    begin: Callable[[int, Iterable[Header], bytes, bool], bool] | None = None
     gone: bool = False
     listener: Callable[[], None] | None = None
 
@@ -179,16 +180,25 @@ class Exchange(Struct, eq=False):
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Send the status and the headers, with those for the ids and limits."""
+        head = await self._head(status, headers)
+        await self.send({"type": "http.response.start", "status": status, "headers": head})
+
+    async def begin(self, status: int, headers: Iterable[Header], data: bytes, *, more: bool) -> None:
+        """Send the status, the headers and the first piece of the body, under our server in one write.
+
+        Without ``more``, ``data`` is the whole body, and the headers have its length.
+        """
+        head = await self._head(status, headers)
+        connection = self.disconnect
+        if connection is None or connection.begin is None or not connection.begin(status, head, data, more):
+            await self.send({"type": "http.response.start", "status": status, "headers": head})
+            await self.body(data, more=more)
+
+    async def _head(self, status: int, headers: Iterable[Header]) -> list[Header]:
         limits = () if self.limit_headers is None else await self.limit_headers()
         self.started = True
         self.status = status
-        await self.send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, *self.id_headers(), *limits],
-            }
-        )
+        return [*headers, *self.id_headers(), *limits]
 
     def write(self, data: bytes) -> bool:
         """Send a piece of a body without ``content-length``, which is not empty, as one chunk at once.
@@ -211,8 +221,7 @@ class Exchange(Struct, eq=False):
         """Send a whole answer; with status 204, without the headers that describe a body."""
         length = (b"content-length", str(len(reply.body)).encode())
         about = [] if reply.status == 204 else [(b"content-type", reply.content_type), length]
-        await self.start(reply.status, [*about, *reply.headers])
-        await self.send({"type": "http.response.body", "body": reply.body})
+        await self.begin(reply.status, (*about, *reply.headers), reply.body, more=False)
 
     def id_headers(self) -> list[Header]:
         """The headers that every response carries."""

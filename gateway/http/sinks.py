@@ -124,18 +124,14 @@ class StreamSink:
         if self._pinging is not None and not is_ping:
             await self._pinging.wait()
         self._sent += not is_ping
-        if not self._open:
-            data = await self._opened(data)
-        await self._exchange.body(data, more=True)
+        await self._piece(data, more=True)
 
     async def finish(self, answer: Answer) -> None:
         await self._end()
         if self._keep is not None:
             await self._keep(self._asked, self._frames, answer)
         data = self._frames.finish(answer)
-        if not self._open:
-            data = await self._opened(data)
-        await self._exchange.body(data, more=False)
+        await self._piece(data, more=False)
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         await self._end()
@@ -149,10 +145,15 @@ class StreamSink:
         if self._pinging is not None:
             await self._pinging.wait()
 
-    async def _opened(self, data: bytes) -> bytes:
-        self._open = True
-        await self._exchange.start(200, (*STREAM_HEADERS, *self._headers))
-        return self._frames.opening + data
+    async def _piece(self, data: bytes, *, more: bool) -> None:
+        if not self._open:
+            self._open = True
+            headers = (*STREAM_HEADERS, *self._headers)
+            await self._exchange.begin(200, headers, self._frames.opening + data, more=True)
+            if more:
+                return
+            data = b""
+        await self._exchange.body(data, more=more)
 
 
 class SocketSink:

@@ -1,13 +1,18 @@
-"""Pieces of a stream that ``Exchange.write`` sends synchronously."""
+"""What is sent in one write: pieces of a stream, and an answer's head with the first piece of its body."""
 
 import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.server import ServerState
 
-from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange
+from gateway.contracts.dialect import Header
+from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange, Reply
+from gateway.http.protocol import GatewayProtocol
 
 
 def connection(sent: list[bytes]) -> ClientDisconnect:
@@ -45,3 +50,101 @@ def test_nothing_more_is_sent_to_a_caller_who_is_gone() -> None:
     gone = connection(sent)
     gone.set()
     assert exchange(gone).write(b"data: 1\n\n") and not sent
+
+
+class Wire(asyncio.Transport):
+    """Stores each write, and answers what uvicorn asks of a transport."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def answered(request: bytes, reply: Reply, *, pieces: int = 0) -> Wire:
+    """Let the protocol answer a request with ``reply``, or with a stream that repeats its body."""
+    wire, done = Wire(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange.open(scope, send, clock=lambda: 0.0, new_id=str)
+        try:
+            if pieces:
+                await exchange.begin(reply.status, reply.headers, reply.body, more=True)
+                for _ in range(pieces - 1):
+                    assert exchange.write(reply.body)
+                await exchange.body(b"", more=False)
+            else:
+                await exchange.reply(reply)
+        finally:
+            done.set()
+
+    config = uvicorn.Config(app, server_header=False, date_header=False, log_config=None)
+    config.load()
+    protocol = GatewayProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol.connection_made(wire)
+    protocol.data_received(request)
+    await asyncio.wait_for(done.wait(), 10.0)
+    await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    return wire
+
+
+GET = b"GET / HTTP/1.1\r\nhost: gateway\r\n\r\n"
+
+
+async def test_a_whole_answer_is_one_write_with_its_head() -> None:
+    wire = await answered(GET, Reply(200, b"{}", headers=((b"x-own", b"1"),)))
+    assert len(wire.writes) == 1
+    head, _, body = wire.writes[0].partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert body == b"{}" and lines[0] == b"HTTP/1.1 200 OK"
+    assert {b"content-length: 2", b"content-type: application/json", b"x-own: 1"} <= set(lines)
+    assert not any(line.startswith((b"transfer-encoding", b"connection")) for line in lines)
+
+
+async def test_a_stream_begins_with_its_head_and_first_piece_in_one_write() -> None:
+    wire = await answered(GET, Reply(200, b"data: 1\n\n"), pieces=2)
+    head, _, chunk = wire.writes[0].partition(b"\r\n\r\n")
+    assert b"\r\ntransfer-encoding: chunked" in head and chunk == b"9\r\ndata: 1\n\n\r\n"
+    assert wire.writes[1:] == [chunk, b"0\r\n\r\n"]
+
+
+async def test_a_connection_that_its_caller_ends_is_closed_after_the_answer() -> None:
+    wire = await answered(GET[:-2] + b"connection: close\r\n\r\n", Reply(200, b"{}"))
+    assert len(wire.writes) == 1 and b"\r\nconnection: close\r\n" in wire.writes[0]
+    assert wire.closed
+
+
+async def test_the_answer_to_head_has_no_body() -> None:
+    wire = await answered(GET.replace(b"GET", b"HEAD"), Reply(200, b"{}"))
+    assert b"content-length: 2" in b"".join(wire.writes)
+    assert b"".join(wire.writes).endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("header", [(b"x-own", b"1\r\nset-cookie: a"), (b"x-own", b"1\nx: a")])
+async def test_a_header_with_a_line_break_is_never_sent(header: Header) -> None:
+    wire = await answered(GET, Reply(200, b"{}", headers=(header,)))
+    assert b"set-cookie" not in b"".join(wire.writes) and b"\nx: a" not in b"".join(wire.writes)
+
+
+async def test_under_another_server_an_answer_is_sent_as_two_messages() -> None:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await Exchange.open({"headers": []}, send, clock=lambda: 0.0, new_id=str).reply(Reply(200, b"{}"))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[1] == {"type": "http.response.body", "body": b"{}", "more_body": False}
