@@ -114,6 +114,6 @@ lines = Table(
     Column("output", LargeBinary),
     *columns_of(LineTokens),
     PrimaryKeyConstraint("batch_id", "place"),
-    Index("ix_batch_lines_status", "batch_id", "status", "place"),
+    Index("ix_batch_lines_batch_id_status_place", "batch_id", "status", "place"),
     Index("ix_batch_lines_owner", "owner"),
 )

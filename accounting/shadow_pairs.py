@@ -6,7 +6,7 @@ from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Column, Double, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
+from sqlalchemy import Column, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
 
 from accounting.shadow_values import ShadowPair, ShadowSide
 from accounting.store import FurtherTables
@@ -19,8 +19,6 @@ shadow_pairs = Table(
     metadata,
     *(column for column in columns_of(ShadowPair) if column.name not in SIDES),
     *(Column(f"{name}_side", Text, nullable=False) for name in SIDES),
-    # Written by earlier versions, whose gateways may still use this database.
-    Column("meaning", Double),
     PrimaryKeyConstraint("pair_id"),
     Index("ix_shadow_pairs_at", "at"),
 )

@@ -1,5 +1,6 @@
 """Migrates the ledger's tables; only once, even when several processes start together."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import Connection, text
@@ -7,17 +8,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 # The last revision in accounting/migrations/versions; a test compares them.
-HEAD: Final = "0009"
+HEAD: Final = "0001"
+VERSIONS: Final = "accounting:migrations/versions"
 # Key of the lock during the migration: any number that no other program uses in this database.
 ADVISORY_LOCK: Final = 0x51_75_1C_E0
 
 
-async def bring_up(engine: AsyncEngine) -> None:
-    """Run the missing migrations in one transaction under a lock. A newer schema is left unchanged:
-    migrations only add, so an older gateway can still write.
+async def bring_up(engine: AsyncEngine, *, head: str = HEAD, versions: Sequence[str] = (VERSIONS,)) -> None:
+    """Run the missing migrations of the folders ``versions``, in one transaction under a lock. A schema newer
+    than ``head`` is left unchanged: migrations only add, so an older gateway can still write.
     """
     async with engine.connect() as connection:
-        if await _version(connection) >= HEAD:
+        if await _version(connection) >= head:
             return
     async with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
@@ -25,7 +27,7 @@ async def bring_up(engine: AsyncEngine) -> None:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:
             await connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": ADVISORY_LOCK})
-        await connection.run_sync(_upgrade)
+        await connection.run_sync(_upgrade, versions)
         await connection.commit()
 
 
@@ -45,12 +47,14 @@ def _is_missing_table(error: SQLAlchemyError) -> bool:
     return getattr(cause, "sqlstate", None) == "42P01" or "no such table" in str(cause)
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, versions: Sequence[str]) -> None:
     # Alembic is needed once in a ledger's life and costs 0.12 s to import.
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", "accounting:migrations")
+    config.set_main_option("path_separator", "newline")
+    config.set_main_option("version_locations", "\n".join(versions))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

@@ -18,7 +18,7 @@ LONGEST_RETRY_S = 5.0
 MAX_NAMED = 20
 # Timeout of one database call.
 DATABASE_CALL_S = 30.0
-# Timeout of a migration; one of 500,000 rows in SQLite took 6.5 s.
+# Timeout of a migration, which may copy a large table.
 MIGRATE_S = 3_600.0
 
 

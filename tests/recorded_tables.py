@@ -5,6 +5,8 @@ The migrations take 80 ms of a core for every new database; they still run for d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import Connection
 
 from accounting import store_schema
@@ -15,13 +17,13 @@ _ALL = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 's
 def install() -> None:
     migrate, recorded = store_schema._upgrade, list[str]()
 
-    def upgrade(connection: Connection) -> None:
+    def upgrade(connection: Connection, versions: Sequence[str]) -> None:
         is_new = connection.dialect.name == "sqlite" and not _statements(connection)
         if is_new and recorded:
             for statement in recorded:
                 connection.exec_driver_sql(statement)
             return
-        migrate(connection)
+        migrate(connection, versions)
         if is_new:
             version = f"INSERT INTO ledger_version VALUES ('{store_schema.HEAD}')"
             recorded[:] = [*_statements(connection), version]

@@ -25,7 +25,7 @@ from accounting.ledger import Ledger
 from accounting.options import LedgerOptions
 from accounting.reports import DIMENSIONS, Page, Span, UsageReport
 from accounting.store import GenerationStore
-from accounting.store_schema import HEAD
+from accounting.store_schema import HEAD, VERSIONS, bring_up
 from accounting.stored_responses import ResponseStore, StoredResponse
 from accounting.tables import generations, metadata
 from accounting.values import UsageRow
@@ -296,47 +296,32 @@ async def test_a_ledger_sums_up_the_days_that_are_over_and_a_late_row_is_in_the_
 
 # Migrations
 
-OLD = """CREATE TABLE generations (generation_id TEXT NOT NULL PRIMARY KEY, request_id TEXT NOT NULL,
-tenant TEXT NOT NULL, key_id TEXT NOT NULL, contract TEXT NOT NULL, route TEXT NOT NULL,
-started_at DOUBLE PRECISION NOT NULL, intent TEXT, session_id TEXT, adapter_id TEXT, prompt_version TEXT,
-revision BIGINT, backend TEXT, backend_name TEXT, backend_version TEXT, trace_id TEXT,
-finish_reason TEXT NOT NULL, error_code TEXT, fallback TEXT, fallback_reason TEXT,
-input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
-queue_wait_ms DOUBLE PRECISION NOT NULL, ttft_ms DOUBLE PRECISION, total_ms DOUBLE PRECISION NOT NULL)"""
-OLD_ROW = (
-    "INSERT INTO generations VALUES ('old', 'r', 'acme', 'k', 'native', 'main', 1700006399.9, NULL, NULL, NULL,"
-    " NULL, 3, 'embedded', 'local', 'demo', 't', 'stop', NULL, NULL, NULL, 10, 4, 6, 0.5, 1.5, 2.5)"
-)
+LATER = Path(__file__).parent / "later_migrations"
 
 
-async def test_a_table_from_before_the_migrations_keeps_its_rows_and_bills_them_as_counted(bare: str) -> None:
-    indices = (
-        "CREATE INDEX ix_generations_started_at ON generations (started_at)",
-        "CREATE INDEX ix_generations_tenant_started_at ON generations (tenant, started_at)",
-    )
-    await run_sql(bare, OLD, *indices, OLD_ROW)
-    async with holding(bare, used("new", "acme")) as ledger:
-        found = {one.generation_id: one for one in await newest_rows(ledger)}
-    assert found.keys() == {"old", "new"}
-    old = found["old"]
-    assert (old.kind, old.hour, old.revision, old.ttft_ms) == ("request", 472_223, 3, 1.5)
-    assert (old.billable_input_tokens, old.billable_output_tokens, old.billable_cached_tokens) == (10, 4, 6)
-    assert await run_sql(bare, "SELECT hour FROM generations WHERE generation_id = 'old'") == [(472_223,)]
+async def upgrade(url: str) -> None:
+    """Run the migrations of the next version, which has a further revision."""
+    engine = create_async_engine(url)
+    await bring_up(engine, head="later", versions=(VERSIONS, str(LATER)))
+    await engine.dispose()
 
 
-async def test_a_gateway_of_the_version_before_tool_calls_can_still_write(bare: str) -> None:
-    async with holding(bare, used("new", "acme", tool_calls=2, reasoning_tokens=3)) as ledger:
-        columns = ", ".join(
-            name for name in UsageRow.__struct_fields__ if name not in ("reasoning_tokens", "tool_calls")
-        )
-        chosen = columns.replace("generation_id", "'old'", 1)
-        await run_sql(
-            bare, f"INSERT INTO generations ({columns}, hour) SELECT {chosen}, hour FROM generations"
-        )
-        found = {
-            one.generation_id: (one.tool_calls, one.reasoning_tokens) for one in await newest_rows(ledger)
-        }
-    assert found == {"old": (0, 0), "new": (2, 3)}
+async def test_a_later_version_upgrades_the_tables_and_keeps_their_rows(bare: str) -> None:
+    async with holding(bare, used("old", "acme", revision=3, ttft_ms=1.5)) as ledger:
+        before = await newest_rows(ledger)
+    await upgrade(bare)
+    assert await run_sql(bare, "SELECT version_num FROM ledger_version") == [("later",)]
+    assert await run_sql(bare, "SELECT generation_id, added FROM generations") == [("old", 0)]
+    async with running(ledger_for(bare, Events())) as ledger:
+        assert await newest_rows(ledger) == before
+
+
+async def test_a_gateway_of_the_version_before_an_upgrade_can_still_write(bare: str) -> None:
+    async with holding(bare, used("first", "acme")):
+        await upgrade(bare)
+    async with holding(bare, used("second", "acme")) as ledger:
+        assert {one.generation_id for one in await newest_rows(ledger)} == {"first", "second"}
+    assert await run_sql(bare, "SELECT version_num FROM ledger_version") == [("later",)]
 
 
 async def test_stores_that_start_together_create_the_tables_once(bare: str) -> None:
