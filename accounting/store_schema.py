@@ -47,7 +47,7 @@ def _is_missing_table(error: SQLAlchemyError) -> bool:
     return getattr(cause, "sqlstate", None) == "42P01" or "no such table" in str(cause)
 
 
-def _upgrade(connection: Connection, versions: Sequence[str]) -> None:
+def _upgrade(connection: Connection, versions: Sequence[str] = (VERSIONS,)) -> None:
     # Alembic is needed once in a ledger's life and costs 0.12 s to import.
     from alembic import command
     from alembic.config import Config

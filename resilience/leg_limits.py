@@ -16,45 +16,17 @@ from typing import Literal
 WINDOW_S = 60
 STEP_S = 1.0
 
-TOKENS_PER_PRICE = 1_000_000
-
 SkipReason = Literal["concurrency", "spend"]
 
 
-@dataclass(frozen=True, slots=True)
-class LegUsage:
-    """Tokens of one answer; of ``input_tokens`` some were found in a cache, and others were written to it."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
+# The cost in nano US dollars (10⁻⁹) of an answer's tokens: input, output, and of the input those found in a
+# cache and those written to it.
+Cost = Callable[[int, int, int, int], int]
 
 
-@dataclass(frozen=True, slots=True)
-class LegPrice:
-    """Prices of a million tokens, in nano US dollars (10⁻⁹); written tokens cost as others by default."""
-
-    input_nanousd: int
-    output_nanousd: int
-    cached_nanousd: int
-    cache_write_nanousd: int | None = None
-
-    def cost_nanousd(self, usage: LegUsage) -> int:
-        """The cost of ``usage``, rounded up."""
-        cached = min(usage.cached_tokens, usage.input_tokens)
-        rest = usage.input_tokens - cached
-        written = 0 if self.cache_write_nanousd is None else min(usage.cache_write_tokens, rest)
-        total = (
-            (rest - written) * self.input_nanousd
-            + cached * self.cached_nanousd
-            + written * (self.cache_write_nanousd or 0)
-            + usage.output_tokens * self.output_nanousd
-        )
-        return -(-total // TOKENS_PER_PRICE)
-
-
-FREE = LegPrice(0, 0, 0)
+def free(*tokens: int) -> int:
+    """The cost where there is no price."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +35,7 @@ class LegLimit:
 
     max_concurrency: int | None = None
     max_spend_nanousd_per_minute: int | None = None
-    price: LegPrice = FREE
+    cost: Cost = free
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +68,15 @@ class Permit:
         self._cost = reserved_nanousd
         self._open = True
 
-    def settle(self, usage: LegUsage) -> None:
+    def settle(
+        self,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cached_tokens: int = 0,
+        cache_write_tokens: int = 0,
+    ) -> None:
         """Report the real usage; the last report counts."""
-        self._cost = self._leg.limit.price.cost_nanousd(usage)
+        self._cost = self._leg.limit.cost(input_tokens, output_tokens, cached_tokens, cache_write_tokens)
 
     def __enter__(self) -> Permit:
         return self
@@ -128,11 +106,11 @@ class LegLimits:
         self._unbounded = _Leg(LegLimit(), clock)
         self._emit = emit
 
-    def enter(self, leg: str, estimate: LegUsage) -> Permit | None:
-        """A place in the leg for a request that uses at most ``estimate``; ``None`` at its limit."""
+    def enter(self, leg: str, input_tokens: int, output_tokens: int) -> Permit | None:
+        """A place in the leg for a request of at most that many tokens; ``None`` at its limit."""
         # A leg ``pool/model`` is one of the models of a pool, which share its bounds.
         bounds = self._legs.get(leg.partition("/")[0], self._unbounded)
-        reserved = bounds.limit.price.cost_nanousd(estimate)
+        reserved = bounds.limit.cost(input_tokens, output_tokens, 0, 0)
         reason = bounds.try_enter(reserved)
         if reason is not None:
             self._emit(LegSkipped(leg, reason))

@@ -27,7 +27,7 @@ from resilience.fallback_policy import (
     TryBackend,
     WaitForRestart,
 )
-from resilience.leg_limits import LegLimits, LegUsage, Permit
+from resilience.leg_limits import LegLimits, Permit
 from resilience.response_cache_values import CachedAnswer
 from resilience.resume import ResumeMode
 
@@ -256,8 +256,8 @@ class FallbackChain:
         elif waited:
             demand = demand_after_wait(demand, job, self._clock())
         # The limits of fallback targets never apply to the primary.
-        estimate = LegUsage(demand.input_tokens, self._admission.expected_output(demand))
-        permit = self._limits.free() if is_primary else self._limits.enter(backend.name, estimate)
+        most = demand.input_tokens, self._admission.expected_output(demand)
+        permit = self._limits.free() if is_primary else self._limits.enter(backend.name, *most)
         if permit is None:
             stream.steps.refused(backend.name, "leg_limit")
             policy.refused(backend.name)
@@ -295,13 +295,11 @@ class FallbackChain:
                     outcome = await self._dispatcher.generate(slot, backend, job, stream)
             except (Refused, BackendFailure) as failure:
                 if isinstance(failure, Refused) or failure.kind in _UNBILLED:
-                    permit.settle(LegUsage())
+                    permit.settle()
                 raise
             usage = outcome.completion.usage
             output_tokens = max(0, usage.output_tokens - before)
-            permit.settle(
-                LegUsage(demand.input_tokens, output_tokens, usage.cached_tokens, usage.cache_write_tokens)
-            )
+            permit.settle(demand.input_tokens, output_tokens, usage.cached_tokens, usage.cache_write_tokens)
             return outcome
 
     def _record(

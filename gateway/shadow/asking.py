@@ -37,7 +37,7 @@ from gateway.shadow.personal import Redactor, redact_calls, redact_tools
 from gateway.shadow.sampling import Copy, ShadowOutcome
 from resilience.classify import classify
 from resilience.failures import FailureKind
-from resilience.leg_limits import LegLimits, LegUsage
+from resilience.leg_limits import LegLimits
 from resilience.retry import Attempt
 
 # Features that the native contract may drop (docs/api.md); a shadow request may too.
@@ -163,9 +163,7 @@ class Asker:
                 max_input_tokens=None,
             ),
         )
-        permit = self.limits.enter(
-            backend.name, LegUsage(demand.input_tokens, self.admission.expected_output(demand))
-        )
+        permit = self.limits.enter(backend.name, demand.input_tokens, self.admission.expected_output(demand))
         if permit is None:
             raise NotAsked(ShadowOutcome.SPEND)
         adapter = job.lease.adapter
@@ -183,9 +181,7 @@ class Asker:
                     slot.ignored()
                 usage = asked.usage
                 permit.settle(
-                    LegUsage(
-                        usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
-                    )
+                    usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
                 )
         except Refused:
             raise NotAsked(ShadowOutcome.REFUSED) from None

@@ -15,7 +15,7 @@ from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, yield_thread
 from gateway.shadow.personal import Redactor, redact_calls
 from gateway.shadow.sampling import Copy
-from resilience.leg_limits import LegPrice, LegUsage
+from resilience.leg_limits import Cost, free
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Comparer:
 
     checks: Checks
     redact: Redactor
-    prices: Mapping[str, LegPrice]
+    costs: Mapping[str, Cost]
     keep_texts: bool
     unix_time: Callable[[], float]
 
@@ -94,10 +94,7 @@ class Comparer:
         """Return one answer's side of the pair, computed from its text, calls and tokens."""
         request, usage, calls = copy.request, given.usage, given.tool_calls
         exam = exam_of(request, copy.plan, text, called=bool(calls))
-        price = self.prices.get(backend)
-        used = LegUsage(
-            usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
-        )
+        cost = self.costs.get(backend, free)
         return ShadowSide(
             backend=backend,
             version="",
@@ -105,7 +102,9 @@ class Comparer:
             chars=len(text),
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
-            cost_nanousd=0 if price is None else price.cost_nanousd(used),
+            cost_nanousd=cost(
+                usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
+            ),
             language=language_of(text),
             checks=self.checks.run(exam),
             tool_calls=len(calls),

@@ -18,18 +18,18 @@ from gateway.config.settings import Settings
 from gateway.wiring.backends import Engines
 from gateway.wiring.cache import NANOUSD
 from gateway.wiring.foundation import Foundation
-from resilience.leg_limits import FREE, LegPrice
+from resilience.leg_limits import Cost, free
 
 
 @dataclass(frozen=True, slots=True)
 class AccountParts:
-    """Accounting; ``target_price`` returns the price of a backend as a fallback target or as a shadow;
+    """Accounting; ``target_cost`` returns the cost function of a backend as a fallback target or as a shadow;
     ``is_priced``: whether a price covers generations of a backend, given its name and model.
     """
 
     ledger: Ledger
     accounts: Accounts
-    target_price: Callable[[str], LegPrice]
+    target_cost: Callable[[str], Cost]
     is_priced: Callable[[str, str], bool]
     engine_counts: EngineCounts
 
@@ -54,7 +54,7 @@ def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
     return AccountParts(
         ledger,
         Accounts(ledger, prices.priced),
-        leg_prices(base.settings, prices, unix_time=unix_time),
+        leg_costs(base.settings, prices, unix_time=unix_time),
         lambda backend, model: prices.may_price(unix_time(), backend, model),
         make_engine_counts(engines, ledger, observer=base.new_id("gw"), unix_time=unix_time),
     )
@@ -108,16 +108,16 @@ def make_prices(settings: Settings) -> PriceBook:
         raise ConfigError(str(error)) from None
 
 
-def leg_prices(
+def leg_costs(
     settings: Settings, book: PriceBook, *, unix_time: Callable[[], float]
-) -> Callable[[str], LegPrice]:
-    """Return a function from a fallback target to its price, by the ledger's price book as of now.
+) -> Callable[[str], Cost]:
+    """Return a function from a fallback target to its cost function, by the ledger's price book as of now.
 
     The function raises ConfigError for a target with a spending limit but without a price.
     """
     now = unix_time()
 
-    def price(name: str) -> LegPrice:
+    def cost(name: str) -> Cost:
         found = book.price(now, name)
         if found is None:
             limit = settings.fallback.limits.get(name)
@@ -126,12 +126,10 @@ def leg_prices(
                     f"fallback.limits.{name}.max_spend_usd_per_minute needs a price: "
                     f"set backends.{name}.price, or name the backend in the price file"
                 )
-            return FREE
-        return LegPrice(
-            found.input_nanousd, found.output_nanousd, found.cached_nanousd, found.cache_write_nanousd
-        )
+            return free
+        return found.cost_nanousd
 
-    return price
+    return cost
 
 
 def price_of(price: PriceConfig) -> Price:

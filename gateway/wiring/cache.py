@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
-from resilience.leg_limits import LegLimit, LegLimits, LegPrice, LegSkipped
+from resilience.leg_limits import Cost, LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import CacheEvent, CacheFigures, Store
@@ -60,14 +60,14 @@ def make_leg_limits(
     *,
     clock: Callable[[], float],
     emit: Callable[[LegSkipped], None],
-    price: Callable[[str], LegPrice],
+    cost: Callable[[str], Cost],
 ) -> LegLimits:
-    """Build the limits of ``fallback.limits``; ``price`` returns the price of a target."""
+    """Build the limits of ``fallback.limits``; ``cost`` returns the cost function of a target."""
     limits = {}
     for name, section in settings.fallback.limits.items():
         spend = section.max_spend_usd_per_minute
         most_nanousd = None if spend is None else max(1, round(spend * NANOUSD))
-        limits[name] = LegLimit(section.max_concurrency, most_nanousd, price(name))
+        limits[name] = LegLimit(section.max_concurrency, most_nanousd, cost(name))
     return LegLimits(limits, clock=clock, emit=emit)
 
 

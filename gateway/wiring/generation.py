@@ -56,7 +56,7 @@ def make_generation(
     base.events.attach(resilience.on_engine_event, EngineLost, EngineRestarted)
     dispatcher = Dispatcher(resilience.retries, resilience.output_guard, model.models.tokenizer, emit)
     answers = make_answers(settings, clock=base.clock, unix_time=base.unix_time, emit=emit)
-    limits = make_leg_limits(settings, clock=base.clock, emit=emit, price=accounts.target_price)
+    limits = make_leg_limits(settings, clock=base.clock, emit=emit, cost=accounts.target_cost)
     fallback = FallbackChain(
         answers=answers.cache,
         limits=limits,

@@ -52,9 +52,9 @@ def make_shadow(core: Core) -> ShadowParts:
         )
     spend = section.max_spend_usd_per_minute
     most_nanousd = None if spend is None else max(1, round(spend * NANOUSD))
-    prices = {name: accounts.target_price(name) for name in fleet.backends}
+    costs = {name: accounts.target_cost(name) for name in fleet.backends}
     limits = LegLimits(
-        {name: LegLimit(None, most_nanousd, price) for name, price in prices.items()},
+        {name: LegLimit(None, most_nanousd, cost) for name, cost in costs.items()},
         clock=base.clock,
         emit=lambda skipped: None,  # the outcome of a mirrored request is counted instead
     )
@@ -78,7 +78,7 @@ def make_shadow(core: Core) -> ShadowParts:
     shadow = Shadow(
         queue=ShadowQueue(section.queue, section.queue_bytes),
         asker=asker,
-        comparer=Comparer(checks, redact, prices, section.keep_texts, base.unix_time),
+        comparer=Comparer(checks, redact, costs, section.keep_texts, base.unix_time),
         pairs=pairs,
         judge=None
         if judge is None

@@ -15,7 +15,7 @@ from accounting.prices import BookVersion, Price, PriceBook, Tariff, with_backen
 from gateway.config.errors import ConfigError
 from gateway.config.price_file import read_price_file
 from gateway.config.settings import Settings
-from gateway.wiring.accounts import leg_prices, make_prices
+from gateway.wiring.accounts import leg_costs, make_prices
 from tests.accounting.test_account import ListOutbox
 from tests.accounting.test_ledger import row
 
@@ -218,9 +218,9 @@ def test_a_fallback_target_is_priced_by_the_same_book_as_rows(tmp_path: Path) ->
             "fallback": {"limits": {"local": {"max_spend_usd_per_minute": 1}}},
         }
     )
-    price = leg_prices(settings, make_prices(settings), unix_time=lambda: NOVEMBER)
-    assert price("local").output_nanousd == 80 * 10**6
-    before = leg_prices(settings, make_prices(settings), unix_time=lambda: NOVEMBER - 1)
+    cost = leg_costs(settings, make_prices(settings), unix_time=lambda: NOVEMBER)
+    assert cost("local")(0, 10**6, 0, 0) == 80 * 10**6
+    before = leg_costs(settings, make_prices(settings), unix_time=lambda: NOVEMBER - 1)
     with pytest.raises(ConfigError, match="needs a price"):
         before("local")
 

@@ -12,7 +12,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.wiring.accounts import price_of
 from gateway.wiring.cache import Answers, make_answers, make_leg_limits
-from resilience.leg_limits import LegPrice, LegSkipped, LegUsage
+from resilience.leg_limits import LegSkipped
 from resilience.response_cache_values import CacheFigures
 
 BEDROCK = {
@@ -76,11 +76,11 @@ def test_limits_of_legs_come_from_the_configuration() -> None:
         settings(fallback={"limits": {"bedrock": {"max_concurrency": 1, "max_spend_usd_per_minute": 0.001}}}),
         clock=lambda: 0.0,
         emit=skipped.append,
-        price={"bedrock": LegPrice(3 * 10**9, 15 * 10**9, 3 * 10**9)}.__getitem__,
+        cost={"bedrock": Price(3 * 10**9, 15 * 10**9, 3 * 10**9).cost_nanousd}.__getitem__,
     )
-    assert limits.enter("bedrock", LegUsage(output_tokens=67)) is None, "67 × 15 millionths are over 0.001"
-    assert limits.enter("bedrock", LegUsage(output_tokens=66)) is not None
-    assert limits.enter("bedrock", LegUsage()) is None
+    assert limits.enter("bedrock", 0, 67) is None, "67 × 15 millionths are over 0.001"
+    assert limits.enter("bedrock", 0, 66) is not None
+    assert limits.enter("bedrock", 0, 0) is None
     assert [event.reason for event in skipped] == ["spend", "concurrency"]
 
 

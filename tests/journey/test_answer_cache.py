@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
+from accounting.prices import Price
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
-from resilience.leg_limits import LegLimit, LegPrice, LegSkipped
+from resilience.leg_limits import LegLimit, LegSkipped
 from tests.journey.rig import JourneyRig
 from tests.resilience.words_embedder import WordsEmbedder
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
 CACHED = {"fallback": ["response_cache", "degraded"]}
-PRICE = LegPrice(10**9, 10**9, 10**9)
+COST = Price(10**9, 10**9, 10**9).cost_nanousd
 
 
 async def test_the_same_question_is_answered_without_a_warning(build_rig: Build, ask: Ask) -> None:
@@ -109,7 +110,7 @@ async def test_a_leg_at_its_limit_of_spending_is_passed_over(build_rig: Build, a
     rig = build_rig(
         backends=[dead, pool],
         route={"fallback": ["pool", "degraded"]},
-        legs={"pool": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=1, cost=COST)},
     )
     answer = (await rig.run(ask())).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
@@ -122,7 +123,7 @@ async def test_a_leg_is_charged_for_the_tokens_that_it_used(build_rig: Build, as
     rig = build_rig(
         backends=[dead, ScriptedBackend("pool")],
         route={"fallback": ["pool", "degraded"]},
-        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, price=PRICE)},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, cost=COST)},
     )
     answer = (await rig.run(ask())).answer
     assert answer is not None and answer.backend_name == "pool"
@@ -137,7 +138,7 @@ async def test_a_leg_that_refuses_costs_nothing(build_rig: Build, ask: Ask) -> N
     rig = build_rig(
         backends=[dead, ScriptedBackend("pool", scripts=[throttled])],
         route={"fallback": ["pool", "degraded"]},
-        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, price=PRICE)},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, cost=COST)},
     )
     answer = (await rig.run(ask())).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
@@ -145,7 +146,7 @@ async def test_a_leg_that_refuses_costs_nothing(build_rig: Build, ask: Ask) -> N
 
 
 async def test_the_primary_backend_has_no_leg_limit(build_rig: Build, ask: Ask) -> None:
-    rig = build_rig(legs={"local": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)})
+    rig = build_rig(legs={"local": LegLimit(max_spend_nanousd_per_minute=1, cost=COST)})
     answer = (await rig.run(ask())).answer
     assert answer is not None and answer.backend_name == "local" and rig.skipped == []
 

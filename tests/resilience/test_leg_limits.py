@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.leg_limits import WINDOW_S, LegLimit, LegLimits, LegPrice, LegSkipped, LegUsage, Permit
+from accounting.prices import Price
+from resilience.leg_limits import WINDOW_S, LegLimit, LegLimits, LegSkipped, Permit
 
 # One dollar per million tokens is 1,000 nano dollars per token.
-PRICE = LegPrice(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
+PRICE = Price(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
 
 
 @dataclass
@@ -26,24 +27,24 @@ class LegLimitsRig:
         self.limits = LegLimits({"bedrock": self.limit}, clock=lambda: self.now, emit=self.events.append)
 
     def enter(self, input_tokens: int = 0, output_tokens: int = 0) -> Permit | None:
-        return self.limits.enter("bedrock", LegUsage(input_tokens, output_tokens))
+        return self.limits.enter("bedrock", input_tokens, output_tokens)
 
     def spend(self, input_tokens: int) -> bool:
         permit = self.enter(input_tokens)
         if permit is None:
             return False
         with permit:
-            permit.settle(LegUsage(input_tokens))
+            permit.settle(input_tokens)
         return True
 
 
 def test_a_price_counts_cached_tokens_apart_and_rounds_up() -> None:
-    assert PRICE.cost_nanousd(LegUsage(1000, 100, 400)) == 600 * 1000 + 400 * 100 + 100 * 5000
-    assert PRICE.cost_nanousd(LegUsage(1000, 0, 0, 100)) == 1000 * 1000
-    dear = LegPrice(10**9, 5 * 10**9, 10**8, 2 * 10**9)
-    assert dear.cost_nanousd(LegUsage(1000, 0, 400, 100)) == 500 * 1000 + 400 * 100 + 100 * 2000
-    assert LegPrice(1, 1, 1).cost_nanousd(LegUsage(1)) == 1
-    assert PRICE.cost_nanousd(LegUsage(10, 0, 50)) == 10 * 100, "no more is cached than was sent"
+    assert PRICE.cost_nanousd(1000, 100, 400) == 600 * 1000 + 400 * 100 + 100 * 5000
+    assert PRICE.cost_nanousd(1000, 0, 0, 100) == 1000 * 1000
+    dear = Price(10**9, 5 * 10**9, 10**8, 2 * 10**9)
+    assert dear.cost_nanousd(1000, 0, 400, 100) == 500 * 1000 + 400 * 100 + 100 * 2000
+    assert Price(1, 1, 1).cost_nanousd(1, 0, 0) == 1
+    assert PRICE.cost_nanousd(10, 0, 50) == 10 * 100, "no more is cached than was sent"
 
 
 def test_no_more_requests_than_allowed_are_in_a_leg_at_once() -> None:
@@ -59,8 +60,8 @@ def test_no_more_requests_than_allowed_are_in_a_leg_at_once() -> None:
 
 def test_the_models_of_a_pool_share_its_bounds() -> None:
     rig = LegLimitsRig(LegLimit(max_concurrency=1))
-    assert rig.limits.enter("bedrock/a", LegUsage()) is not None
-    assert rig.limits.enter("bedrock/b", LegUsage()) is None
+    assert rig.limits.enter("bedrock/a", 0, 0) is not None
+    assert rig.limits.enter("bedrock/b", 0, 0) is None
     assert rig.events == [LegSkipped("bedrock/b", "concurrency")]
 
 
@@ -74,7 +75,7 @@ def test_a_place_is_given_back_when_the_call_fails() -> None:
 
 
 def test_the_cost_of_a_call_is_reserved_before_it_is_spent() -> None:
-    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, cost=PRICE.cost_nanousd))
     assert rig.enter(output_tokens=10) is not None
     assert rig.enter(output_tokens=10) is not None
     assert rig.enter(output_tokens=1) is None, "two answers of at most 50,000 are under way"
@@ -82,17 +83,17 @@ def test_the_cost_of_a_call_is_reserved_before_it_is_spent() -> None:
 
 
 def test_settling_releases_the_unused_part_of_a_reservation() -> None:
-    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, cost=PRICE.cost_nanousd))
     permit = rig.enter(output_tokens=20)
     assert permit is not None
     with permit:
-        permit.settle(LegUsage(output_tokens=2))
+        permit.settle(output_tokens=2)
     assert rig.limits.figures()["bedrock"].spent_nanousd == 10_000
     assert rig.enter(output_tokens=18) is not None
 
 
 def test_a_call_that_never_says_what_it_cost_counts_as_its_reservation() -> None:
-    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, cost=PRICE.cost_nanousd))
     permit = rig.enter(output_tokens=20)
     assert permit is not None
     with permit:
@@ -101,7 +102,7 @@ def test_a_call_that_never_says_what_it_cost_counts_as_its_reservation() -> None
 
 
 def test_a_minute_later_the_money_may_be_spent_again() -> None:
-    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, cost=PRICE.cost_nanousd))
     assert rig.spend(60)
     rig.now = 30.0
     assert rig.spend(40)
@@ -115,7 +116,7 @@ def test_a_minute_later_the_money_may_be_spent_again() -> None:
 
 def test_a_leg_without_limits_lets_everything_in() -> None:
     rig = LegLimitsRig(LegLimit(max_concurrency=1))
-    assert all(rig.limits.enter("other", LegUsage(10**9)) is not None for _ in range(1000))
+    assert all(rig.limits.enter("other", 10**9, 0) is not None for _ in range(1000))
     assert rig.events == []
 
 
@@ -124,7 +125,7 @@ def test_a_leg_without_limits_lets_everything_in() -> None:
 )
 def test_no_window_of_a_minute_ever_costs_more_than_allowed(calls: list[tuple[float, int, int]]) -> None:
     """Costs never exceed reservations here, as with a backend that keeps to `max_tokens`."""
-    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    rig = LegLimitsRig(LegLimit(max_spend_nanousd_per_minute=100_000, cost=PRICE.cost_nanousd))
     paid: list[tuple[float, int]] = []
     for wait, asked, used in calls:
         rig.now += wait
@@ -133,7 +134,7 @@ def test_no_window_of_a_minute_ever_costs_more_than_allowed(calls: list[tuple[fl
             continue
         used = min(asked, used)
         with permit:
-            permit.settle(LegUsage(used))
+            permit.settle(used)
         paid.append((rig.now, used * 1000))
         window = sum(cost for when, cost in paid if when > rig.now - WINDOW_S)
         assert window <= 100_000

@@ -13,6 +13,7 @@ import pytest
 
 from accounting.account import Accounts
 from accounting.errors import LedgerUnavailable
+from accounting.prices import Price
 from accounting.shadow_values import ShadowPair
 from budgeting.counting import ChatTokenizer
 from gateway.backends.scripted import Script, ScriptedBackend
@@ -27,7 +28,7 @@ from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, redact_personal
 from gateway.shadow.sampling import ShadowOutcome, ShadowQueue
-from resilience.leg_limits import LegLimit, LegLimits, LegPrice
+from resilience.leg_limits import LegLimit, LegLimits
 from tests.journey.conftest import ask, build_rig, tokenizer
 from tests.journey.rig import JourneyRig, RecordingSink
 
@@ -115,9 +116,9 @@ def build(build_rig: Callable[..., JourneyRig], tokenizer: ChatTokenizer) -> Cal
         rig = build_rig(
             backends=backends, route={"shadow": {"backend": "other", "sample": sample}}, **rig_settings
         )
-        price = LegPrice(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
+        cost = Price(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8).cost_nanousd
         limits = LegLimits(
-            {"other": LegLimit(None, spend_nanousd, price)}, clock=time.monotonic, emit=lambda _: None
+            {"other": LegLimit(None, spend_nanousd, cost)}, clock=time.monotonic, emit=lambda _: None
         )
 
         ids = iter(range(1_000_000))
@@ -142,7 +143,7 @@ def build(build_rig: Callable[..., JourneyRig], tokenizer: ChatTokenizer) -> Cal
             comparer=Comparer(
                 make_checks(("shape", "language", "grounding", "pii", "no_refusal")),
                 redact,
-                {"other": price},
+                {"other": cost},
                 keep_texts,
                 lambda: 1_700_000_000.0,
             ),
