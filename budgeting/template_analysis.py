@@ -24,8 +24,9 @@ _TAIL = frozenset({"add_generation_prompt"})
 _INSIDE = frozenset({"raise_exception"})
 _IMPURE_FILTERS = frozenset({"random"})
 
-# Statements with a local effect; expressions are judged by the names they use.
-_STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign, nodes.Continue, nodes.Break)
+# Statements with a local effect; expressions are judged by the names they use. ``break`` is not among them: it
+# would end the loop for later messages.
+_STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign, nodes.Continue)
 
 
 def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -> bool:
@@ -34,16 +35,15 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
     aliases = {"messages"}
     loop: nodes.For | None = None
     for node in tree.body:
-        if _is_alias(node, aliases):
-            aliases.add(_assigned(node))
-        elif isinstance(node, nodes.For):
-            if loop is not None or not _is_plain_loop(node, aliases, constants):
-                return False
-            loop = node
-        elif _within(node, nodes.For, nodes.Assign) or not _looks_only_at(
-            node, constants if loop is None else constants | _TAIL
-        ):
-            return False
+        match node:
+            case nodes.Assign(target=nodes.Name(name=name), node=nodes.Name(name=of)) if of in aliases:
+                aliases.add(name)  # {% set loop_messages = messages %}
+            case nodes.For() if loop is None and _is_plain_loop(node, aliases, constants):
+                loop = node
+            case _:
+                names = constants if loop is None else constants | _TAIL
+                if _within(node, nodes.For, nodes.Assign) or not _looks_only_at(node, names):
+                    return False
     return loop is not None
 
 
@@ -121,9 +121,12 @@ def is_cheap(tree: nodes.Template) -> bool:
 
 
 def _is_cheap_call(call: nodes.Call) -> bool:
-    if isinstance(call.node, nodes.Name):
-        return call.node.name in _CHEAP_CALLS
-    return isinstance(call.node, nodes.Getattr) and call.node.attr in _CHEAP_METHODS
+    match call.node:
+        case nodes.Name(name=name):
+            return name in _CHEAP_CALLS
+        case nodes.Getattr(attr=method):
+            return method in _CHEAP_METHODS
+    return False
 
 
 def _is_small(value: object) -> bool:
@@ -146,26 +149,10 @@ def _repeats_messages(loop: nodes.For) -> bool:
     )
 
 
-def _is_alias(node: nodes.Node, aliases: set[str]) -> bool:
-    """Whether ``node`` is like ``{% set loop_messages = messages %}``."""
-    return (
-        isinstance(node, nodes.Assign)
-        and isinstance(node.target, nodes.Name)
-        and isinstance(node.node, nodes.Name)
-        and node.node.name in aliases
-    )
-
-
-def _assigned(node: nodes.Node) -> str:
-    assert isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name)
-    return node.target.name
-
-
 def _is_plain_loop(loop: nodes.For, aliases: set[str], constants: frozenset[str]) -> bool:
     """Whether ``loop`` is over all messages in order, and its body depends on the current message only.
 
-    A variable that the body assigns lives until the end of the iteration (Jinja's scoping). ``break`` would
-    end the loop for later messages, so it is refused.
+    A variable that the body assigns lives until the end of the iteration (Jinja's scoping).
     """
     if not (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases):
         return False
@@ -189,42 +176,26 @@ def _is_plain_loop(loop: nodes.For, aliases: set[str], constants: frozenset[str]
 def _looks_only_at(node: nodes.Node, names: frozenset[str], *, in_loop: bool = False) -> bool:
     """Whether ``node`` uses known statements and filters, and reads no other name than ``names``."""
     firsts: set[int] = set()
-    if in_loop:
-        for candidate in _within(node, nodes.Getattr, nodes.Compare):
-            name = _first_iteration_test(candidate)
-            if name is not None:
-                firsts.add(id(name))
-    for part in _within(node, nodes.Stmt, nodes.Name, nodes.Filter, nodes.Test):
-        if isinstance(part, nodes.Stmt) and not isinstance(part, _STATEMENTS):
-            return False
-        if isinstance(part, nodes.Break):
-            return False
-        if isinstance(part, nodes.Filter) and part.name in _IMPURE_FILTERS:
-            return False
-        if isinstance(part, nodes.Name) and part.name not in names and id(part) not in firsts:
-            return False
+    for candidate in _within(node, nodes.Getattr, nodes.Compare) if in_loop else ():
+        # {{ loop.first }} and {{ loop.index0 == 0 }} only tell whether the message is the first.
+        match candidate:
+            case (
+                nodes.Getattr(attr="first", node=nodes.Name(name="loop") as loop)
+                | nodes.Compare(
+                    expr=nodes.Getattr(attr="index0", node=nodes.Name(name="loop") as loop),
+                    ops=[nodes.Operand(op="eq", expr=nodes.Const(value=0))],
+                )
+            ):
+                firsts.add(id(loop))
+    for part in _within(node, nodes.Stmt, nodes.Name, nodes.Filter):
+        match part:
+            case nodes.Stmt() if not isinstance(part, _STATEMENTS):
+                return False
+            case nodes.Filter(name=name) if name in _IMPURE_FILTERS:
+                return False
+            case nodes.Name(name=name) if name not in names and id(part) not in firsts:
+                return False
     return True
-
-
-def _first_iteration_test(node: nodes.Node) -> nodes.Name | None:
-    """The ``loop`` in ``loop.first`` and in ``loop.index0 == 0``; ``None`` for any other node."""
-    if isinstance(node, nodes.Getattr) and node.attr == "first":
-        return _loop_name(node.node)
-    if (
-        isinstance(node, nodes.Compare)
-        and isinstance(node.expr, nodes.Getattr)
-        and node.expr.attr == "index0"
-        and len(node.ops) == 1
-        and node.ops[0].op == "eq"
-        and isinstance(node.ops[0].expr, nodes.Const)
-        and node.ops[0].expr.value == 0
-    ):
-        return _loop_name(node.expr.node)
-    return None
-
-
-def _loop_name(node: nodes.Node) -> nodes.Name | None:
-    return node if isinstance(node, nodes.Name) and node.name == "loop" else None
 
 
 def _within(node: nodes.Node, *kinds: type[N]) -> list[N]:
@@ -238,11 +209,8 @@ _BLANK = "\x1f"
 _CORE = "\ufdd4"
 MARKER = _BLANK + _CORE + _BLANK
 
-_CONTENT = "content"
-# Fields that a plain message does not have, but a template may read.
-_ABSENT = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
-_CONSTANT = ("role", *_ABSENT)
-_FIELDS = (_CONTENT, *_CONSTANT)
+# The role, and fields that a plain message does not have, but a template may read.
+_CONSTANT = ("role", "tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,28 +255,32 @@ class _Body:
         return all(self._statement(statement) for statement in statements)
 
     def _statement(self, node: nodes.Node) -> bool:
-        if isinstance(node, nodes.Output):
-            return all(self._writes(part) for part in node.nodes)
-        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
-            if self._touches(node.node):
-                self._made.add(node.target.name)
-            return self._writes(node.node)
-        if isinstance(node, nodes.If):
-            branches = (*node.body, *node.elif_, *node.else_)
-            return not self._touches(node.test) and self.plain(branches)
+        match node:
+            case nodes.Output(nodes=parts):
+                return all(map(self._writes, parts))
+            case nodes.Assign(target=nodes.Name(name=made), node=value):
+                if self._touches(value):
+                    self._made.add(made)
+                return self._writes(value)
+            case nodes.If():
+                branches = (*node.body, *node.elif_, *node.else_)
+                return not self._touches(node.test) and self.plain(branches)
         return not self._touches(node)
 
     def _writes(self, node: nodes.Node) -> bool:
         """Whether the value is the message's text with markup around it, or does not depend on that text."""
-        if not self._touches(node) or self._is_text(node):
+        if not self._touches(node) or self._is_content(node):
             return True
-        if isinstance(node, nodes.Filter):
-            plain = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
-            return node.name == "trim" and plain and node.node is not None and self._is_content(node.node)
-        if isinstance(node, nodes.Add):
-            return self._writes(node.left) and self._writes(node.right)
-        if isinstance(node, nodes.Concat):
-            return all(self._writes(part) for part in node.nodes)
+        match node:
+            case nodes.Name(name=name):
+                return name in self._made
+            case nodes.Filter(name="trim", node=nodes.Node() as value):
+                plain = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+                return plain and self._is_content(value)
+            case nodes.Add(left=left, right=right):
+                return self._writes(left) and self._writes(right)
+            case nodes.Concat(nodes=parts):
+                return all(map(self._writes, parts))
         return False
 
     def _touches(self, node: nodes.Node) -> bool:
@@ -325,21 +297,16 @@ class _Body:
             for part in parts
         )
 
-    def _is_text(self, node: nodes.Node) -> bool:
-        return self._is_content(node) or (isinstance(node, nodes.Name) and node.name in self._made)
-
     def _is_content(self, node: nodes.Node) -> bool:
-        return (
-            isinstance(node, nodes.Getattr | nodes.Getitem)
-            and _field(node) == _CONTENT
-            and isinstance(node.node, nodes.Name)
-            and node.node.name == self._message
-        )
+        match node:
+            case nodes.Getattr(node=nodes.Name(name=name)) | nodes.Getitem(node=nodes.Name(name=name)):
+                return name == self._message and _field(node) == "content"
+        return False
 
 
-def _field(node: nodes.Getattr | nodes.Getitem) -> str | None:
-    """The name of the message field that ``node`` reads; ``None`` for any other."""
-    if isinstance(node, nodes.Getattr):
-        return node.attr if node.attr in _FIELDS else None
-    value = node.arg.value if isinstance(node.arg, nodes.Const) else None
-    return value if value in _FIELDS else None
+def _field(node: nodes.Node) -> object:
+    """The name or constant by which ``node`` reads a field or an item; ``None`` for any other."""
+    match node:
+        case nodes.Getattr(attr=name) | nodes.Getitem(arg=nodes.Const(value=name)):
+            return name
+    return None
