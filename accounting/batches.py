@@ -5,11 +5,11 @@ result, and its usage row is written in the same transaction. So each line is an
 when a gateway ends in between.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from sqlalchemy import RowMapping, and_, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import and_, delete, func, insert, or_, select, tuple_, update
 
 from accounting.batch_tables import (
     BatchCounts,
@@ -22,11 +22,11 @@ from accounting.batch_tables import (
     lines,
 )
 from accounting.store import FurtherTables
+from accounting.tables import value_of
 from accounting.values import UsageRow
 
 TIMEOUT_S: Final = 10.0
 """Longest wait for the database."""
-UNAVAILABLE: Final = "files and batches cannot be reached now"
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
 INSERTED_AT_ONCE: Final = 500
 
@@ -34,7 +34,6 @@ INSERTED_AT_ONCE: Final = 500
 UNCLAIMED: Final = {"owner": None, "lease_until": None}
 """The column values of a batch or line that no gateway has claimed."""
 _TOKENS: Final = tuple(one.name for one in fields(LineTokens))
-Row = TypeVar("Row", FileRow, BatchRow, BatchLine)
 
 
 class BatchStore(FurtherTables):
@@ -44,7 +43,7 @@ class BatchStore(FurtherTables):
     """
 
     def __init__(self, url: str, owner: str) -> None:
-        super().__init__(url, UNAVAILABLE, timeout_s=TIMEOUT_S)
+        super().__init__(url, "files and batches cannot be reached now", timeout_s=TIMEOUT_S)
         self._owner = owner
 
     # Files
@@ -183,7 +182,7 @@ class BatchStore(FurtherTables):
                     .values(status="running", owner=self._owner, lease_until=until, takeovers=takeovers)
                 )
                 if taken.rowcount:
-                    claimed.append(_row({**row, "takeovers": takeovers}, BatchLine))
+                    claimed.append(value_of({**row, "takeovers": takeovers}, BatchLine))
         return claimed
 
     async def give_back(self, line: BatchLine, failures: int = 0) -> None:
@@ -231,8 +230,9 @@ class BatchStore(FurtherTables):
             .order_by(lines.c.number)
             .limit(limit)
         )
-        async with self._transaction() as connection:
-            return [(row[0], row[1], row[2], row[3]) for row in (await connection.execute(query)).all()]
+        return [
+            (row["number"], row["place"], row["custom_id"], row["output"]) for row in await self._rows(query)
+        ]
 
     async def forget_outputs(self, batch_id: str) -> None:
         """Delete the outputs after they were written to files; the counts stay."""
@@ -241,13 +241,6 @@ class BatchStore(FurtherTables):
     def _own(self, line: BatchLine) -> Any:
         mine = {"status": "running", "owner": self._owner}
         return update(lines).filter_by(batch_id=line.batch_id, place=line.place, **mine)
-
-    async def _first(self, query: Any, kind: type[Row]) -> Row | None:
-        found = await self._all(query.limit(1), kind)
-        return found[0] if found else None
-
-    async def _all(self, query: Any, kind: type[Row]) -> list[Row]:
-        return [_row(one, kind) for one in await self._rows(query)]
 
 
 def _is_unexpired(expires_at: Any, now: float) -> Any:
@@ -265,7 +258,3 @@ def _page(query: Any, at: Any, key: Any, last: tuple[float, str] | None, *, newe
         before, place = tuple_(at, key), tuple_(*last)
         query = query.where(before < place if newest else before > place)
     return query.order_by(at.desc(), key.desc()) if newest else query.order_by(at, key)
-
-
-def _row(row: RowMapping | Mapping[str, Any], kind: type[Row]) -> Row:
-    return kind(**{one.name: row[one.name] for one in fields(kind)})

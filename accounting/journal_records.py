@@ -7,7 +7,7 @@ missing field has its default, an unknown one is ignored.
 
 import struct
 import zlib
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,31 +62,21 @@ def read(data: bytes) -> Contents:
     if not data.startswith(HEADER):
         return Contents((), len(data), damaged=True)
     rows: list[UsageRow] = []
-    end, wrong = len(HEADER), False
-    for stop, row in _frames(data):
+    end = len(HEADER)  # of the last complete row
+    while (begin := end + _FRAME.size) <= len(data):
+        length, checksum = _FRAME.unpack_from(data, end)
+        possible = 0 < length <= MAX_ROW_BYTES
+        if possible and begin + length > len(data):
+            break  # cut off
+        row = _decoded(data[begin : begin + length], checksum) if possible else None
         if row is None:
-            wrong = True
-            break
+            return Contents(tuple(rows), len(data) - end, damaged=any(data[end:]))
         rows.append(row)
-        end = stop
-    return Contents(tuple(rows), len(data) - end, damaged=wrong and any(data[end:]))
+        end = begin + length
+    return Contents(tuple(rows), len(data) - end)
 
 
-def _frames(data: bytes) -> Iterator[tuple[int, UsageRow | None]]:
-    """Yield the end offset and the row of each frame; an invalid frame has row ``None`` and is the last."""
-    at = len(HEADER)
-    while at + _FRAME.size <= len(data):
-        length, checksum = _FRAME.unpack_from(data, at)
-        stop = at + _FRAME.size + length
-        if 0 < length <= MAX_ROW_BYTES and stop > len(data):
-            return  # cut off
-        payload = data[at + _FRAME.size : stop]
-        if not 0 < length <= MAX_ROW_BYTES or zlib.crc32(payload) != checksum:
-            yield stop, None
-            return
-        try:
-            yield stop, _decoder.decode(payload)
-        except msgspec.ValidationError:
-            yield stop, None
-            return
-        at = stop
+def _decoded(payload: bytes, checksum: int) -> UsageRow | None:
+    with suppress(msgspec.ValidationError):
+        return _decoder.decode(payload) if zlib.crc32(payload) == checksum else None
+    return None

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import msgspec
 
@@ -12,7 +13,7 @@ from accounting.errors import PriceError
 from accounting.values import UsageRow
 
 TOKENS_PER_PRICE = 1_000_000
-# Most cached results of tariff searches; each takes some 200 bytes.
+# Most cached results of tariff searches in a version; each takes some 200 bytes.
 MAX_CACHED = 4_096
 
 
@@ -119,8 +120,7 @@ class PriceBook:
                         f"version {version.version!r}: {_words(one)} has two prices; allowed: one"
                     )
                 known.add(key)
-        # Results of earlier searches, at most MAX_CACHED.
-        self._tariffs_found: dict[tuple[str, str | None, str | None, str | None], Tariff | None] = {}
+        self._tariff_in = {one.version: lru_cache(MAX_CACHED)(one.tariff) for one in versions}
 
     @property
     def versions(self) -> Sequence[BookVersion]:
@@ -156,12 +156,7 @@ class PriceBook:
         version = self.at(row.started_at)
         if version is None or not (row.input_tokens or row.output_tokens):
             return row
-        key = (version.version, row.backend_name, row.model, row.adapter_id)
-        if key not in self._tariffs_found:
-            if len(self._tariffs_found) >= MAX_CACHED:
-                self._tariffs_found.clear()
-            self._tariffs_found[key] = version.tariff(row.backend_name, row.model, row.adapter_id)
-        tariff = self._tariffs_found[key]
+        tariff = self._tariff_in[version.version](row.backend_name, row.model, row.adapter_id)
         if tariff is None:
             return row
         cost = tariff.price.cost_nanousd(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from accounting.keys import MAX_KEYS, Budget, KeyLimits
+from accounting.values import DAY_S
 
 MINUTE_S = 60
-DAY_S = 86_400
 # A window has this many steps: of 1 s in a minute, of 10 min in a day. Used tokens count until the end of
 # their step has left the window. So a limit is exact, and used tokens are released up to one step late.
 STEPS_OF_MINUTE = 60

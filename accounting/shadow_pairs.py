@@ -25,7 +25,6 @@ shadow_pairs = Table(
 
 # The writer and one report.
 POOL_CONNECTIONS = 2
-UNAVAILABLE = "the shadow pairs cannot be reached now"
 
 
 class ShadowPairStore(FurtherTables):
@@ -34,7 +33,7 @@ class ShadowPairStore(FurtherTables):
     """
 
     def __init__(self, url: str, *, keep_pairs: int, keep_s: float) -> None:
-        super().__init__(url, UNAVAILABLE, connections=POOL_CONNECTIONS)
+        super().__init__(url, "the shadow pairs cannot be reached now", connections=POOL_CONNECTIONS)
         self._keep_pairs = keep_pairs
         self._keep_s = keep_s
 

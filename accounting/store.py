@@ -30,7 +30,7 @@ from accounting.day_sums import sum_a_day
 from accounting.errors import LedgerUnavailable
 from accounting.events import error_kind
 from accounting.store_schema import bring_up
-from accounting.tables import RowInsert, counts_upsert
+from accounting.tables import RowInsert, V, counts_upsert, value_of
 from accounting.values import EngineCount, UsageRow
 
 ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
@@ -78,28 +78,24 @@ class GenerationStore:
 
     async def prepare(self) -> None:
         """Create the tables, or migrate them to this version."""
-        if not self._prepared:
-            # Two calls at once would block each other with their locks.
-            async with self._preparing:
-                await self._prepare()
-
-    async def _prepare(self) -> None:
-        if self._prepared:
-            return
-        engine = self._opened()
-        try:
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception(_is_locked),
-                stop=stop_after_delay(PREPARE_S),
-                wait=wait_random(0.02, 0.1),
-                reraise=True,
-            ):
-                with attempt:
-                    await self._bring_up(engine)
-        except Exception:
-            await self._forget_connections()
-            raise
-        self._prepared = self.prepared = True
+        # Two calls at once would block each other with their locks.
+        async with self._preparing:
+            if self._prepared:
+                return
+            engine = self._opened()
+            try:
+                async for attempt in AsyncRetrying(
+                    retry=retry_if_exception(_is_locked),
+                    stop=stop_after_delay(PREPARE_S),
+                    wait=wait_random(0.02, 0.1),
+                    reraise=True,
+                ):
+                    with attempt:
+                        await self._bring_up(engine)
+            except Exception:
+                await self._forget_connections()
+                raise
+            self._prepared = self.prepared = True
 
     async def _bring_up(self, engine: AsyncEngine) -> None:
         if engine.dialect.name == "sqlite" and not self.in_memory:
@@ -225,6 +221,13 @@ class FurtherTables:
     async def _rows(self, query: Executable) -> Sequence[RowMapping]:
         async with self._transaction() as connection:
             return (await connection.execute(query)).mappings().all()
+
+    async def _all(self, query: Executable, kind: type[V]) -> list[V]:
+        return [value_of(one, kind) for one in await self._rows(query)]
+
+    async def _first(self, query: Select[Any], kind: type[V]) -> V | None:
+        found = await self._all(query.limit(1), kind)
+        return found[0] if found else None
 
 
 def _is_locked(error: BaseException) -> bool:

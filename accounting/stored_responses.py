@@ -1,16 +1,15 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses API asked to store."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from accounting.store import FurtherTables
-from accounting.tables import columns_of, metadata
+from accounting.tables import columns_of, metadata, value_of
 
 # Longest time that an answer waits for the database: a sync of a busy disk takes a second.
 TIMEOUT_S: Final = 5.0
-UNAVAILABLE: Final = "stored responses cannot be reached now"
 UNFINISHED: Final = ("queued", "in_progress")
 CANCELLED: Final = "cancelled"
 
@@ -61,7 +60,6 @@ responses = sa.Table(
     sa.Index("ix_responses_expires_at", "expires_at"),
     sa.Index("ix_responses_tenant_created_at", "tenant", "created_at"),
 )
-_FIELDS: Final = tuple(one.name for one in fields(StoredResponse))
 
 
 class ResponseStore(FurtherTables):
@@ -71,7 +69,7 @@ class ResponseStore(FurtherTables):
     """
 
     def __init__(self, url: str, *, tenant_bytes: int) -> None:
-        super().__init__(url, UNAVAILABLE, timeout_s=TIMEOUT_S)
+        super().__init__(url, "stored responses cannot be reached now", timeout_s=TIMEOUT_S)
         self._tenant_bytes = tenant_bytes
 
     async def put(self, response: StoredResponse) -> None:
@@ -107,7 +105,7 @@ class ResponseStore(FurtherTables):
         Empty when one of them is missing, or belongs to another tenant. A thread over ``most`` responses or
         ``most_bytes`` lacks its beginning: the first one returned then has a ``previous_id``.
         """
-        columns = [one for one in responses.c if one.name in _FIELDS and one.name not in ("events", "again")]
+        columns = [one for one in responses.c if one.name not in ("size", "events", "again")]
         found: list[StoredResponse] = []
         wanted: str | None = response_id
         async with self._transaction() as connection:
@@ -117,7 +115,7 @@ class ResponseStore(FurtherTables):
                 row = (await connection.execute(unexpired)).mappings().first()
                 if row is None:
                     return []
-                found.append(_response(row))
+                found.append(value_of(row, StoredResponse))
                 wanted = found[-1].previous_id
                 most_bytes -= found[-1].size
         return found[::-1]
@@ -125,8 +123,7 @@ class ResponseStore(FurtherTables):
     async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
         """The response with its stream; ``None`` when it does not exist, expired, or is another tenant's."""
         query = sa.select(responses).filter_by(tenant=tenant, response_id=response_id)
-        found = await self._rows(query.where(responses.c.expires_at > now))
-        return _response(found[0]) if found else None
+        return await self._first(query.where(responses.c.expires_at > now), StoredResponse)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response; false when the tenant has no such response."""
@@ -135,7 +132,7 @@ class ResponseStore(FurtherTables):
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
         """Unfinished responses whose lease is over: their gateway has stopped extending it."""
         late = responses.c.status.in_(UNFINISHED) & (responses.c.alive_until < now)
-        return [_response(row) for row in await self._rows(sa.select(responses).where(late).limit(most))]
+        return await self._all(sa.select(responses).where(late).limit(most), StoredResponse)
 
     async def sweep(self, now: float) -> None:
         """Delete expired responses, and the oldest ones of tenants that exceed ``tenant_bytes``."""
@@ -161,7 +158,3 @@ def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:
         unended |= (responses.c.status == or_status) & responses.c.events.is_(None)
     one = {"tenant": response.tenant, "response_id": response.response_id}
     return sa.update(responses).filter_by(**one).where(unended)
-
-
-def _response(row: sa.RowMapping) -> StoredResponse:
-    return StoredResponse(**{name: row[name] for name in _FIELDS if name in row})

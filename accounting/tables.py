@@ -1,9 +1,9 @@
 """The ledger's tables, and the conversion of rows from and to values."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from operator import attrgetter
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -12,6 +12,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import Insert
 
 from accounting.values import EngineCount, UsageRow
+
+V = TypeVar("V")
 
 # Text columns have no length: the API bounds texts, and a bound that is defined in two places drifts apart.
 metadata = sa.MetaData()
@@ -45,6 +47,12 @@ engine_counts = sa.Table(
     *columns_of(EngineCount),
     sa.PrimaryKeyConstraint("hour", "backend", "engine", "observer", name="pk_engine_counts"),
 )
+
+
+def value_of(row: sa.RowMapping | Mapping[str, Any], kind: type[V]) -> V:
+    """The value of a dataclass ``kind`` in a row that may have fewer or further columns."""
+    names = [one.name for one in fields(cast("Any", kind))]
+    return kind(**{name: row[name] for name in names if name in row})
 
 
 def insert_into(table: sa.Table, dialect: Dialect) -> sqlite.Insert | postgresql.Insert:

@@ -85,7 +85,7 @@ class Writer:
         """
         while not self.closing:
             self._wake.clear()
-            await self._retrying(self._write_batch, rest=self.rest, ended=self._closed.is_set)
+            await self._retrying(self._write_batch)
             if not self._outbox:
                 await self._wake.wait()
             # Also for rows that arrived during a write: without a pause, each would get its own transaction.
@@ -101,7 +101,7 @@ class Writer:
     async def write_the_rest(self) -> None:
         """Write until no row waits; called after :meth:`stop`."""
         while self._outbox:
-            await self._retrying(self._write_batch, rest=asyncio.sleep, ended=lambda: False)
+            await self._retrying(self._write_batch, also_closing=True)
 
     def take_remaining(self) -> tuple[PendingRow, ...]:
         """Remove and return the waiting rows."""
@@ -111,8 +111,7 @@ class Writer:
 
     async def write_again(self, rows: Sequence[UsageRow]) -> bool:
         """Write rows that were read back from the journal; ``False`` if closing began before."""
-        write = partial(self._write_rows, rows)
-        return await self._retrying(write, rest=self.rest, ended=self._closed.is_set)
+        return await self._retrying(partial(self._write_rows, rows))
 
     async def rest(self, seconds: float) -> None:
         """Pause for ``seconds``, or until closing begins."""
@@ -122,22 +121,18 @@ class Writer:
 
     # Batches
 
-    async def _retrying(
-        self,
-        write: Callable[[], Awaitable[None]],
-        *,
-        rest: Callable[[float], Awaitable[None]],
-        ended: Callable[[], bool],
-    ) -> bool:
-        """Call ``write`` until it succeeds, with growing pauses after failures; ``False`` when ``ended``."""
+    async def _retrying(self, write: Callable[[], Awaitable[None]], *, also_closing: bool = False) -> bool:
+        """Call ``write`` until it succeeds, with growing pauses after failures; ``False`` when closing began,
+        unless it is ``also_closing``.
+        """
         pause_s = self._options.first_retry_s
-        while not ended():
+        while also_closing or not self.closing:
             try:
                 await write()
                 return True
             except Exception as error:
                 self.failed(error)
-            await rest(pause_s)
+            await (asyncio.sleep(pause_s) if also_closing else self.rest(pause_s))
             pause_s = min(2 * pause_s, LONGEST_RETRY_S)
         return False
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from accounting.keys import Budget, KeyLimits
-from accounting.quotas import DAY_S, QuotaRequest, QuotaVerdict, Settlement
+from accounting.quotas import QuotaRequest, QuotaVerdict, Settlement
+from accounting.values import DAY_S
 
 LEASE_S = 10.0
 """Seconds for which the tokens that a process holds count without a renewal of its lease; a running process
