@@ -13,8 +13,6 @@ from admission.gate import BackendGate
 from admission.queue import AdmissionQueue, Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand
 
-__all__ = ["AdmissionController", "Slot"]
-
 
 class AdmissionController:
     """Gives out slots in queue order, as far as the backends have room; refuses other requests with a reason.

@@ -5,21 +5,22 @@
 """
 
 import random
+from functools import lru_cache
 
 from admission.circuit import Circuit, CircuitState
 from admission.events import SlotOutcome
 from admission.fair_queue import FairQueue, Waiting
 from admission.forecast import ReservedTokens
 from admission.in_flight_work import InFlightWork, Room
-from admission.ladder import Ladders, Rung
+from admission.ladder import Ladder, Rung
 from admission.rates import retry_after_s
 from admission.ticket import AdmissionTicket, Hold, Refusal, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
-__all__ = ["AdmissionTicket", "BackendGate", "Hold", "Refusal", "TicketState"]
-
 # Output counts twice in a tenant's share: each token occupies the engine for a whole step (as VTC weighs it).
 OUTPUT_WEIGHT = 2
+# Stored ladders of routes; the least recently used is evicted with its level.
+MAX_LADDERS = 64
 
 
 class BackendGate:
@@ -34,7 +35,7 @@ class BackendGate:
         self.tickets: dict[int, AdmissionTicket] = {}  # of queued requests, in order of arrival
         self._hold: Hold | None = None
         self.work = InFlightWork(limits)
-        self._ladders = Ladders(limits.rungs)
+        self._ladder, self._ladders = Ladder(limits.rungs), lru_cache(MAX_LADDERS)(Ladder)
         self.circuit = Circuit()
         self.first_token = self.work.first_token
         self.rates = self.work.estimator.rates
@@ -78,7 +79,7 @@ class BackendGate:
         longest_s *= factor
         # Also sequences of other callers that may be waiting inside the engine.
         waiting = len(self.tickets) + min(work.signals.waiting, work.foreign)
-        rung = self._ladders.of(limits.rungs).at(waiting // work.signals.workers)
+        rung = self._ladder_of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
             max_tokens = min(max_tokens, rung.max_tokens * demand.sequences)
@@ -235,6 +236,11 @@ class BackendGate:
             first_s = max(first_s, slot_s + estimator.first_token_s(uncached, busy=busy))
         return max(slot_s, prefill_s), first_s
 
+    def _ladder_of(self, rungs: tuple[Rung, ...]) -> Ladder:
+        """The ladder with these rungs: the gate's own, or that of routes with rungs of their own."""
+        own = self.limits.rungs
+        return self._ladder if rungs is own or rungs == own else self._ladders(rungs)
+
     def _full(self, demand: Demand, limits: AdmissionLimits, factor: float, waiting: int, now: float) -> bool:
         workers = self.work.signals.workers
         if not waiting:
@@ -285,7 +291,7 @@ class BackendGate:
 
     def rung(self, rungs: tuple[Rung, ...] | None = None) -> tuple[int, Rung]:
         """The number and rung of a new request's overload level, by ``rungs`` or else the gate's own."""
-        ladder = self._ladders.look(self.limits.rungs if rungs is None else rungs)
+        ladder = self._ladder if rungs is None else self._ladder_of(rungs)
         climbed = ladder.climbed(self.depth)
         return climbed, ladder.rung(climbed)
 

@@ -1,6 +1,5 @@
 """The degradation ladder: a growing queue shortens, then refuses new requests."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,10 +26,6 @@ RUNGS = (
 LEVEL = Rung(0)
 # A level is left only when the queue is this much shorter than where it was entered, against flapping.
 HYSTERESIS = 0.8
-
-
-# Stored ladders of routes; the least recently used is evicted with its level.
-MAX_LADDERS = 64
 
 
 class Ladder:
@@ -61,33 +56,3 @@ class Ladder:
     def rung(self, climbed: int) -> Rung:
         """The level with this number; 0: no degradation."""
         return self._rungs[climbed - 1] if climbed else LEVEL
-
-
-class Ladders:
-    """The ladders of one queue: its own, and those of routes with rungs of their own."""
-
-    __slots__ = ("_others", "_rungs", "own")
-
-    def __init__(self, rungs: tuple[Rung, ...]) -> None:
-        self._rungs = rungs
-        self.own = Ladder(rungs)
-        self._others: OrderedDict[tuple[Rung, ...], Ladder] = OrderedDict()
-
-    def look(self, rungs: tuple[Rung, ...]) -> Ladder:
-        """The ladder with these rungs, for display: a new one is not stored."""
-        if rungs == self._rungs:
-            return self.own
-        return self._others.get(rungs) or Ladder(rungs)
-
-    def of(self, rungs: tuple[Rung, ...]) -> Ladder:
-        """The ladder with these rungs, stored from now on."""
-        if rungs is self._rungs or rungs == self._rungs:
-            return self.own
-        ladder = self._others.get(rungs)
-        if ladder is None:
-            ladder = self._others[rungs] = Ladder(rungs)
-            if len(self._others) > MAX_LADDERS:
-                self._others.popitem(last=False)
-        else:
-            self._others.move_to_end(rungs)
-        return ladder

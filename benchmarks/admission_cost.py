@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from admission.events import SlotOutcome
-from admission.gate import BackendGate, TicketState
-from admission.ticket import AdmissionTicket
+from admission.gate import BackendGate
+from admission.ticket import AdmissionTicket, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand
 
 TENANTS = 20

@@ -16,7 +16,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from accounting.keys import HIGHEST_PRIORITY, CallerRole, KeyRecord, KeyRing
-from admission.controller import AdmissionController, Slot
+from admission.controller import AdmissionController
+from admission.queue import Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand
 from gateway.wiring import access, control
 from ops.cli.main import app

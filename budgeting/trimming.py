@@ -17,6 +17,7 @@ never drops a chunk or a turn. The price is that up to one item's room may stay 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from budgeting.values import SPARE_ORDER, PromptSection
 
@@ -69,48 +70,23 @@ def offers(
     """
     chunks = _Evidence(ranked_chunks, chunk_tokens, evidence_room, cut)
     yield from chunks.within()
-    turns = _Queue(range(len(exchange_starts) - 1, -1, -1), exchange_tokens)
-    for place, tokens in turns.within(turns_room):
-        yield TrimCandidate(tokens, first_turn=exchange_starts[place])
+    exchanges: Iterator[TrimCandidate] = (
+        TrimCandidate(exchange_tokens(place), first_turn=exchange_starts[place])
+        for place in reversed(range(len(exchange_starts)))
+    )
+    for exchange in exchanges:
+        turns_room -= exchange.tokens
+        if turns_room < 0:
+            exchanges = chain((exchange,), exchanges)
+            break
+        yield exchange
     if summary_room > 0:
         yield TrimCandidate(summary_room)
     for section in spare:
         if section is PromptSection.RETRIEVAL:
             yield from chunks.rest()
         elif section is PromptSection.RECENT_TURNS:
-            for place, tokens in turns.rest():
-                yield TrimCandidate(tokens, first_turn=exchange_starts[place])
-
-
-class _Queue:
-    """Items in order; counts the tokens of each item once, when it is reached."""
-
-    def __init__(self, items: Sequence[int], count: Callable[[int], int]) -> None:
-        self._items = items
-        self._count = count
-        self._next = 0
-        self._held: tuple[int, int] | None = None
-
-    def within(self, room: int) -> Iterator[tuple[int, int]]:
-        """Items until one does not fit in ``room`` any more."""
-        for item, tokens in self._counted():
-            if tokens > room:
-                self._held = (item, tokens)
-                return
-            room -= tokens
-            yield item, tokens
-
-    def rest(self) -> Iterator[tuple[int, int]]:
-        """The items that :meth:`within` left."""
-        if self._held is not None:
-            yield self._held
-        yield from self._counted()
-
-    def _counted(self) -> Iterator[tuple[int, int]]:
-        while self._next < len(self._items):
-            item = self._items[self._next]
-            self._next += 1
-            yield item, self._count(item)
+            yield from exchanges
 
 
 class _Evidence:

@@ -6,7 +6,7 @@ Events of every request are counted by special code, because their cost matters
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -68,23 +68,13 @@ QUOTA_OUTCOMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class On:
+class On(Generic[E]):
     """How one type of event changes a family: by ``amount``, in the series ``labels``, if ``when`` holds."""
 
-    event: type
-    labels: Callable[[Any], tuple[str | None, ...]]
-    amount: Callable[[Any], float]
-    when: Callable[[Any], bool] | None
-
-
-def on(
-    event: type[E],
-    labels: Callable[[E], tuple[str | None, ...]] = lambda event: (),
-    amount: Callable[[E], float] = lambda event: 1,
-    when: Callable[[E], bool] | None = None,
-) -> On:
-    """An :class:`On` whose callables are checked against the type of the event."""
-    return On(event, labels, amount, when)
+    event: type[E]
+    labels: Callable[[E], tuple[str | None, ...]] = lambda event: ()
+    amount: Callable[[E], float] = lambda event: 1
+    when: Callable[[E], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,7 @@ class Family:
 
     name: str
     text: str
-    on: Sequence[On]
+    on: Sequence[On[Any]]
     labels: tuple[str, ...] = ()
     start: Iterable[tuple[str, ...]] = ()
     buckets: tuple[float, ...] = ()
@@ -106,138 +96,138 @@ FAMILIES: tuple[Family, ...] = (
     # Attempts on backends.
     Family(
         "sluice_backend_failures_total", "Failed attempts, by kind of failure.",
-        [on(AttemptFailed, lambda event: (event.backend, event.kind.value))], ("backend", "kind"),
+        [On(AttemptFailed, lambda event: (event.backend, event.kind.value))], ("backend", "kind"),
     ),
-    Family("sluice_retries_total", "Attempts repeated on the same backend.", [on(Retried)]),
+    Family("sluice_retries_total", "Attempts repeated on the same backend.", [On(Retried)]),
     Family(
         "sluice_retries_refused_total", "Retries that the retry budget refused.",
-        [on(RetryRefused, lambda event: (event.backend,))], ("backend",),
+        [On(RetryRefused, lambda event: (event.backend,))], ("backend",),
     ),
     Family(
         "sluice_recovered_total", "Attempts that succeeded after a failed one.",
-        [on(Recovered, lambda event: (event.backend, event.kind.value))], ("backend", "kind"),
+        [On(Recovered, lambda event: (event.backend, event.kind.value))], ("backend", "kind"),
     ),
     Family(
         "sluice_oom_contained_total",
         "Out of memory: answered by a retry (containment), load lowered (recovery).",
         [
-            on(Recovered, lambda event: (event.backend, "containment"),
+            On(Recovered, lambda event: (event.backend, "containment"),
                when=lambda event: event.kind is FailureKind.CUDA_OOM),
-            on(LoadScaled, lambda event: (event.backend, "recovery"), when=lambda event: event.shrunk),
+            On(LoadScaled, lambda event: (event.backend, "recovery"), when=lambda event: event.shrunk),
         ],
         ("backend", "layer"),
     ),
     Family(
         "sluice_admitted_load_factor",
         "Share of its usual load that a backend is given; below 1 after it ran out of memory.",
-        [on(LoadScaled, lambda event: (event.backend,), lambda event: event.factor)], ("backend",),
+        [On(LoadScaled, lambda event: (event.backend,), lambda event: event.factor)], ("backend",),
         gauge=True,
     ),
     Family(
         "sluice_degenerate_answers_total",
         "Answers that became endless repetition or replacement characters, and the reaction.",
-        [on(Degenerated, lambda event: (event.backend, event.sign.value, event.action))],
+        [On(Degenerated, lambda event: (event.backend, event.sign.value, event.action))],
         ("backend", "sign", "action"),
     ),
     Family(
         "sluice_resumed_streams_total", "Calls that resumed a partial answer, and their result.",
-        [on(Resumed, lambda event: (event.source, event.target, event.mode, event.result))],
+        [On(Resumed, lambda event: (event.source, event.target, event.mode, event.result))],
         ("from", "to", "mode", "result"),
     ),
     # The engine in process.
     Family(
         "sluice_engine_restarts_total", "Restarts of an engine in process, by the reason of the loss.",
-        [on(EngineRestarting, lambda event: (event.backend, event.reason.value))], ("backend", "reason"),
+        [On(EngineRestarting, lambda event: (event.backend, event.reason.value))], ("backend", "reason"),
     ),
     Family(
         "sluice_engine_restart_seconds", "From the engine's loss until it accepted requests again.",
-        [on(EngineRestarted, amount=lambda event: event.away_s)], buckets=RESTART_BUCKETS,
+        [On(EngineRestarted, amount=lambda event: event.away_s)], buckets=RESTART_BUCKETS,
     ),
     # The response cache and the limits on fallback targets.
     Family(
         "sluice_response_cache_lookups_total",
         "Lookups in the response cache: exact, similar, miss, no_vector, error.",
-        [on(LookedUp, lambda event: (event.kind.value,))], ("kind",),
+        [On(LookedUp, lambda event: (event.kind.value,))], ("kind",),
     ),
     Family(
         "sluice_response_cache_lost_total", "Answers that were not stored.",
-        [on(AnswersLost, lambda event: (event.reason,), lambda event: event.count)], ("reason",),
+        [On(AnswersLost, lambda event: (event.reason,), lambda event: event.count)], ("reason",),
     ),
     Family(
         "sluice_fallback_leg_skipped_total",
         "Fallback targets skipped because they were at their limit: concurrency, spend.",
-        [on(LegSkipped, lambda event: (event.leg, event.reason))], ("leg", "reason"),
+        [On(LegSkipped, lambda event: (event.leg, event.reason))], ("leg", "reason"),
     ),
     # Adapters of the engine in process.
     Family(
         "sluice_adapter_requests_total",
         "Requests for an adapter of the engine in process, by whether it was loaded already.",
-        [on(AdapterAsked, lambda event: (event.adapter_id, "yes" if event.resident else "no"))],
+        [On(AdapterAsked, lambda event: (event.adapter_id, "yes" if event.resident else "no"))],
         ("adapter", "resident"),
     ),
     Family(
         "sluice_adapter_loads_total",
         "Loads of adapters: on a request, ahead of one, or failed, by the reason.",
         [
-            on(AdapterLoaded, lambda event: ("ahead" if event.ahead else "on_request",)),
-            on(AdapterLoadFailed, lambda event: (event.code,)),
+            On(AdapterLoaded, lambda event: ("ahead" if event.ahead else "on_request",)),
+            On(AdapterLoadFailed, lambda event: (event.code,)),
         ],
         ("result",),
     ),
     Family(
         "sluice_adapter_load_seconds", "Time to load an adapter into the engine.",
-        [on(AdapterLoaded, amount=lambda event: event.load_s)], buckets=LOAD_BUCKETS,
+        [On(AdapterLoaded, amount=lambda event: event.load_s)], buckets=LOAD_BUCKETS,
     ),
     Family(
         "sluice_adapter_unloads_total", "Adapters unloaded: for room, or retired.",
-        [on(AdapterUnloaded, lambda event: (event.reason,))], ("reason",),
+        [On(AdapterUnloaded, lambda event: (event.reason,))], ("reason",),
     ),
     Family(
         "sluice_adapter_replaced_by_base_total",
         "Answers of the base model in place of an adapter that could not be used.",
-        [on(AdapterReplacedByBase, lambda event: (event.adapter_id,))], ("adapter",),
+        [On(AdapterReplacedByBase, lambda event: (event.adapter_id,))], ("adapter",),
     ),
     # The ledger.
     Family(
         "sluice_ledger_rows_total", "Usage rows by result.",
         [
-            on(RowsWritten, lambda event: ("written",), lambda event: event.count),
-            on(RowsLost, lambda event: ("lost",), lambda event: event.count),
+            On(RowsWritten, lambda event: ("written",), lambda event: event.count),
+            On(RowsLost, lambda event: ("lost",), lambda event: event.count),
         ],
         ("result",), start=(("written",), ("lost",)),
     ),
     Family(
         "sluice_ledger_write_failures_total", "Batches of usage rows whose write failed and is retried.",
-        [on(WriteFailed)],
+        [On(WriteFailed)],
     ),
     Family(
         "sluice_ledger_journal_failures_total", "Groups of usage rows that the disk failed to write.",
-        [on(JournalFailed)],
+        [On(JournalFailed)],
     ),
     Family(
         "sluice_ledger_journal_refused_total", "Usage rows that were not journaled and are only in memory.",
-        [on(JournalRefused, lambda event: (event.reason.value,))], ("reason",),
+        [On(JournalRefused, lambda event: (event.reason.value,))], ("reason",),
         start=[(reason.value,) for reason in JournalRefusal],
     ),
     Family(
         "sluice_ledger_rows_lost_total", "Usage rows that will never be written.",
-        [on(RowsLost, amount=lambda event: event.count)],
+        [On(RowsLost, amount=lambda event: event.count)],
     ),
     Family(
         "sluice_ledger_rows_replayed_total",
         "Usage rows read back from journals, including rows that are already in the database.",
-        [on(RowsReplayed, lambda event: ("adopted" if event.adopted else "own",), lambda event: event.count)],
+        [On(RowsReplayed, lambda event: ("adopted" if event.adopted else "own",), lambda event: event.count)],
         ("whose",), start=(("adopted",), ("own",)),
     ),
     Family(
         "sluice_ledger_journal_damaged_bytes_total",
         "Bytes of journals that could not be read; the files are set aside.",
-        [on(RowsReplayed, amount=lambda event: event.damaged_bytes)],
+        [On(RowsReplayed, amount=lambda event: event.damaged_bytes)],
     ),
     Family(
         "sluice_failed_logins_total",
         "Requests with a wrong key; throttled: after too many from the same address.",
-        [on(LoginFailed, lambda event: ("throttled" if event.throttled else "refused",))],
+        [On(LoginFailed, lambda event: ("throttled" if event.throttled else "refused",))],
         ("outcome",), start=(("refused",), ("throttled",)),
     ),
     # Keys' limits, by outcome and kind, never by key.
@@ -245,7 +235,7 @@ FAMILIES: tuple[Family, ...] = (
         "sluice_quota_decisions_total",
         "Decisions on limited keys, by kind and by the limit that refused; counts=own: decided by "
         "this process alone.",
-        [on(QuotaDecided, lambda event: (event.kind, event.refused_by or "allowed",
+        [On(QuotaDecided, lambda event: (event.kind, event.refused_by or "allowed",
                                          "shared" if event.shared else "own"))],
         ("kind", "outcome", "counts"),
         start=[(*outcome, counts) for outcome in QUOTA_OUTCOMES for counts in ("shared", "own")],
@@ -254,24 +244,24 @@ FAMILIES: tuple[Family, ...] = (
         "sluice_quota_tokens_total",
         "Tokens of ended requests of limited keys: held (reserved) and used.",
         [
-            on(QuotaSettled, lambda event: ("held",), lambda event: event.held),
-            on(QuotaSettled, lambda event: ("used",), lambda event: event.used),
+            On(QuotaSettled, lambda event: ("held",), lambda event: event.held),
+            On(QuotaSettled, lambda event: ("used",), lambda event: event.used),
         ],
         ("kind",), start=(("held",), ("used",)),
     ),
     Family(
         "sluice_quota_store_misses_total",
         "Times that the store of shared limits did not answer; the process then uses its own counts.",
-        [on(LimitStoreMissed, lambda event: (event.reason,))], ("reason",),
+        [On(LimitStoreMissed, lambda event: (event.reason,))], ("reason",),
         start=(("timeout",), ("unavailable",)),
     ),
     Family(
         "sluice_quota_settlements_lost_total", "Requests whose use is never reported to that store.",
-        [on(SettlementsLost, amount=lambda event: event.count)],
+        [On(SettlementsLost, amount=lambda event: event.count)],
     ),
     Family(
         "sluice_quota_store_seconds", "Response time of the store of shared limits.",
-        [on(LimitStoreAnswered, amount=lambda event: event.took_s)], buckets=ANSWER_BUCKETS,
+        [On(LimitStoreAnswered, amount=lambda event: event.took_s)], buckets=ANSWER_BUCKETS,
     ),
 )  # fmt: skip
 # Labels whose values are names of backends, with one common bound; other labels have few values, or only
@@ -315,7 +305,7 @@ class EventMetrics:
             self.updates.setdefault(rule.event, []).append(_update(series, change, rule))
 
 
-def _update(series: Callable[..., Any], change: Callable[[Any, float], None], rule: On) -> Update:
+def _update(series: Callable[..., Any], change: Callable[[Any, float], None], rule: On[Any]) -> Update:
     labels, amount, when = rule.labels, rule.amount, rule.when
 
     def update(event: Any) -> None:

@@ -60,7 +60,8 @@ class SloMetrics(Collector):
     """Counts requests and those that met their targets."""
 
     def __init__(self, registry: CollectorRegistry, routes: Bounded) -> None:
-        self._read: Callable[[], Mapping[str, SloTargets]] = lambda: NO_TARGETS
+        # The current targets by route; must neither block nor raise.
+        self.targets: Callable[[], Mapping[str, SloTargets]] = lambda: NO_TARGETS
         registry.register(self)
         self._counted = LabelCounter(
             "sluice_slo_requests", "Requests that count for a service level.",
@@ -70,13 +71,6 @@ class SloMetrics(Collector):
             "sluice_slo_good", "Requests that met their route's target.",
             "route", "objective", OBJECTIVES, routes, registry,
         )  # fmt: skip
-
-    def read(self, read: Callable[[], Mapping[str, SloTargets]]) -> None:
-        """Set the function that returns the current targets by route; it must neither block nor raise."""
-        self._read = read
-
-    def targets(self) -> Mapping[str, SloTargets]:
-        return self._read()
 
     def count(self, records: Iterable[RequestRecord], targets: Mapping[str, SloTargets]) -> None:
         """Count finished requests of routes that have targets."""
@@ -97,7 +91,7 @@ class SloMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The targets of one scrape; also shows the counts of every route with targets, from 0 on."""
         seconds = {}
-        for route, targets in self._read().items():
+        for route, targets in self.targets().items():
             self._counted.of(route)
             self._good.of(route)
             seconds[route, "ttft"] = targets.ttft_ms / 1000

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from admission.events import SlotOutcome
-from admission.gate import BackendGate, Refusal
-from admission.ticket import AdmissionTicket
+from admission.gate import BackendGate
+from admission.ticket import AdmissionTicket, Refusal
 from admission.values import AdmissionLimits, BackendLoad, Demand
 from evaluation.simulator.values import SimulatedRequest
 from gateway.backends.workers.health import WorkerHealth

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from admission.controller import Slot
+from admission.queue import Slot
 from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
 from gateway.backends.port import Backend, PartialAnswer, Work

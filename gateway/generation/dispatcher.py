@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from adapters.values import Adapter
-from admission.controller import Slot
+from admission.queue import Slot
 from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
 from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work

@@ -54,7 +54,7 @@ def make_metrics(
         sluice_requests_in_flight=lambda: serving.in_flight.in_flight,
         sluice_routing_revision=lambda: routing.number,
     )
-    metrics.slo.read(lambda: core.control.revision().targets)
+    metrics.slo.targets = lambda: core.control.revision().targets
     for collector in collectors(core, serving, admission):
         metrics.registry.register(collector)
     if dropped_log_lines is not None:

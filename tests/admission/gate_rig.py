@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from admission.events import SlotOutcome
-from admission.gate import BackendGate, Refusal, TicketState
+from admission.gate import BackendGate
 from admission.rates import Rates
-from admission.ticket import AdmissionTicket
+from admission.ticket import AdmissionTicket, Refusal, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
 IDLE = BackendLoad(running=0, waiting=0, kv_usage=0.0, total_blocks=1000, block_size=16, max_running=4)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec import structs
 
-from admission.controller import AdmissionController, Slot
+from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, SlotOutcome
+from admission.queue import Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 from tests.admission.gate_rig import DEMAND, IDLE, ask, plain
 

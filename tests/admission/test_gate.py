@@ -9,9 +9,8 @@ from msgspec import structs
 
 from admission.estimator import LEARNED_FROM
 from admission.events import SlotOutcome
-from admission.gate import Hold, Refusal, TicketState
 from admission.ladder import Rung
-from admission.ticket import AdmissionTicket, Beyond
+from admission.ticket import AdmissionTicket, Beyond, Hold, Refusal, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 from tests.admission.gate_rig import DEMAND, IDLE, PLAIN, GateRig, ask, first_token_s, plain
 

@@ -9,11 +9,11 @@ import pytest
 from msgspec import structs
 
 from admission.events import SlotOutcome
-from admission.gate import Hold, Refusal, TicketState
+from admission.gate import MAX_LADDERS
 from admission.in_flight_work import RESERVE_FOR_S
-from admission.ladder import LEVEL, MAX_LADDERS, Ladders, Rung
+from admission.ladder import LEVEL, Rung
 from admission.rates import Rates
-from admission.ticket import AdmissionTicket
+from admission.ticket import AdmissionTicket, Hold, Refusal, TicketState
 from admission.values import Demand, Reason
 from tests.admission.gate_rig import IDLE, GateRig, ask, first_token_s, plain
 
@@ -145,13 +145,25 @@ def test_changed_limits_hold_for_the_next_request() -> None:
 
 
 def test_ladders_of_routes_that_are_gone_are_forgotten() -> None:
-    ladders = Ladders(())
-    ladder = ladders.of((Rung(1),))
-    assert ladders.of((Rung(1),)) is ladder
-    for depth in range(2, MAX_LADDERS + 3):
-        ladders.of((Rung(depth),))
-    assert ladders.of((Rung(1),)) is not ladder
-    assert ladders.of(()) is ladders.own
+    rungs = (Rung(10, max_tokens=10),)
+    rig = GateRig(load=structs.replace(IDLE, max_running=1))
+    demand = ask(limits=plain(rungs=rungs, max_wait_s=60.0))
+    tickets = [rig.enter(demand) for _ in range(12)]
+    rig.end(tickets[-1])
+    rig.end(tickets[-2])
+    assert rig.gate.queued == 9
+    assert rig.gate.rung(rungs) == (1, rungs[0]), "a level that was entered is left only at a shorter queue"
+    for depth in range(MAX_LADDERS):
+        rig.gate.rung((Rung(100 + depth),))
+    assert rig.gate.rung(rungs) == (0, LEVEL)
+
+
+def test_a_route_with_the_rungs_of_its_backend_shares_the_level_of_the_backend() -> None:
+    rig = GateRig(plain(rungs=(Rung(10),), max_wait_s=60.0), load=structs.replace(IDLE, max_running=1))
+    tickets = [rig.enter() for _ in range(12)]
+    rig.end(tickets[-1])
+    rig.end(tickets[-2])
+    assert rig.gate.rung((Rung(10),)) == rig.gate.rung() == (1, Rung(10))
 
 
 def test_those_who_wait_when_the_circuit_opens_leave_at_once() -> None:

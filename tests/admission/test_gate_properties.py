@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from admission.events import SlotOutcome
 from admission.forecast import KvPoolTokens
-from admission.gate import BackendGate, Hold, Refusal, TicketState
-from admission.ticket import AdmissionTicket, Beyond
+from admission.gate import BackendGate
+from admission.ticket import AdmissionTicket, Beyond, Hold, Refusal, TicketState
 from admission.values import BackendLoad, Demand
 from tests.admission.gate_rig import DEMAND, plain
 

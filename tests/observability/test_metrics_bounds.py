@@ -39,7 +39,7 @@ def summed(families: list[Metric], name: str, label: str) -> dict[str, float]:
 def test_tenants_adapters_and_routes_beyond_the_bound_are_other_and_nothing_is_lost(record: Make) -> None:
     metrics = Metrics(version="1")
     everyone = {f"route{n}": SloTargets(200, 1400) for n in range(3 * MAX_VALUES)}
-    metrics.slo.read(lambda: everyone)
+    metrics.slo.targets = lambda: everyone
     for n in range(3 * MAX_VALUES):
         metrics.request(
             record(tenant=f"tenant{n}", adapter_id=f"adapter{n}", route=f"route{n}", input_tokens=10,

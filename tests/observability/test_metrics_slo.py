@@ -81,7 +81,7 @@ def scraped(metrics: Metrics) -> dict[tuple[str, str, str], float]:
 def test_a_request_is_counted_against_the_targets_of_its_revision(record: Make) -> None:
     metrics = Metrics(version="1", known_routes=[ROUTE])
     targets = {ROUTE: TARGETS}
-    metrics.slo.read(lambda: targets)
+    metrics.slo.targets = lambda: targets
     metrics.request(record(ttft_ms=300.0, total_ms=900.0))
     targets = {ROUTE: SloTargets(ttft_ms=500, total_ms=800)}
     metrics.request(record(ttft_ms=300.0, total_ms=900.0, revision=8))
@@ -97,13 +97,13 @@ def test_a_request_is_counted_against_the_targets_of_its_revision(record: Make) 
 
 def test_a_route_without_a_request_is_there_with_zeros(record: Make) -> None:
     metrics = Metrics(version="1", known_routes=[ROUTE])
-    metrics.slo.read(lambda: {ROUTE: TARGETS})
+    metrics.slo.targets = lambda: {ROUTE: TARGETS}
     assert scraped(metrics)["sluice_slo_good_total", ROUTE, "ttft"] == 0.0
 
 
 def test_requests_without_a_known_route_count_for_no_target(record: Make) -> None:
     metrics = Metrics(version="1", known_routes=[ROUTE])
-    metrics.slo.read(lambda: {ROUTE: TARGETS})
+    metrics.slo.targets = lambda: {ROUTE: TARGETS}
     metrics.request(record(route=None, status=503, error_code="draining"))
     metrics.request(record(route="another"))
     assert {

@@ -105,9 +105,9 @@ def test_an_event_that_cannot_be_recorded_is_counted_and_raises_no_error_in_its_
     def broken() -> Mapping[str, SloTargets]:
         raise TypeError("no targets")
 
-    metrics.slo.read(broken)
+    metrics.slo.targets = broken
     hub.emit(record())
-    metrics.slo.read(dict)
+    metrics.slo.targets = dict
     assert count(metrics, "sluice_telemetry_errors_total", event="RequestRecord") == 1
     assert lines.lines[0][2]["error_type"] == "TypeError"
 
