@@ -24,8 +24,8 @@ _TAIL = frozenset({"add_generation_prompt"})
 _INSIDE = frozenset({"raise_exception"})
 _IMPURE_FILTERS = frozenset({"random"})
 
-# Statements with a local effect; expressions are judged by the names they use. ``break`` is none: it would end
-# the loop for later messages.
+# Statements with a local effect (``break`` would end the loop for later messages too). Expressions are judged
+# by the names they use.
 _STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign, nodes.Continue)
 
 
