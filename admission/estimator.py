@@ -25,8 +25,6 @@ RELEARN_S = 5.0
 class Estimator:
     """One backend's rates, lengths of answers, pace, cached shares, and the sequences that it should run."""
 
-    __slots__ = ("_alone", "_first_token_at", "_limits", "cached_shares", "lengths", "limit", "pace", "rates")
-
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._first_token_at = float("-inf")

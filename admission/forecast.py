@@ -89,8 +89,6 @@ class KvPoolTokens:
     ``sequence_slack`` tokens on average in its last block.
     """
 
-    __slots__ = ("sequence_slack", "tokens")
-
     def __init__(self, total_blocks: int = 0, block_size: int = 0) -> None:
         self.tokens = total_blocks * block_size
         self.sequence_slack = block_size // 2

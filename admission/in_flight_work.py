@@ -44,11 +44,6 @@ class Room(Struct, frozen=True):
 class InFlightWork:
     """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
-    __slots__ = (
-        "_generation_seen_at", "_high_seen_at", "_limits", "_low_prefill", "_normal_seen_at", "_offered_at",
-        "estimator", "foreign", "memory", "prefill", "scale", "sequences", "signals", "tickets",
-    )  # fmt: skip
-
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self.tickets: dict[int, AdmissionTicket] = {}

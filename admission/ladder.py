@@ -31,8 +31,6 @@ HYSTERESIS = 0.8
 class Ladder:
     """The overload level of one queue, with hysteresis."""
 
-    __slots__ = ("_at", "_rungs")
-
     def __init__(self, rungs: Sequence[Rung] = RUNGS) -> None:
         self._rungs = tuple(sorted(rungs, key=lambda rung: rung.depth))
         self._at = 0  # levels reached

@@ -36,8 +36,6 @@ UPPER_EDGES = tuple(math.floor(2 ** (bucket / STEPS_PER_OCTAVE)) for bucket in r
 class LengthHistogram:
     """Lengths with exponentially decaying weights; learning and queries take constant time."""
 
-    __slots__ = ("_counts", "_gain", "_last_quantile", "_used", "weight")
-
     def __init__(self) -> None:
         self._counts = [0.0] * BUCKETS
         self._used = 0  # buckets below the first that has never had one

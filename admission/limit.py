@@ -23,8 +23,6 @@ class AdaptiveLimit:
     """AIMD on time per output token and to the first token, between 1 and ``most``
     (``max_num_seqs``)."""
 
-    __slots__ = ("_allowed", "_good", "_most", "_shrunk_at", "_value")
-
     def __init__(self, most: int) -> None:
         self._most = max(1, most)
         self._value = float(self._most)

@@ -17,8 +17,6 @@ CALM_S = 1.0
 class KvMemory:
     """One backend's KV pool; ``tickets`` are the requests handed on, which the caller keeps up to date."""
 
-    __slots__ = ("_estimator", "_refreshed_at", "_signals", "_tickets", "forecast")
-
     def __init__(
         self, signals: LoadSignals, estimator: Estimator, tickets: Mapping[int, AdmissionTicket]
     ) -> None:

@@ -36,23 +36,6 @@ class _Answering(Struct):
 class Pace:
     """Mean and spread of the time between two tokens divided by its target, and the concurrency meanwhile."""
 
-    __slots__ = (
-        "_answering",
-        "_begun_at",
-        "_counted_at",
-        "_looked_at",
-        "_running",
-        "_running_seconds",
-        "_seconds",
-        "_sequences",
-        "_share",
-        "_shares",
-        "_spread",
-        "_tokens",
-        "_windows",
-        "alone_s",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self._answering: dict[int, _Answering] = {}
         self.alone_s = 0.0  # the time per token of an answer that ran alone; 0: unknown

@@ -11,11 +11,6 @@ class PrefillBacklog:
     progress, one per engine. Every method takes logarithmic time.
     """
 
-    __slots__ = (
-        "_ends", "_in_progress", "_in_progress_tokens", "_next", "_overdue", "_overdue_tokens", "_starts_sum",
-        "_workers", "total",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self._workers = 1
         # By ticket, in order of hand-over: (tokens, start) of prompts in progress; tokens of the next ones.

@@ -28,8 +28,6 @@ MIN_SPREAD = 0.1
 class Mean:
     """A running mean: plain over the first samples, exponentially weighted after."""
 
-    __slots__ = ("samples", "value")
-
     def __init__(self) -> None:
         self.value = 0.0
         self.samples = 0
@@ -47,10 +45,6 @@ class DecayingLine:
     ``fade`` is the weight of all older points when one is added. A slope counts when it is ``significant``
     standard errors from 0. If x hardly varies and its mean is above ``alike_from``, a steady y is due to x.
     """
-
-    __slots__ = (
-        "_alike_from", "_fade", "_significant", "_sx", "_sxx", "_sxy", "_sy", "_syy", "points", "steepest",
-    )  # fmt: skip
 
     def __init__(self, fade: float, *, significant: float, alike_from: float) -> None:
         self._fade = fade
@@ -98,10 +92,6 @@ class Rates:
     long a place is occupied; ``error_s`` and ``ttft_error_s`` are the mean errors of the estimates at
     hand-over and at the offer.
     """
-
-    __slots__ = (
-        "_long", "_short", "error_s", "first_tokens", "hold_s", "s_per_token", "step_s", "ttft_error_s"
-    )  # fmt: skip
 
     def __init__(self) -> None:
         self.hold_s = Mean()

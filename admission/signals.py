@@ -15,8 +15,6 @@ class LoadSignals:
     ``sequences`` are those of the report, without our own that have ended since then.
     """
 
-    __slots__ = ("_limits", "load", "pool", "reported_at", "sequences", "waiting", "workers")
-
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self.load: BackendLoad | None = None

@@ -20,8 +20,6 @@ from observability.labels import Bounded
 class Buckets:
     """Counts observations by bucket; an observation on an upper bound belongs to its bucket."""
 
-    __slots__ = ("bounds", "counts", "sum")
-
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
@@ -32,9 +30,6 @@ class Buckets:
         bounds, counts = self.bounds, self.counts
         for value in values:
             counts[bisect_left(bounds, value)] += 1
-
-    def buckets(self) -> list[tuple[str, float]]:
-        return cumulative(self.bounds, self.counts)
 
 
 def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
@@ -77,9 +72,9 @@ class Histogram(Collector):
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         if self._alone is not None:
-            family.add_metric((), self._alone.buckets(), self._alone.sum)
-        for value, distribution in self._by_value.items():
-            family.add_metric((value,), distribution.buckets(), distribution.sum)
+            family.add_metric((), cumulative(self._bounds, self._alone.counts), self._alone.sum)
+        for value, found in self._by_value.items():
+            family.add_metric((value,), cumulative(self._bounds, found.counts), found.sum)
         yield family
 
 

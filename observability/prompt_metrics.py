@@ -25,8 +25,6 @@ _DECAY = 0.5 ** (1 / HALF_LIFE_REQUESTS)
 class _DecayingSums:
     """Exponentially decaying sums of one prompt version's tokens."""
 
-    __slots__ = ("cached", "cached_of_expected", "expected", "prefix")
-
     def __init__(self) -> None:
         self.prefix = self.expected = self.cached = self.cached_of_expected = 0.0
 

@@ -37,18 +37,12 @@ class RequestLine(logging.LogRecord):
         self.request = request
 
 
-class RequestLog:
-    """Logs finished requests; failures of the gateway as errors."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-
-    def __call__(self, request: RequestRecord) -> None:
-        """Log a request; never waits."""
-        level = logging.ERROR if request.failed else logging.INFO
-        if self._logger.isEnabledFor(level):
-            # Skips the logger's filters, since it has none.
-            self._logger.callHandlers(RequestLine(self._logger.name, level, request))
+def log_request(logger: logging.Logger, request: RequestRecord) -> None:
+    """Log a finished request, as an error if the gateway is at fault; never waits."""
+    level = logging.ERROR if request.failed else logging.INFO
+    if logger.isEnabledFor(level):
+        # Skips the logger's filters, since it has none.
+        logger.callHandlers(RequestLine(logger.name, level, request))
 
 
 def request_line(request: RequestRecord) -> dict[str, object]:

@@ -16,7 +16,7 @@ from adapters.events import AdapterLoaded, AdapterLoadFailed, AdapterUnloaded
 from admission.events import Admitted, RefusedEvent
 from observability.events import RequestRecord
 from observability.metrics import Metrics
-from observability.requestlog import RequestLog
+from observability.requestlog import log_request as log_finished
 from observability.trace_facts import EdgeRecord
 from resilience.events import AttemptFailed, Degenerated, LoadScaled, Resumed
 from resilience.failures import POLICIES, FailureKind, HealthEffect
@@ -31,8 +31,6 @@ MAX_KINDS = 200
 
 class Sampler:
     """Selects the first event of each kind in each interval, and counts the others."""
-
-    __slots__ = ("_clock", "_kinds")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -150,7 +148,7 @@ class EventDispatcher:
         for event, updates in metrics.updates.items():
             for update in updates:
                 self.attach(update, event)
-        self.attach(log_request or RequestLog(logging.getLogger("sluice")), RequestRecord)
+        self.attach(log_request or partial(log_finished, logging.getLogger("sluice")), RequestRecord)
         sampler = Sampler(clock)
         for line in LINES:
             self.attach(partial(self._write, line, sampler), line.event, when=line.when)

@@ -32,8 +32,6 @@ class LoadFactor:
     incident.
     """
 
-    __slots__ = ("_last_incident_at", "_shrunk_at", "_value")
-
     def __init__(self) -> None:
         self._value = 1.0
         self._last_incident_at = 0.0

@@ -9,7 +9,7 @@ import pytest
 from observability.events import RequestRecord, ResumeFact, ToolCallCounts
 from observability.logs import configure_logging
 from observability.metrics import Metrics
-from observability.requestlog import RequestLog, request_line
+from observability.requestlog import log_request, request_line
 from observability.subscribers import EventDispatcher
 
 Make = Callable[..., RequestRecord]
@@ -77,7 +77,7 @@ def test_a_request_reaches_every_handler_of_its_logger(
     record: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "sluice"):
-        RequestLog(logging.getLogger("sluice"))(record())
+        log_request(logging.getLogger("sluice"), record())
     assert caplog.messages == ["request"]
 
 
