@@ -69,8 +69,7 @@ class BatchStore(FurtherTables):
         """A page of files in the order of their creation."""
         of = {"tenant": tenant} if purpose is None else {"tenant": tenant, "purpose": purpose}
         query = select(files).filter_by(**of).where(_is_unexpired(files.c.expires_at, now))
-        last = None if after is None else (after.created_at, after.file_id)
-        query = _page(query, files.c.created_at, files.c.file_id, last, newest=newest)
+        query = _page(query, files.c.file_id, after, newest=newest)
         return await self._all(query.limit(limit), FileRow)
 
     async def delete_file(self, tenant: str, file_id: str) -> bool:
@@ -101,8 +100,7 @@ class BatchStore(FurtherTables):
     async def list_batches(self, tenant: str, *, after: BatchRow | None, limit: int) -> list[BatchRow]:
         """A page of batches, newest first."""
         query = select(batches).filter_by(tenant=tenant)
-        last = None if after is None else (after.created_at, after.batch_id)
-        query = _page(query, batches.c.created_at, batches.c.batch_id, last, newest=True)
+        query = _page(query, batches.c.batch_id, after, newest=True)
         return await self._all(query.limit(limit), BatchRow)
 
     async def unfinished(self) -> list[BatchRow]:
@@ -252,9 +250,10 @@ def _waits(now: float) -> Any:
     return or_(lines.c.status == "pending", and_(lines.c.status == "running", lines.c.lease_until < now))
 
 
-def _page(query: Any, at: Any, key: Any, last: tuple[float, str] | None, *, newest: bool) -> Any:
-    """``query`` in order of time, from after ``last`` (time and key of the previous page's last row)."""
-    if last is not None:
-        before, place = tuple_(at, key), tuple_(*last)
+def _page(query: Any, key: Any, after: FileRow | BatchRow | None, *, newest: bool) -> Any:
+    """``query`` in order of time, from after the previous page's last row."""
+    at = key.table.c.created_at
+    if after is not None:
+        before, place = tuple_(at, key), tuple_(after.created_at, getattr(after, key.name))
         query = query.where(before < place if newest else before > place)
     return query.order_by(at.desc(), key.desc()) if newest else query.order_by(at, key)

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 # The last revision in accounting/migrations/versions; a test compares them.
 HEAD: Final = "0001"
@@ -19,7 +18,7 @@ async def bring_up(engine: AsyncEngine, *, head: str = HEAD, versions: Sequence[
     than ``head`` is left unchanged: migrations only add, so an older gateway can still write.
     """
     async with engine.connect() as connection:
-        if await _version(connection) >= head:
+        if await connection.run_sync(_version) >= head:
             return
     async with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
@@ -31,20 +30,10 @@ async def bring_up(engine: AsyncEngine, *, head: str = HEAD, versions: Sequence[
         await connection.commit()
 
 
-async def _version(connection: AsyncConnection) -> str:
-    try:
-        found = (await connection.exec_driver_sql("SELECT version_num FROM ledger_version")).scalar()
-    except SQLAlchemyError as error:
-        await connection.rollback()
-        if not _is_missing_table(error):
-            raise
+def _version(connection: Connection) -> str:
+    if not inspect(connection).has_table("ledger_version"):
         return ""
-    return str(found or "")
-
-
-def _is_missing_table(error: SQLAlchemyError) -> bool:
-    cause = getattr(error, "orig", None)
-    return getattr(cause, "sqlstate", None) == "42P01" or "no such table" in str(cause)
+    return str(connection.exec_driver_sql("SELECT version_num FROM ledger_version").scalar() or "")
 
 
 def _upgrade(connection: Connection, versions: Sequence[str] = (VERSIONS,)) -> None:

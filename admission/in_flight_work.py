@@ -7,7 +7,7 @@ from admission.events import SlotOutcome
 from admission.memory import KvMemory
 from admission.prefill import PrefillBacklog
 from admission.signals import LoadSignals
-from admission.ticket import AdmissionTicket, Beyond, Hold, TicketState
+from admission.ticket import IDLE_ENGINE, AdmissionTicket, Hold, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand
 
 # One place in this many is reserved for high priority while such requests arrive; else each of them would
@@ -177,7 +177,7 @@ class InFlightWork:
         if not self.tickets and not foreign:
             # An idle backend gets any request: the engine itself refuses what can never fit.
             if self.memory.holds(ticket, limits, room.used, now, scale=self.scale):
-                ticket.beyond = Beyond.IDLE_ENGINE
+                ticket.beyond = IDLE_ENGINE
             return None
         if self.sequences + foreign >= room.places:
             return Hold.SLOTS

@@ -172,7 +172,7 @@ class AdmissionQueue:
             in_flight=len(self.gate.work.tickets),
             waited_s=ticket.handed_on_at - ticket.waiting.arrived_at,
             shrunk=ticket.shrunk,
-            beyond=ticket.beyond.value if ticket.beyond else None,
+            beyond=ticket.beyond,
         )
 
     def _refused(self, demand: Demand, refusal: Refusal, waited_s: float = 0.0) -> Refused:

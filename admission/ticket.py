@@ -18,10 +18,9 @@ class Hold(StrEnum):
     MEMORY = "memory"
 
 
-class Beyond(StrEnum):
-    """Why a request was handed on although with it the forecast passes the watermark."""
-
-    IDLE_ENGINE = "idle_engine"  # nothing runs that could give memory back: waiting would not help
+# Why a request was handed on although with it the forecast passes the watermark: nothing runs that could give
+# memory back, so waiting would not help.
+IDLE_ENGINE = "idle_engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class AdmissionTicket(Struct, eq=False):
     first_token_at: float | None = None
     ahead_at_hand_over: int = 0
     alone: bool = False
-    beyond: Beyond | None = None
+    beyond: str | None = None
     shrunk: bool = False  # whether the ladder shortened its answer
     refusal: Refusal | None = None
     cached_tokens: int | None = None  # as reported with the first token

@@ -68,8 +68,24 @@ def offers(
         cut: shortens a chunk.
         spare: the sections that borrow, in order.
     """
-    chunks = _Evidence(ranked_chunks, chunk_tokens, evidence_room, cut)
-    yield from chunks.within()
+    chunks: Iterator[tuple[int, int]] = ((at, chunk_tokens(at)) for at in ranked_chunks)
+    large: list[TrimCandidate] = []  # chunks larger than the section, or what a cut left of them
+    room = evidence_room
+    for at, tokens in chunks:
+        if tokens > evidence_room:
+            shorter = cut(at, room) if room > 0 else None
+            part = 0
+            if shorter is not None:
+                text, part = shorter
+                yield TrimCandidate(part, chunk=at, text=text)
+            large.append(TrimCandidate(tokens - part, chunk=at))
+            room -= part
+        elif tokens > room:
+            chunks = chain(((at, tokens),), chunks)
+            break
+        else:
+            room -= tokens
+            yield TrimCandidate(tokens, chunk=at)
     exchanges: Iterator[TrimCandidate] = (
         TrimCandidate(exchange_tokens(place), first_turn=exchange_starts[place])
         for place in reversed(range(len(exchange_starts)))
@@ -84,53 +100,14 @@ def offers(
         yield TrimCandidate(summary_room)
     for section in spare:
         if section is PromptSection.RETRIEVAL:
-            yield from chunks.rest()
+            for at, tokens in chunks:
+                if tokens > evidence_room:
+                    large.append(TrimCandidate(tokens, chunk=at))
+                else:
+                    yield TrimCandidate(tokens, chunk=at)
+            yield from large
         elif section is PromptSection.RECENT_TURNS:
             yield from exchanges
-
-
-class _Evidence:
-    """Chunks in order; a chunk that alone exceeds the section's room is cut, or comes last."""
-
-    def __init__(self, items: Sequence[int], count: Callable[[int], int], room: int, cut: Cut) -> None:
-        self._items = iter(items)
-        self._count = count
-        self._room = room
-        self._cut = cut
-        self._held: list[TrimCandidate] = []
-        self._last: list[TrimCandidate] = []
-
-    def within(self) -> Iterator[TrimCandidate]:
-        """Chunks until one does not fit in the section any more."""
-        room = self._room
-        for item in self._items:
-            tokens = self._count(item)
-            if tokens > self._room:
-                shorter = self._cut(item, room) if room > 0 else None
-                if shorter is None:
-                    self._last.append(TrimCandidate(tokens, chunk=item))
-                    continue
-                text, part = shorter
-                self._last.append(TrimCandidate(tokens - part, chunk=item))
-                room -= part
-                yield TrimCandidate(part, chunk=item, text=text)
-            elif tokens > room:
-                self._held.append(TrimCandidate(tokens, chunk=item))
-                return
-            else:
-                room -= tokens
-                yield TrimCandidate(tokens, chunk=item)
-
-    def rest(self) -> Iterator[TrimCandidate]:
-        """The chunks that :meth:`within` left; those larger than the section's room last."""
-        yield from self._held
-        for item in self._items:
-            tokens = self._count(item)
-            if tokens > self._room:
-                self._last.append(TrimCandidate(tokens, chunk=item))
-            else:
-                yield TrimCandidate(tokens, chunk=item)
-        yield from self._last
 
 
 def largest_that_fits(guess: int, most: int, fits: Callable[[int], bool]) -> int:

@@ -10,7 +10,7 @@ from msgspec import structs
 from admission.estimator import LEARNED_FROM
 from admission.events import SlotOutcome
 from admission.ladder import Rung
-from admission.ticket import AdmissionTicket, Beyond, Hold, Refusal, TicketState
+from admission.ticket import IDLE_ENGINE, AdmissionTicket, Hold, Refusal, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 from tests.admission.gate_rig import DEMAND, IDLE, PLAIN, GateRig, ask, first_token_s, plain
 
@@ -302,7 +302,7 @@ def test_the_margin_before_a_deadline_is_never_more_than_the_estimate() -> None:
 
 def test_a_ticket_handed_on_beyond_the_forecast_has_the_reason() -> None:
     rig = GateRig(load=structs.replace(IDLE, total_blocks=10))
-    assert rig.enter(ask(input_tokens=150, max_output_tokens=50)).beyond is Beyond.IDLE_ENGINE
+    assert rig.enter(ask(input_tokens=150, max_output_tokens=50)).beyond == IDLE_ENGINE
     assert GateRig().enter().beyond is None
 
 

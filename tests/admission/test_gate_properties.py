@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from admission.events import SlotOutcome
 from admission.forecast import KvPoolTokens
 from admission.gate import BackendGate
-from admission.ticket import AdmissionTicket, Beyond, Hold, Refusal, TicketState
+from admission.ticket import IDLE_ENGINE, AdmissionTicket, Hold, Refusal, TicketState
 from admission.values import BackendLoad, Demand
 from tests.admission.gate_rig import DEMAND, plain
 
@@ -222,7 +222,7 @@ class Traffic(RuleBasedStateMachine):
         if idle and len(handed_on) == 1:
             [only] = handed_on
             passes = self.gate.forecast.usage(POOL) > LIMITS.pressure_of(only.demand.priority)[1]
-            assert passes == (only.beyond is Beyond.IDLE_ENGINE), "beyond the forecast, and no reason"
+            assert passes == (only.beyond == IDLE_ENGINE), "beyond the forecast, and no reason"
         elif handed_on:
             self.never_over_the_limits(handed_on[-1])
             assert handed_on[-1].beyond is None
