@@ -32,16 +32,14 @@ def register(
 
     Raises CatalogueError when the name is not allowed, is an alias or retired, or has other content.
     """
-    _check_name("id", adapter_id)
-    if adapter_id in catalogue.aliases:
-        raise CatalogueError(f"id: {adapter_id!r} is an alias; choose another name")
+    check_new(catalogue, adapter_id, labels or {})
     held = catalogue.versions.get(adapter_id)
     if held is not None:
-        if held.sha256 == verified.sha256 and held.state is not AdapterState.RETIRED:
+        if held.sha256 == verified.sha256:
             return None
-        what = "retired" if held.state is AdapterState.RETIRED else "registered with other content"
         raise CatalogueError(
-            f"id: {adapter_id!r} is {what}; versions never change, so register this one under another name"
+            f"id: {adapter_id!r} is registered with other content; versions never change, so register this "
+            "one under another name"
         )
     adapter = {
         "id": adapter_id,
@@ -53,7 +51,7 @@ def register(
         "size_bytes": verified.size_bytes,
         "sha256": verified.sha256,
         "location": location,
-        "labels": _checked_labels(labels or {}),
+        "labels": dict(labels or {}),
     }
     return _event("registered", adapter=adapter)
 

@@ -113,32 +113,12 @@ Decision = EngineRestarting | EngineGivenUp
 SupervisorEvent = EngineLost | EngineRestarted | Decision
 
 
-class RestartPolicy:
-    """At most ``max_per_hour`` restarts, failed ones included, with waits of 0, 1, 2, 4 … seconds."""
-
-    def __init__(self, max_per_hour: int) -> None:
-        self._max_per_hour = max_per_hour
-        self._restarts: deque[float] = deque(maxlen=max_per_hour)
-
-    def ask(self, now: float) -> float | None:
-        """Count one more restart; returns the wait before it, seconds, or ``None`` when none is left."""
-        made = self.in_last_hour(now)
-        if made >= self._max_per_hour:
-            return None
-        self._restarts.append(now)
-        return min(FIRST_WAIT_S * 2.0 ** (made - 1), LONGEST_WAIT_S) if made else 0.0
-
-    def in_last_hour(self, now: float) -> int:
-        while self._restarts and self._restarts[0] <= now - HOUR_S:
-            self._restarts.popleft()
-        return len(self._restarts)
-
-
 class Supervisor:
     """Takes observations of one engine and decides about restarts.
 
     Args:
-        max_restarts_per_hour: 0: a lost engine is not restarted.
+        max_restarts_per_hour: failed restarts included; 0: a lost engine is not restarted. The first restart
+            comes at once, the next ones after waits of 1, 2, 4 … seconds.
         hang_s: longest time of an engine with work without a step, seconds; the engine's own step times lower
             it (:class:`~resilience.heartbeat.Heartbeat`).
         stopped_s: longest time that one of its processes may be stopped by a signal, seconds; a process under
@@ -146,7 +126,8 @@ class Supervisor:
     """
 
     def __init__(self, *, max_restarts_per_hour: int, hang_s: float, stopped_s: float) -> None:
-        self._policy = RestartPolicy(max_restarts_per_hour)
+        self._max_restarts_per_hour = max_restarts_per_hour
+        self._restarts: deque[float] = deque()  # their times
         self._hang_s = hang_s
         self._stopped_s = stopped_s
         # The state of the engine.
@@ -158,10 +139,13 @@ class Supervisor:
         self._stopped_since: float | None = None
         self._steps = -1
         self._idle_s = 0.0
-        self._heartbeat = Heartbeat(hang_s)
+        # The engine's step times, which the caller reports to it.
+        self.heartbeat = Heartbeat(hang_s)
 
     def restarts_last_hour(self, now: float) -> int:
-        return self._policy.in_last_hour(now)
+        while self._restarts and self._restarts[0] <= now - HOUR_S:
+            self._restarts.popleft()
+        return len(self._restarts)
 
     def ready_in_s(self, now: float) -> float | None:
         """Seconds until a restart is complete, by the last start's duration; ``None`` without a restart.
@@ -195,12 +179,6 @@ class Supervisor:
         """Record that the engine is being stopped on purpose: from now on nothing is a loss."""
         self.state = SupervisorState.STOPPED
 
-    def got_work(self, now: float) -> None:
-        self._heartbeat.got_work(now)
-
-    def stepped(self, now: float, *, unfinished: bool, computed_tokens: int) -> None:
-        self._heartbeat.stepped(now, unfinished=unfinished, computed_tokens=computed_tokens)
-
     def observe(self, now: float, observed: Observation) -> Loss | None:
         """Take an observation; returns a loss, if any, on which the caller kills the remaining processes."""
         gap_s = 0.0 if self._observed_at is None else now - self._observed_at
@@ -216,7 +194,7 @@ class Supervisor:
             self._steps, self._idle_s = observed.steps, 0.0
         else:
             self._idle_s += min(gap_s, LONGEST_COUNTED_S)
-        limit_s = self._hang_s if observed.occupied else self._heartbeat.limit_s(observed.pending_tokens)
+        limit_s = self._hang_s if observed.occupied else self.heartbeat.limit_s(observed.pending_tokens)
         if self.state in (SupervisorState.READY, SupervisorState.SUSPECT):
             suspect = observed.stopped or self._idle_s >= limit_s / 2
             self.state = SupervisorState.SUSPECT if suspect else SupervisorState.READY
@@ -225,17 +203,18 @@ class Supervisor:
         return Loss.NO_PROGRESS if self._idle_s >= limit_s else None
 
     def _again(self, now: float, reason: Loss) -> Decision:
-        wait_s = self._policy.ask(now)
-        made = self._policy.in_last_hour(now)
-        if wait_s is None:
+        made = self.restarts_last_hour(now)
+        if made >= self._max_restarts_per_hour:
             self.state = SupervisorState.GIVEN_UP
             return EngineGivenUp(reason, made)
+        self._restarts.append(now)
+        wait_s = min(FIRST_WAIT_S * 2.0 ** (made - 1), LONGEST_WAIT_S) if made else 0.0
         self.state = SupervisorState.RESTARTING
         self._ready_at = now + wait_s + self._load_s
-        return EngineRestarting(reason, made, wait_s)
+        return EngineRestarting(reason, made + 1, wait_s)
 
     def _reset(self) -> None:
         """Forget the observations of the previous engine."""
         self._observed_at = self._stopped_since = None
         self._steps, self._idle_s = -1, 0.0
-        self._heartbeat = Heartbeat(self._hang_s)
+        self.heartbeat = Heartbeat(self._hang_s)

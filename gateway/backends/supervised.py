@@ -203,7 +203,7 @@ class SupervisedHost:
 
     def working(self) -> None:
         """Note that the engine gets work: an idle one begins a step."""
-        self._supervisor.got_work(self._clock())
+        self._supervisor.heartbeat.got_work(self._clock())
 
     def notice_death(self) -> None:
         """Check whether the engine is dead; a failed request may detect that first."""
@@ -367,7 +367,7 @@ class SupervisedHost:
             run.steps += 1
             host = run.host
             if run is self._run:
-                self._supervisor.stepped(
+                self._supervisor.heartbeat.stepped(
                     self._clock(), unfinished=host.unfinished > 0, computed_tokens=host.computed_tokens
                 )
             self._on_step(self._totals.preemptions + preemptions)

@@ -51,10 +51,10 @@ class Engine:
         self.now = end
 
     def step(self, seconds: float, *, pending: int = 0, computed: int = 0, more: bool = True) -> None:
-        self.supervisor.got_work(self.now)
+        self.supervisor.heartbeat.got_work(self.now)
         self.elapse(seconds, pending=pending)
         self.steps += 1
-        self.supervisor.stepped(self.now, unfinished=more, computed_tokens=computed)
+        self.supervisor.heartbeat.stepped(self.now, unfinished=more, computed_tokens=computed)
 
     def decode(self, steps: int) -> None:
         for _ in range(steps):
@@ -74,7 +74,7 @@ class Engine:
 
 def hang(engine: Engine, *, pending: int = 0) -> float:
     """Lets the engine make no more steps; returns the seconds until the supervisor finds that."""
-    engine.supervisor.got_work(engine.now)
+    engine.supervisor.heartbeat.got_work(engine.now)
     struck = engine.now
     engine.elapse(60.0, pending=pending)
     assert engine.found is not None and engine.found[1] is Loss.NO_PROGRESS

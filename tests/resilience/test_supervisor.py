@@ -14,7 +14,6 @@ from resilience.supervisor import (
     EngineRestarting,
     Loss,
     Observation,
-    RestartPolicy,
     Supervisor,
     SupervisorState,
 )
@@ -43,8 +42,12 @@ def observe(
 
 
 def test_the_first_restart_comes_at_once_and_the_next_ones_wait_twice_as_long_each() -> None:
-    policy = RestartPolicy(8)
-    waits = [policy.ask(float(at)) for at in range(9)]
+    supervisor = running(restarts=8)
+    waits = []
+    for at in range(9):
+        decision = supervisor.lost(float(at), Loss.EXITED)
+        waits.append(decision.wait_s if isinstance(decision, EngineRestarting) else None)
+        supervisor.started(float(at))
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, None]
 
 
