@@ -15,21 +15,8 @@ NANOUSD = 1e9
 HEDGE_RESULTS = ("won", "lost", "refused")
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterFigures:
-    """Registered versions of adapters by state; adapters loaded in the engine in process (``resident``), and
-    the most that it can load (``places``).
-    """
-
-    states: Mapping[str, int]
-    resident: int
-    places: int
-
-
-def adapter_families(figures: AdapterFigures) -> Iterator[Metric]:
-    yield gauge("sluice_adapters", "Registered versions of adapters.", figures.states, "state")
-    yield gauge("sluice_adapters_resident", "Adapters loaded in the engine in process.", figures.resident)
-    yield gauge("sluice_adapter_places", "Most adapters that the engine in process can hold.", figures.places)
+def adapter_families(figures: Mapping[str, int]) -> Iterator[Metric]:
+    yield gauge("sluice_adapters", "Registered versions of adapters.", figures, "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,38 +140,15 @@ def response_cache_families(figures: CacheFigures | None) -> Iterator[Metric]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchFigures:
-    """Batches in the database that have not ended, lines in progress in this process, and by outcome those
-    that it ran: ``completed``, ``failed`` (in the error file), ``returned`` (to wait again).
-    """
-
-    unfinished: int
-    running: int
-    lines: Mapping[str, int]
-
-
-def batch_families(figures: BatchFigures) -> Iterator[Metric]:
-    yield gauge("sluice_batches_unfinished", "Unfinished batches in the database.", figures.unfinished)
-    yield gauge("sluice_batch_lines_running", "Lines of batches that run in this process.", figures.running)
+def batch_families(figures: Mapping[str, int]) -> Iterator[Metric]:
+    """Lines by outcome: ``completed``, ``failed`` (in the error file), ``returned`` (to wait again)."""
     yield counter(
-        "sluice_batch_lines", "Lines of batches that this process ran, by outcome.", figures.lines, "outcome"
+        "sluice_batch_lines", "Lines of batches that this process ran, by outcome.", figures, "outcome"
     )
 
 
 def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
     yield gauge("sluice_retry_budget", "Retries left for a backend now.", figures, "backend")
-
-
-def routing_families(figures: tuple[int, bool]) -> Iterator[Metric]:
-    """The store's last known routing revision, and whether this process is unable to use it."""
-    last, behind = figures
-    yield gauge("sluice_routing_last_revision", "The state store's last revision.", last)
-    yield gauge(
-        "sluice_routing_behind",
-        "1 while this process cannot use the last revision and serves the one before.",
-        float(behind),
-    )
 
 
 @dataclass(frozen=True, slots=True)

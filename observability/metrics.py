@@ -76,6 +76,12 @@ COUNTS = (
 GAUGES = {
     "sluice_requests_in_flight": "Requests in progress.",
     "sluice_routing_revision": "The routing revision in force.",
+    "sluice_routing_last_revision": "The state store's last revision.",
+    "sluice_routing_behind": "1 while this process cannot use the last revision and serves the one before.",
+    "sluice_adapters_resident": "Adapters loaded in the engine in process.",
+    "sluice_adapter_places": "Most adapters that the engine in process can hold.",
+    "sluice_batches_unfinished": "Unfinished batches in the database.",
+    "sluice_batch_lines_running": "Lines of batches that run in this process.",
     "sluice_ledger_outbox_rows": "Usage rows waiting to be written.",
     "sluice_ledger_lag_seconds": "Age of the oldest usage row that is not in the database yet.",
     "sluice_ledger_journal_bytes": "Bytes of this process' journal files.",

@@ -19,7 +19,6 @@ from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line
 from gateway.batches.reading import LineFault
 from gateway.batches.stages import BatchStages
-from observability.collectors import BatchFigures
 
 POLL_S: Final = 1.0
 """Seconds between two reads of the batches; a cancellation by another gateway takes so long to be seen."""
@@ -98,12 +97,13 @@ class BatchRunner:
         self._unix_time = unix_time
         self._tick_s, self._poll_s = tick_s, poll_s
         self._runner: LineRunner | None = None
-        self._batches: list[BatchRow] = []
-        self._running: list[_Running] = []
+        # The unfinished batches in the database, the lines that run here, and those that ended here, by outcome.
+        self.batches: list[BatchRow] = []
+        self.running: list[_Running] = []
         self._busy: set[str] = set()
         self._unfinished: list[BatchLine] = []
         self._reading = 0
-        self._lines = dict.fromkeys(("completed", "failed", "returned"), 0)
+        self.outcomes = dict.fromkeys(("completed", "failed", "returned"), 0)
         self._not_before: dict[str, float] = {}
         self._exhausted: set[str] = set()
         self._speed: float | None = None
@@ -112,9 +112,6 @@ class BatchRunner:
 
     def run_by(self, runner: LineRunner) -> None:
         self._runner = runner
-
-    def figures(self) -> BatchFigures:
-        return BatchFigures(len(self._batches), len(self._running), dict(self._lines))
 
     def lines_per_s(self) -> float | None:
         """Lines that have ended here per second lately; ``None``: not known yet."""
@@ -143,9 +140,9 @@ class BatchRunner:
                         if not away:
                             self._log.warning("batches wait for the database", reason=str(error))
                         away = True
-                    if self._running or any(one.status == "in_progress" for one in self._batches):
+                    if self.running or any(one.status == "in_progress" for one in self.batches):
                         await asyncio.sleep(self._tick_s)
-                    elif await self._rests(self._poll_s if self._batches else REST * self._poll_s):
+                    elif await self._rests(self._poll_s if self.batches else REST * self._poll_s):
                         polled_at = float("-inf")
         finally:
             try:
@@ -166,7 +163,7 @@ class BatchRunner:
     async def _keep_claims(self) -> None:
         while True:
             await asyncio.sleep(KEEP_S)
-            if not self._running and not self._busy:
+            if not self.running and not self._busy:
                 continue
             try:
                 await self._files.store.extend_leases(self._unix_time() + LEASE_S)
@@ -183,16 +180,16 @@ class BatchRunner:
 
     async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
         store, now = self._files.store, self._unix_time()
-        self._batches = await store.unfinished()
-        known = {one.batch_id for one in self._batches}
+        self.batches = await store.unfinished()
+        known = {one.batch_id for one in self.batches}
         self._exhausted.clear()
         self._not_before = {key: at for key, at in self._not_before.items() if key in known}
-        in_progress = {one.batch_id for one in self._batches if one.status == "in_progress"}
+        in_progress = {one.batch_id for one in self.batches if one.status == "in_progress"}
         stops = runner.stopping()
-        for one in self._running:
+        for one in self.running:
             if stops or one.batch.batch_id not in in_progress:
                 one.cancel()
-        for batch in self._batches:
+        for batch in self.batches:
             if batch.batch_id in self._busy:
                 continue
             if batch.status == "validating":
@@ -230,14 +227,14 @@ class BatchRunner:
         while self._unfinished:
             await self._files.store.give_back(self._unfinished[-1])
             self._unfinished.pop()
-            self._lines["returned"] += 1
+            self.outcomes["returned"] += 1
         if waiting := self._capacity.waiting():
-            for youngest in [one for one in self._running if not one.ends][-waiting:]:
+            for youngest in [one for one in self.running if not one.ends][-waiting:]:
                 youngest.cancel()
             return
         room = min(self._capacity.room() - self._reading, STARTED_AT_ONCE)
-        room = min(room, self._files.section.max_running - len(self._running))
-        if room <= 0 or not runner.ready() or any(one.line.failures for one in self._running):
+        room = min(room, self._files.section.max_running - len(self.running))
+        if room <= 0 or not runner.ready() or any(one.line.failures for one in self.running):
             return  # a line that has failed before runs alone, so that no other line is blamed
         now = self._clock()
         in_turn = [one for one in self._in_turn() if self._not_before.get(one.batch_id, now) <= now]
@@ -257,15 +254,13 @@ class BatchRunner:
     async def _claimed(self, batch: BatchRow, most: int) -> list[BatchLine]:
         now = self._unix_time()
         claim = partial(self._files.store.claim_lines, batch.batch_id, now, now + LEASE_S)
-        return await claim(most) or ([] if self._running else await claim(1, failed_before=True))
+        return await claim(most) or ([] if self.running else await claim(1, failed_before=True))
 
     def _in_turn(self) -> list[BatchRow]:
         """The batches of tenants with the fewest lines running here first, so that tenants take turns."""
-        at_work = Counter(one.batch.tenant for one in self._running)
+        at_work = Counter(one.batch.tenant for one in self.running)
         in_progress = [
-            one
-            for one in self._batches
-            if one.status == "in_progress" and one.batch_id not in self._exhausted
+            one for one in self.batches if one.status == "in_progress" and one.batch_id not in self._exhausted
         ]
         return sorted(in_progress, key=lambda one: (at_work[one.tenant], one.created_at))
 
@@ -279,8 +274,8 @@ class BatchRunner:
     def _start(self, tasks: asyncio.TaskGroup, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
         name = f"{batch.batch_id}:{line.number}"
         own = _Running(batch, line, tasks.create_task(self._line(batch, line, runner), name=name))
-        self._running.append(own)
-        own.task.add_done_callback(lambda _: self._running.remove(own))
+        self.running.append(own)
+        own.task.add_done_callback(lambda _: self.running.remove(own))
 
     async def _line(self, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
         try:
@@ -306,7 +301,7 @@ class BatchRunner:
         if failed or outcome.retry_s is not None:
             self._not_before[batch.batch_id] = self._clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
             await self._stored(line, lambda: self._files.store.give_back(line, int(failed)))
-            self._lines["returned"] += 1
+            self.outcomes["returned"] += 1
         else:
             await self._stored(line, lambda: self._finish_line(line, outcome))
 
@@ -323,7 +318,7 @@ class BatchRunner:
             )
         status = "done" if outcome.status == 200 else "failed"
         if await self._files.store.finish(line, status, output, usage, tokens):
-            self._lines["completed" if status == "done" else "failed"] += 1
+            self.outcomes["completed" if status == "done" else "failed"] += 1
             now, before = self._clock(), self._ended_at
             self._ended_at = now
             if before is not None and now > before:

@@ -22,7 +22,6 @@ from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.weights.s3 import S3Fetcher
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts, make_state
-from observability.collectors import AdapterFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,10 @@ class AdapterParts:
         """Whether the adapters to preload are loaded, or the preload timeout has passed."""
         return self.loader.warm
 
-    def figures(self) -> AdapterFigures:
-        counts = Counter(state.value for state in self.registry.registered.states.values())
-        states = {state.value: counts[state.value] for state in VersionState}
-        return AdapterFigures(states, len(self.loader.resident), self.loader.places)
+    def states(self) -> dict[str, int]:
+        """The number of registered versions in each state."""
+        counts = Counter(self.registry.registered.states.values())
+        return {state.value: counts[state] for state in VersionState}
 
     async def run(self, engine_ready: Callable[[], bool]) -> None:
         """Import the registry file, then load adapters by demand, until cancelled."""

@@ -21,7 +21,6 @@ from observability.collectors import (
     quota_store_families,
     response_cache_families,
     retry_budget_families,
-    routing_families,
     shadow_families,
     state_families,
     trace_families,
@@ -44,6 +43,7 @@ def make_metrics(
         known_backends=tuple(fleet.backends),
         known_prompt_versions=core.model.versions.ids,
     )
+    loader, runner = core.adapters.loader, serving.batches.runner
     for engine in core.backends.engines.in_process:
         metrics.show_restarts(engine.gate)
     metrics.read(
@@ -53,6 +53,12 @@ def make_metrics(
         sluice_ledger_journal_up=lambda: ledger.journal_working,
         sluice_requests_in_flight=lambda: serving.in_flight.in_flight,
         sluice_routing_revision=lambda: routing.number,
+        sluice_routing_last_revision=lambda: routing.head,
+        sluice_routing_behind=lambda: routing.unusable is not None,
+        sluice_adapters_resident=lambda: len(loader.resident),
+        sluice_adapter_places=lambda: loader.places,
+        sluice_batches_unfinished=lambda: len(runner.batches),
+        sluice_batch_lines_running=lambda: len(runner.running),
     )
     metrics.slo.targets = lambda: core.control.revision().targets
     for collector in collectors(core, serving, admission):
@@ -65,20 +71,19 @@ def make_metrics(
 
 def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> Iterator[Collector]:
     """Yield the collectors of the parts' figures, in addition to the gateway's own counters."""
-    base, engines, routing = core.base, core.backends.engines, core.control.routing
+    base, engines = core.base, core.backends.engines
     yield from core.backends.collectors()
     if engines.in_process:
         yield ScrapeCollector(engine_families, engines.figures)
         yield ScrapeCollector(engine_state_families, engines.states)
     if core.access.shared is not None:
         yield ScrapeCollector(quota_store_families, core.access.shared.status)
-    yield ScrapeCollector(adapter_families, core.adapters.figures)
+    yield ScrapeCollector(adapter_families, core.adapters.states)
     yield ScrapeCollector(gate_families, admission.figures)
     yield ScrapeCollector(response_cache_families, core.generation.answers.figures)
-    yield ScrapeCollector(batch_families, serving.batches.runner.figures)
+    yield ScrapeCollector(batch_families, lambda: serving.batches.runner.outcomes)
     yield ScrapeCollector(leg_families, core.generation.target_limits.figures)
     yield ScrapeCollector(retry_budget_families, core.generation.retries_left)
-    yield ScrapeCollector(routing_families, lambda: (routing.head, routing.unusable is not None))
     yield ScrapeCollector(canary_families, core.control.canary_figures)
     yield ScrapeCollector(state_families, base.state.figures)
     yield ScrapeCollector(trace_families, lambda: base.tracing.figures)
