@@ -151,40 +151,14 @@ def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
     yield gauge("sluice_retry_budget", "Retries left for a backend now.", figures, "backend")
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowShown:
-    """The shadow: sampled requests by result, queued copies and their bytes, copies in progress, pairs stored
-    and pairs that the database did not accept in time, the cost of the last minute with reservations, and the
-    exceptions of each check.
-    """
-
-    results: Mapping[str, int]
-    waiting: int
-    waiting_bytes: int
-    active: int
-    written: int
-    lost: int
-    spent_nanousd: int
-    check_errors: Mapping[str, int]
-
-
-def shadow_families(figures: ShadowShown) -> Iterator[Metric]:
-    yield counter(
-        "sluice_shadow_requests", "Requests in the shadow's sample, by result.", figures.results, "result"
-    )
-    yield gauge("sluice_shadow_waiting", "Copies in the shadow's queue.", figures.waiting)
-    yield gauge("sluice_shadow_waiting_bytes", "Bytes of the queued copies.", figures.waiting_bytes)
-    yield gauge("sluice_shadow_active", "Copies in progress.", figures.active)
-    pairs = {"written": figures.written, "lost": figures.lost}
+def shadow_families(
+    figures: tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]],
+) -> Iterator[Metric]:
+    """Sampled requests by result; pairs; exceptions of each check."""
+    results, pairs, errors = figures
+    yield counter("sluice_shadow_requests", "Requests in the shadow's sample, by result.", results, "result")
     yield counter("sluice_shadow_pairs", "Compared pairs: written, lost.", pairs, "result")
-    yield gauge(
-        "sluice_shadow_spend_usd",
-        "Spent on shadows within the last minute, and reserved.",
-        figures.spent_nanousd / NANOUSD,
-    )
-    yield counter(
-        "sluice_check_errors", "Exceptions of a check of answers, by check.", figures.check_errors, "check"
-    )
+    yield counter("sluice_check_errors", "Exceptions of a check of answers, by check.", errors, "check")
 
 
 @dataclass(frozen=True, slots=True)

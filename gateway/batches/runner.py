@@ -97,7 +97,7 @@ class BatchRunner:
         self._unix_time = unix_time
         self._tick_s, self._poll_s = tick_s, poll_s
         self._runner: LineRunner | None = None
-        # The unfinished batches in the database, the lines that run here, and those that ended here, by outcome.
+        # The unfinished batches in the database, lines that run here, and numbers of lines by outcome.
         self.batches: list[BatchRow] = []
         self.running: list[_Running] = []
         self._busy: set[str] = set()

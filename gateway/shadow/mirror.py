@@ -21,7 +21,6 @@ from gateway.shadow.asking import Asker, NotAsked, ShadowAnswer
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
-from observability.collectors import ShadowShown
 
 # Seconds between checks of a busy backend.
 POLL_S = 0.1
@@ -60,10 +59,12 @@ class Shadow:
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("shadow")
-        self._outcomes: Counter[ShadowOutcome] = Counter()
+        # Sampled requests by outcome; pairs that are stored, and that the database did not accept in time.
+        self.outcomes = Counter({one.value: 0 for one in ShadowOutcome})
+        self.pairs_made = {"written": 0, "lost": 0}
+        self.active = 0  # copies in progress
         self._not_empty = asyncio.Event()
         self._unwritten: deque[ShadowPair] = deque()
-        self._active = self._written = self._lost = 0
 
     def mirror(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         """Copy an answered request when its route has a shadow and the sample includes it.
@@ -84,20 +85,7 @@ class Shadow:
         if self.queue.offer(copy):
             self._not_empty.set()
         else:
-            self._outcomes[ShadowOutcome.QUEUE_FULL] += 1
-
-    def figures(self, spent_nanousd: int = 0) -> ShadowShown:
-        """Return the figures for the metrics; the caller passes what the spend limits counted."""
-        return ShadowShown(
-            {outcome.value: self._outcomes[outcome] for outcome in ShadowOutcome},
-            len(self.queue),
-            self.queue.size_bytes,
-            self._active,
-            self._written,
-            self._lost,
-            spent_nanousd,
-            dict(self.comparer.checks.errors),
-        )
+            self.outcomes[ShadowOutcome.QUEUE_FULL] += 1
 
     async def run(self) -> None:
         """Process copies until cancelled; waiting copies are dropped then, compared pairs are written."""
@@ -121,15 +109,15 @@ class Shadow:
                 self._not_empty.clear()
                 await self._not_empty.wait()
                 continue
-            self._active += 1
+            self.active += 1
             try:
-                self._outcomes[await self._one(copy)] += 1
+                self.outcomes[await self._one(copy)] += 1
             except Exception as error:
                 # One copy is lost; the loop continues. The message may hold text, so only the type is logged.
-                self._outcomes[ShadowOutcome.DEFECT] += 1
+                self.outcomes[ShadowOutcome.DEFECT] += 1
                 self._log.error("shadow failed", error_type=type(error).__name__)
             finally:
-                self._active -= 1
+                self.active -= 1
 
     async def _one(self, copy: Copy) -> ShadowOutcome:
         while await self._late() or not self.asker.idle(copy.backend):
@@ -151,7 +139,7 @@ class Shadow:
         if len(self._unwritten) < MAX_UNWRITTEN:
             self._unwritten.append(pair)
         else:
-            self._lost += 1
+            self.pairs_made["lost"] += 1
         return ShadowOutcome.COMPARED if asked.failure is None else ShadowOutcome.FAILED
 
     async def _late(self) -> bool:
@@ -175,7 +163,7 @@ class Shadow:
             batch = [self._unwritten[i] for i in range(min(WRITE_PAIRS, len(self._unwritten)))]
             if not await self._put(batch):
                 return
-            self._written += len(batch)
+            self.pairs_made["written"] += len(batch)
             for _ in batch:
                 self._unwritten.popleft()
 

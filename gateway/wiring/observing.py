@@ -43,7 +43,7 @@ def make_metrics(
         known_backends=tuple(fleet.backends),
         known_prompt_versions=core.model.versions.ids,
     )
-    loader, runner = core.adapters.loader, serving.batches.runner
+    loader, runner, shadow = core.adapters.loader, serving.batches.runner, serving.shadow.shadow
     for engine in core.backends.engines.in_process:
         metrics.show_restarts(engine.gate)
     metrics.read(
@@ -59,6 +59,10 @@ def make_metrics(
         sluice_adapter_places=lambda: loader.places,
         sluice_batches_unfinished=lambda: len(runner.batches),
         sluice_batch_lines_running=lambda: len(runner.running),
+        sluice_shadow_waiting=lambda: len(shadow.queue),
+        sluice_shadow_waiting_bytes=lambda: shadow.queue.size_bytes,
+        sluice_shadow_active=lambda: shadow.active,
+        sluice_shadow_spend_usd=serving.shadow.spend_usd,
     )
     metrics.slo.targets = lambda: core.control.revision().targets
     for collector in collectors(core, serving, admission):
@@ -87,7 +91,8 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
     yield ScrapeCollector(canary_families, core.control.canary_figures)
     yield ScrapeCollector(state_families, base.state.figures)
     yield ScrapeCollector(trace_families, lambda: base.tracing.figures)
-    yield ScrapeCollector(shadow_families, serving.shadow.figures)
+    shadow, errors = serving.shadow.shadow, serving.shadow.checks.errors
+    yield ScrapeCollector(shadow_families, lambda: (shadow.outcomes, shadow.pairs_made, errors))
     yield health_collector(serving.health, serving.first_ready)
 
 

@@ -15,7 +15,6 @@ from gateway.shadow.personal import Redactor, redact_personal
 from gateway.shadow.sampling import ShadowQueue
 from gateway.wiring.cache import NANOUSD
 from gateway.wiring.core import Core
-from observability.collectors import ShadowShown
 from resilience.leg_limits import LegLimit, LegLimits
 
 DAY_S = 86_400.0
@@ -31,9 +30,10 @@ class ShadowParts:
     limits: LegLimits
     checks: Checks
 
-    def figures(self) -> ShadowShown:
-        spent = self.limits.figures().values()
-        return self.shadow.figures(sum(one.spent_nanousd + one.reserved_nanousd for one in spent))
+    def spend_usd(self) -> float:
+        """The cost of the last minute, and reserved."""
+        legs = self.limits.figures().values()
+        return sum(one.spent_nanousd + one.reserved_nanousd for one in legs) / NANOUSD
 
 
 def make_shadow(core: Core) -> ShadowParts:

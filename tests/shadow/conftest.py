@@ -73,7 +73,7 @@ class ShadowRig:
         return sink
 
     def count(self, outcome: ShadowOutcome) -> int:
-        return self.shadow.figures().results[outcome.value]
+        return self.shadow.outcomes[outcome]
 
     async def until(self, outcome: ShadowOutcome, count: int = 1) -> None:
         async with asyncio.timeout(60):

@@ -80,7 +80,7 @@ async def test_the_caller_has_the_answer_before_the_other_backend_is_asked(build
     rig = build()
     sink = await rig.run(ask())
     assert sink.answer is not None
-    assert rig.other.calls == [] and rig.shadow.figures().waiting == 1
+    assert rig.other.calls == [] and len(rig.shadow.queue) == 1
 
 
 async def test_a_shadow_is_asked_at_the_lowest_priority_without_stream_or_copies(
@@ -177,14 +177,14 @@ async def test_nothing_is_shadowed_outside_the_sample_or_without_a_models_answer
 ) -> None:
     none = build(sample=0.0)
     await none.run(ask())
-    assert none.shadow.figures().waiting == 0
+    assert len(none.shadow.queue) == 0
     down = build(primary=Script(failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
     sink = await down.run(ask())
     assert sink.answer is not None and sink.answer.finish_reason == "degraded"
-    assert down.shadow.figures().waiting == 0
+    assert len(down.shadow.queue) == 0
     raw = build()
     await raw.run(ask(messages=(), raw_prompt="Once upon"))
-    assert raw.shadow.figures().waiting == 0
+    assert len(raw.shadow.queue) == 0
 
 
 async def test_no_shadow_is_sent_to_a_backend_that_callers_keep_busy(build: Build, ask: Ask) -> None:
@@ -245,9 +245,9 @@ async def test_pairs_wait_for_an_unavailable_database(build: Build, ask: Ask) ->
         await rig.run(ask())
         await rig.until(ShadowOutcome.COMPARED)
         await rig.shadow._write()
-        assert rig.shadow.figures().written == 0
+        assert rig.shadow.pairs_made["written"] == 0
         rig.store.unavailable = False
-    assert len(rig.store.pairs) == 1 and rig.shadow.figures().written == 1
+    assert len(rig.store.pairs) == 1 and rig.shadow.pairs_made["written"] == 1
 
 
 async def test_stopping_in_the_middle_leaves_nothing_behind(build: Build, ask: Ask) -> None:
