@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from accounting.errors import LedgerUnavailable
 from accounting.values import HOUR_S, EngineCount
@@ -56,30 +56,23 @@ class HourlyCounts:
         self._hours = {place: found for place, found in self._hours.items() if place[0] >= hour}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class EngineCounts:
-    """Reads the counters at intervals and writes them. ``read`` must neither block nor raise; ``write``
-    raises LedgerUnavailable.
+    """Reads the counters at intervals and writes them. ``read`` must neither block nor raise;
+    ``write_lines`` raises LedgerUnavailable.
     """
 
-    def __init__(
-        self,
-        counts: HourlyCounts,
-        *,
-        read: Callable[[], Readings],
-        write: Callable[[Sequence[EngineCount]], Awaitable[None]],
-        unix_time: Callable[[], float],
-    ) -> None:
-        self._counts = counts
-        self._read = read
-        self._write = write
-        self._unix_time = unix_time
+    counts: HourlyCounts
+    read: Callable[[], Readings]
+    write_lines: Callable[[Sequence[EngineCount]], Awaitable[None]]
+    unix_time: Callable[[], float]
 
     async def run(self) -> None:
         """Read and write until cancelled, then write once more."""
         try:
             while True:
                 for _ in range(READS_A_WRITE):
-                    self._counts.record(self._read(), self._unix_time())
+                    self.counts.record(self.read(), self.unix_time())
                     await asyncio.sleep(READ_S)
                 await self.write()
         finally:
@@ -89,14 +82,14 @@ class EngineCounts:
 
     async def write(self) -> None:
         """Read and write; when the database is unavailable, the lines stay in memory for the next write."""
-        now = self._unix_time()
-        self._counts.record(self._read(), now)
-        lines = self._counts.lines()
+        now = self.unix_time()
+        self.counts.record(self.read(), now)
+        lines = self.counts.lines()
         try:
-            await self._write(lines)
+            await self.write_lines(lines)
         except LedgerUnavailable:
             return  # the ledger reports it; the lines stay
-        self._counts.written(now)
+        self.counts.written(now)
 
 
 def _grown(last: int, now: int) -> int:

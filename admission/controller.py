@@ -1,10 +1,11 @@
 """Admission as the journey uses it: ``async with admit(demand) as slot``."""
 
-import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from types import MappingProxyType, TracebackType
+from random import Random
+from types import TracebackType
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from admission.queue import AdmissionQueue, Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand
 
 
+@dataclass(slots=True, eq=False)
 class AdmissionController:
     """Gives out slots in queue order, as far as the backends have room; refuses other requests with a reason.
 
@@ -23,23 +25,14 @@ class AdmissionController:
         engine_of: the engine of each backend that shares one; backends on the same engine share one gate.
     """
 
-    def __init__(
-        self,
-        limits: AdmissionLimits,
-        *,
-        load: Callable[[str], BackendLoad | None],
-        clock: Callable[[], float],
-        emit: Callable[[AdmissionEvent], None],
-        random: random.Random,
-        engine_of: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self._limits = limits
-        self._engine_of = engine_of
-        self._load = load
-        self._clock = clock
-        self._emit = emit
-        self._random = random
-        self._queues: dict[str, AdmissionQueue] = {}
+    limits: AdmissionLimits
+    _: KW_ONLY
+    load: Callable[[str], BackendLoad | None]
+    clock: Callable[[], float]
+    emit: Callable[[AdmissionEvent], None]
+    random: Random
+    engine_of: Mapping[str, str] = field(default_factory=dict)
+    _queues: dict[str, AdmissionQueue] = field(default_factory=dict)
 
     def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:
         """``async with admit(demand) as slot``: waits in the queue on entry, gives the slot back on exit.
@@ -47,7 +40,7 @@ class AdmissionController:
         Entry raises :class:`Refused`. A cancelled request leaves the queue, or gives its slot back, at once.
         """
         backend = demand.backend
-        queue = self._queues.get(self._engine_of.get(backend, backend))
+        queue = self._queues.get(self.engine_of.get(backend, backend))
         return _Admission(self._queue(backend) if queue is None else queue, demand)
 
     def wake(self, backend: str) -> None:
@@ -71,7 +64,7 @@ class AdmissionController:
 
     def gate_name(self, backend: str) -> str:
         """The name of the gate that ``backend``'s requests pass: its engine's, or its own."""
-        return self._engine_of.get(backend, backend)
+        return self.engine_of.get(backend, backend)
 
     def expected_output(self, demand: Demand) -> int:
         """Tokens to plan for the answer: its bound, or the learned length where the request sets no bound."""
@@ -100,10 +93,10 @@ class AdmissionController:
         queue = self._queues.get(engine)
         if queue is None:
             queue = self._queues[engine] = AdmissionQueue(
-                BackendGate(self._limits, random=self._random),
-                load=partial(self._load, backend),
-                clock=self._clock,
-                emit=self._emit,
+                BackendGate(self.limits, random=self.random),
+                load=partial(self.load, backend),
+                clock=self.clock,
+                emit=self.emit,
             )
         return queue
 

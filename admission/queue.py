@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -61,24 +62,17 @@ class Slot(Struct, eq=False):
             self.ended = outcome, self._queue.clock()
 
 
+@dataclass(slots=True, eq=False)
 class AdmissionQueue:
     """One gate, the futures of its waiting requests, and a timer for changes by time alone."""
 
-    def __init__(
-        self,
-        gate: BackendGate,
-        *,
-        load: Callable[[], BackendLoad | None],
-        clock: Callable[[], float],
-        emit: Callable[[AdmissionEvent], None],
-    ) -> None:
-        self.gate = gate
-        self.clock = clock
-        self._load = load
-        self.emit = emit
-        self._waiting: dict[AdmissionTicket, asyncio.Future[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+    gate: BackendGate
+    load: Callable[[], BackendLoad | None]
+    clock: Callable[[], float]
+    emit: Callable[[AdmissionEvent], None]
+    _waiting: dict[AdmissionTicket, asyncio.Future[None]] = field(default_factory=dict)
+    _timer: asyncio.TimerHandle | None = None
+    _timer_at: float = 0.0
 
     async def enter(self, demand: Demand) -> Slot:
         now = self.clock()
@@ -100,7 +94,7 @@ class AdmissionQueue:
     def stepped(self) -> None:
         """The backend has run a step: a sign of life even with an unchanged load."""
         now = self.clock()
-        self.gate.report(self._load(), now)
+        self.gate.report(self.load(), now)
         if self.gate.tickets:
             self._settle(now)
 
@@ -112,7 +106,7 @@ class AdmissionQueue:
 
     def _listen(self, now: float) -> None:
         # The same report read again is no sign of life: it may be an old one.
-        load = self._load()
+        load = self.load()
         if load is not None and load != self.gate.work.signals.load:
             self.gate.report(load, now)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeVar
 
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, UnknownTokenId
@@ -50,6 +50,7 @@ class Offload(Protocol):
         """The result of ``work``; raises what it raises."""
 
 
+@dataclass(slots=True, eq=False)
 class BudgetPlanner:
     """Plans prompts for one model. Deterministic: the same request always gives the same plan.
 
@@ -57,21 +58,17 @@ class BudgetPlanner:
     ``summarizers``; ``images`` gives the tokens of an image.
     """
 
-    def __init__(
-        self,
-        tokenizer: PromptCounter,
-        *,
-        max_model_len: int,
-        summarizers: Mapping[SummaryKind, Summarizer] = MappingProxyType({}),
-        images: ImageCost = DEFAULT_COST,
-    ) -> None:
-        if max_model_len < 2:
-            raise ValueError(f"max_model_len is {max_model_len}; allowed: at least 2")
-        self._tokenizer = tokenizer
-        self._max_model_len = max_model_len
-        self._summarizers = summarizers
-        self._images = images
-        self._extractive = summarizers.get(SummaryKind.EXTRACTIVE) or ExtractiveSummarizer()
+    tokenizer: PromptCounter
+    _: KW_ONLY
+    max_model_len: int
+    summarizers: Mapping[SummaryKind, Summarizer] = field(default_factory=dict)
+    images: ImageCost = DEFAULT_COST
+    _extractive: Summarizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len is {self.max_model_len}; allowed: at least 2")
+        self._extractive = self.summarizers.get(SummaryKind.EXTRACTIVE) or ExtractiveSummarizer()
 
     def plan(self, request: BudgetRequest) -> Plan:
         """Plan what to send. ``counts.total + generation_reserve`` never exceeds the model's length.
@@ -98,7 +95,7 @@ class BudgetPlanner:
         return await offload(lambda: self.plan(request))
 
     def _is_quick(self, prompt: CanonicalPrompt) -> bool:
-        most = INLINE_CHARS * self._tokenizer.speed
+        most = INLINE_CHARS * self.tokenizer.speed
         if isinstance(prompt.raw, str):
             return len(prompt.raw) <= min(INLINE_CHARS, most)
         if prompt.raw is not None:
@@ -111,17 +108,17 @@ class BudgetPlanner:
         if volatile > most:
             return False
         messages = (*map(system_message, prompt.system), *prompt.turns)
-        return volatile + self._tokenizer.unseen_chars(messages, prompt.tools) <= most
+        return volatile + self.tokenizer.unseen_chars(messages, prompt.tools) <= most
 
     def _reserve(self, request: BudgetRequest) -> int | None:
         """Tokens for the answer: the caller's number, else the route's or version's if it fits the model."""
         if request.lenient:
             return None
         if request.max_tokens is not None:
-            if not 0 < request.max_tokens < self._max_model_len:
-                raise InvalidReserve(max_tokens=request.max_tokens, max_model_len=self._max_model_len)
+            if not 0 < request.max_tokens < self.max_model_len:
+                raise InvalidReserve(max_tokens=request.max_tokens, max_model_len=self.max_model_len)
             return request.max_tokens
-        if request.reserve is not None and 0 < request.reserve < self._max_model_len:
+        if request.reserve is not None and 0 < request.reserve < self.max_model_len:
             return request.reserve
         return None
 
@@ -129,28 +126,28 @@ class BudgetPlanner:
         reserve, budgets = self._reserve(request), request.budgets
         summarizer, reserved = None, reserve
         if budgets is not None:
-            reserved = reserve or default_reserve(self._max_model_len, budgets.total)
+            reserved = reserve or default_reserve(self.max_model_len, budgets.total)
             if request.summary is not SummaryKind.NONE and budgets.older_summary > 0:
-                summarizer = self._summarizers.get(request.summary, self._extractive)
-        allowed = self._max_model_len - (reserved or 1)
+                summarizer = self.summarizers.get(request.summary, self._extractive)
+        allowed = self.max_model_len - (reserved or 1)
         if request.max_input_tokens is not None:
             allowed = min(allowed, request.max_input_tokens)
         return Fitting(
-            self._tokenizer, request, allowed=allowed, max_model_len=self._max_model_len, reserve=reserve,
-            summarizer=summarizer, images=self._images,
+            self.tokenizer, request, allowed=allowed, max_model_len=self.max_model_len, reserve=reserve,
+            summarizer=summarizer, images=self.images,
         )  # fmt: skip
 
     def _plan_raw(
         self, raw: str | tuple[int, ...], reserve: int | None, max_input_tokens: int | None
     ) -> Plan:
-        token_ids = self._tokenizer.encode(raw) if isinstance(raw, str) else raw
+        token_ids = self.tokenizer.encode(raw) if isinstance(raw, str) else raw
         if not token_ids:
             raise EmptyPrompt
-        unknown = self._tokenizer.unknown_id(token_ids)
+        unknown = self.tokenizer.unknown_id(token_ids)
         if unknown is not None:
-            raise UnknownTokenId(unknown, self._tokenizer.vocabulary)
+            raise UnknownTokenId(unknown, self.tokenizer.vocabulary)
         needed, reserved = len(token_ids), reserve or 1
-        allowed = min(self._max_model_len - reserved, max_input_tokens or self._max_model_len)
+        allowed = min(self.max_model_len - reserved, max_input_tokens or self.max_model_len)
         if needed > allowed:
             raise ContextTooLong(
                 section=PromptSection.RECENT_TURNS, needed=needed, allowed=allowed, reserve=reserved
@@ -159,7 +156,7 @@ class BudgetPlanner:
             messages=(),
             token_ids=token_ids,
             counts=SectionCounts(recent_turns=needed),
-            generation_reserve=reserve or self._max_model_len - needed,
+            generation_reserve=reserve or self.max_model_len - needed,
             prefix_tokens=0,
             open_ended=reserve is None,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # The sliding minute is stored in steps of a second: at most 61 steps per leg, whatever the traffic.
@@ -126,49 +126,47 @@ class LegLimits:
         return {name: leg.figures() for name, leg in self._legs.items()}
 
 
+@dataclass(slots=True, eq=False)
 class _Leg:
-    """One leg's counts."""
-
-    def __init__(self, limit: LegLimit, clock: Callable[[], float]) -> None:
-        self.limit = limit
-        self._clock = clock
-        self._in_use = 0
-        self._reserved = 0
-        self._spent = 0
-        # Pairs of a second's number and the cost in it, oldest first.
-        self._steps: deque[list[int]] = deque()
+    limit: LegLimit
+    clock: Callable[[], float]
+    in_use: int = 0
+    reserved: int = 0
+    spent: int = 0
+    # Pairs of a second's number and the cost in it, oldest first.
+    steps: deque[list[int]] = field(default_factory=deque)
 
     def try_enter(self, reserve: int) -> SkipReason | None:
         """Take a place and reserve; returns the bound that prevents it, if one does."""
         self._forget()
         limit = self.limit
-        if limit.max_concurrency is not None and self._in_use >= limit.max_concurrency:
+        if limit.max_concurrency is not None and self.in_use >= limit.max_concurrency:
             return "concurrency"
         most = limit.max_spend_nanousd_per_minute
-        if most is not None and self._reserved + self._spent + reserve > most:
+        if most is not None and self.reserved + self.spent + reserve > most:
             return "spend"
-        self._in_use += 1
-        self._reserved += reserve
+        self.in_use += 1
+        self.reserved += reserve
         return None
 
     def leave(self, reserved: int, cost: int) -> None:
         """Give the place back; ``cost`` replaces the reservation."""
         self._forget()
-        self._in_use -= 1
-        self._reserved -= reserved
+        self.in_use -= 1
+        self.reserved -= reserved
         if cost:
-            step = int(self._clock() // STEP_S)
-            if not self._steps or self._steps[-1][0] != step:
-                self._steps.append([step, 0])
-            self._steps[-1][1] += cost
-            self._spent += cost
+            step = int(self.clock() // STEP_S)
+            if not self.steps or self.steps[-1][0] != step:
+                self.steps.append([step, 0])
+            self.steps[-1][1] += cost
+            self.spent += cost
 
     def figures(self) -> LegFigures:
         self._forget()
-        return LegFigures(self._in_use, self._reserved, self._spent)
+        return LegFigures(self.in_use, self.reserved, self.spent)
 
     def _forget(self) -> None:
         # A step is forgotten when the whole of it is older than the window.
-        oldest = int(self._clock() // STEP_S) - WINDOW_S
-        while self._steps and self._steps[0][0] < oldest:
-            self._spent -= self._steps.popleft()[1]
+        oldest = int(self.clock() // STEP_S) - WINDOW_S
+        while self.steps and self.steps[0][0] < oldest:
+            self.spent -= self.steps.popleft()[1]

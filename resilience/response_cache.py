@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
 from resilience.question_vectors import nearest, unit_vector
@@ -51,6 +51,7 @@ MAX_LOOKING: Final = 64
 _Waiting = tuple[Callable[[], str], CachedAnswer, Callable[[], Question | None], float]
 
 
+@dataclass(slots=True, eq=False)
 class ResponseCache:
     """Finds stored answers and stores new ones; callers must store only complete, undegraded answers.
 
@@ -60,28 +61,20 @@ class ResponseCache:
         outbox: answers that may wait to be stored; further ones are lost and counted.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        clock: Callable[[], float],
-        emit: Callable[[CacheEvent], None],
-        timeout_s: float = 0.25,
-        outbox: int = 1_000,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._emit = emit
-        self._timeout_s = timeout_s
-        self._outbox: deque[_Waiting] = deque()
-        self._outbox_size = outbox
-        self._wake = asyncio.Event()
-        self._broken = False
-        self._rest_until = float("-inf")
-        # Computes the vectors of questions; ``None``: only the same question is found.
-        self.embedder: Embedder | None = None
-        self._embedder_rest_until = float("-inf")
-        self._looking = 0
+    store: Store
+    _: KW_ONLY
+    clock: Callable[[], float]
+    emit: Callable[[CacheEvent], None]
+    timeout_s: float = 0.25
+    outbox: int = 1_000
+    # Computes the vectors of questions; ``None``: only the same question is found.
+    embedder: Embedder | None = None
+    _outbox: deque[_Waiting] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _broken: bool = False
+    _rest_until: float = float("-inf")
+    _embedder_rest_until: float = float("-inf")
+    _looking: int = 0
 
     @property
     def waiting(self) -> int:
@@ -89,13 +82,13 @@ class ResponseCache:
         return len(self._outbox)
 
     def figures(self) -> CacheFigures | None:
-        return self._store.figures()
+        return self.store.figures()
 
     async def check(self) -> str | None:
         """Read from the store once; returns the class of the error if that fails."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self._store.get("check")
+                await self.store.get("check")
         except StoreError as error:
             return error.error_type
         except TimeoutError as error:
@@ -104,7 +97,7 @@ class ResponseCache:
 
     async def close(self) -> None:
         """Close the store's connections; :meth:`run` does so itself."""
-        await self._store.close()
+        await self.store.close()
 
     async def find(
         self, key: str, timeout_s: float | None = None, question: Question | None = None
@@ -113,18 +106,18 @@ class ResponseCache:
 
         Computing a vector may take half of ``timeout_s``.
         """
-        if self._clock() < self._rest_until:
-            self._emit(LookedUp(Lookup.ERROR))
+        if self.clock() < self._rest_until:
+            self.emit(LookedUp(Lookup.ERROR))
             return None
-        limit = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        limit = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
         try:
             result, found = await self._look(key, limit, question)
         except (StoreError, TimeoutError) as error:
             self._failed(error)
-            self._emit(LookedUp(Lookup.ERROR))
+            self.emit(LookedUp(Lookup.ERROR))
             return None
         self._worked()
-        self._emit(LookedUp(result))
+        self.emit(LookedUp(result))
         return found
 
     def remember(
@@ -134,10 +127,10 @@ class ResponseCache:
         question: Callable[[], Question | None] = lambda: None,
     ) -> None:
         """Queue an answer to be stored; ``key`` and ``question`` are called later, in another thread."""
-        if len(self._outbox) >= self._outbox_size:
-            self._emit(AnswersLost(1, "outbox_full"))
+        if len(self._outbox) >= self.outbox:
+            self.emit(AnswersLost(1, "outbox_full"))
             return
-        self._outbox.append((key, answer, question, self._clock()))
+        self._outbox.append((key, answer, question, self.clock()))
         self._wake.set()
 
     async def run(self) -> None:
@@ -160,7 +153,7 @@ class ResponseCache:
     ) -> tuple[Lookup, CachedAnswer | None]:
         deadline = asyncio.get_running_loop().time() + limit_s
         async with asyncio.timeout_at(deadline):
-            entry = await self._store.get(key)
+            entry = await self.store.get(key)
         if entry is not None:
             return Lookup.EXACT, entry.answer
         if question is None:
@@ -173,8 +166,8 @@ class ResponseCache:
         return (Lookup.MISS if found is None else Lookup.SIMILAR), found
 
     async def _store_batch(self, batch: Sequence[_Waiting]) -> None:
-        if self._clock() < self._rest_until:
-            self._emit(AnswersLost(len(batch), "store"))
+        if self.clock() < self._rest_until:
+            self.emit(AnswersLost(len(batch), "store"))
             return
         try:
             described = await asyncio.to_thread(
@@ -184,15 +177,15 @@ class ResponseCache:
                 ]
             )
         except Exception as error:  # a defect; it must not end the loop
-            self._emit(AnswersLost(len(batch), "defect", type(error).__name__))
+            self.emit(AnswersLost(len(batch), "defect", type(error).__name__))
             return
         entries = await self._shelved(described)
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self._store.put(entries)
+                await self.store.put(entries)
         except (StoreError, TimeoutError) as error:
             self._failed(error)
-            self._emit(AnswersLost(len(batch), "store"))
+            self.emit(AnswersLost(len(batch), "store"))
         else:
             self._worked()
 
@@ -214,7 +207,7 @@ class ResponseCache:
             vectors.update(task.result())
         missing = sum(question is not None and question not in vectors for _, question in described)
         if missing:
-            self._emit(AnswersLost(missing, "no_vector"))
+            self.emit(AnswersLost(missing, "no_vector"))
         return [
             entry
             if question is None or question not in vectors
@@ -236,13 +229,13 @@ class ResponseCache:
         self, tenant: str, model: str, questions: Sequence[Question], timeout_s: float
     ) -> Mapping[Question, bytes]:
         """Vectors of length 1 by question; empty if the embedder fails, is too slow or still pauses."""
-        if self.embedder is None or self._clock() < self._embedder_rest_until:
+        if self.embedder is None or self.clock() < self._embedder_rest_until:
             return {}
         try:
             async with asyncio.timeout(timeout_s):
                 made = await self.embedder.embed(tenant, model, [one.text for one in questions])
         except (EmbedderError, TimeoutError):
-            self._embedder_rest_until = self._clock() + EMBEDDER_REST_S
+            self._embedder_rest_until = self.clock() + EMBEDDER_REST_S
             return {}
         return {
             question: unit
@@ -251,25 +244,25 @@ class ResponseCache:
         }
 
     async def _most_similar(self, question: Question, vector: bytes) -> CachedAnswer | None:
-        candidates = await self._store.shelf(question.shelf)
+        candidates = await self.store.shelf(question.shelf)
         if not candidates:
             return None
         likely = await asyncio.to_thread(nearest, vector, candidates, question.threshold)
         for similarity, key in likely:
-            if (entry := await self._store.get(key)) is not None:
+            if (entry := await self.store.get(key)) is not None:
                 return replace(entry.answer, similarity=similarity)
         return None
 
     def _failed(self, error: StoreError | TimeoutError) -> None:
-        self._rest_until = self._clock() + REST_S
+        self._rest_until = self.clock() + REST_S
         if not self._broken:
             self._broken = True
-            self._emit(StoreBroke(error.error_type if isinstance(error, StoreError) else "TimeoutError"))
+            self.emit(StoreBroke(error.error_type if isinstance(error, StoreError) else "TimeoutError"))
 
     def _worked(self) -> None:
         if self._broken:
             self._broken = False
-            self._emit(StoreIsBack())
+            self.emit(StoreIsBack())
 
 
 def digest_of(texts: Iterable[str | None], token_ids: Sequence[int] = ()) -> str:

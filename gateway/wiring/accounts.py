@@ -78,7 +78,7 @@ def make_engine_counts(
 
     begun = [(one.gate, observer) for one in engines.in_process]
     return EngineCounts(
-        HourlyCounts(observer, begun), read=read, write=ledger.write_counts, unix_time=unix_time
+        HourlyCounts(observer, begun), read=read, write_lines=ledger.write_counts, unix_time=unix_time
     )
 
 

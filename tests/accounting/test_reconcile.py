@@ -121,7 +121,7 @@ async def test_counts_wait_for_a_database_that_is_away(tmp_path: Path) -> None:
     ledger = ledger_for(url_of(tmp_path / "l.db"), Events())
     counts = HourlyCounts("a", [POOL])
     counts_writer = EngineCounts(
-        counts, read=lambda: {POOL: (7, 3)}, write=ledger.write_counts, unix_time=lambda: NOON
+        counts, read=lambda: {POOL: (7, 3)}, write_lines=ledger.write_counts, unix_time=lambda: NOON
     )
     await counts_writer.write()
     assert counts.lines()

@@ -130,7 +130,7 @@ async def test_an_embedder_that_hangs_is_a_miss_and_no_fault_of_the_store() -> N
     made, embedder = rig()
     await remember(made, question(ASKED))
     embedder.hangs = True
-    made.cache._timeout_s = 0.1
+    made.cache.timeout_s = 0.1
     async with asyncio.timeout(15):
         assert await find(made, question(REWORDED)) is None
     assert made.kinds == [Lookup.NO_VECTOR]
