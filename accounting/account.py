@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
-from types import TracebackType
 from typing import Protocol, Self
 
 from msgspec import Struct
@@ -84,9 +83,7 @@ class Account(Struct, eq=False):
         self._entered = self._usable = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._usable:
             return
         row = self._row

@@ -105,13 +105,13 @@ class PriceBook:
     """
 
     def __init__(self, versions: Sequence[BookVersion] = ()) -> None:
-        self._versions = sorted(versions, key=lambda one: one.valid_from)
-        self._starts = [one.valid_from for one in self._versions]
+        self.versions = tuple(sorted(versions, key=lambda one: one.valid_from))
+        self._starts = [one.valid_from for one in self.versions]
         if len({one.version for one in versions}) < len(versions) or len(set(self._starts)) < len(versions):
             raise PriceError(
                 "versions: two have the same name or the same valid_from; allowed: different ones"
             )
-        for version in self._versions:
+        for version in self.versions:
             known: set[tuple[str | None, str | None, str | None]] = set()
             for one in version.tariffs:
                 key = (one.backend, one.model, one.adapter)
@@ -122,14 +122,10 @@ class PriceBook:
                 known.add(key)
         self._tariff_in = {one.version: lru_cache(MAX_CACHED)(one.tariff) for one in versions}
 
-    @property
-    def versions(self) -> Sequence[BookVersion]:
-        return tuple(self._versions)
-
     def at(self, unix_s: float) -> BookVersion | None:
         """The version in force at that time; ``None`` before the first."""
         place = bisect.bisect_right(self._starts, unix_s)
-        return self._versions[place - 1] if place else None
+        return self.versions[place - 1] if place else None
 
     def price(
         self, unix_s: float, backend: str, model: str | None = None, adapter: str | None = None

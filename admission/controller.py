@@ -5,7 +5,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from random import Random
-from types import TracebackType
 
 from msgspec import Struct
 
@@ -114,9 +113,7 @@ class _Admission(Struct, eq=False):
         self._slot = slot = await self._queue.enter(demand)
         return slot
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         slot, queue = self._slot, self._queue
         assert slot is not None, "it was entered"
         if slot.ended is None:

@@ -19,7 +19,6 @@ from resilience.response_cache_values import (
     AnswersLost,
     CachedAnswer,
     CacheEvent,
-    CacheFigures,
     Embedder,
     EmbedderError,
     LookedUp,
@@ -80,9 +79,6 @@ class ResponseCache:
     def waiting(self) -> int:
         """Answers that wait to be stored."""
         return len(self._outbox)
-
-    def figures(self) -> CacheFigures | None:
-        return self.store.figures()
 
     async def check(self) -> str | None:
         """Read from the store once; returns the class of the error if that fails."""

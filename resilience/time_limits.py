@@ -4,7 +4,6 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
@@ -38,9 +37,7 @@ class TimeLimit(Struct, eq=False):
         self._key = self.limits.add(self, self.after_s, loop)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.expired:
             ending = self.limits.ending.get(self._key)
             if ending is not None:

@@ -27,7 +27,7 @@ class Answers:
 
     def figures(self) -> CacheFigures | None:
         """Return the figures of the stored answers; ``None`` without a cache, or if Redis stores them."""
-        return None if self.resident is None else self.resident.figures()
+        return None if self.resident is None else self.resident.store.figures()
 
 
 def make_answers(

@@ -100,7 +100,7 @@ async def test_an_answer_from_the_cache_is_not_kept_again(build_rig: Build, ask:
     await rig.run(ask("Who created Berserk?"))
     rig.backends["local"].state = BackendState.DEAD
     await rig.run(ask("Who created Berserk?", generation_id="gen_2"))
-    figures = rig.cache.figures()
+    figures = rig.cache.store.figures()
     assert figures is not None and figures.entries == 1
 
 
@@ -168,5 +168,5 @@ async def test_an_answer_with_a_tool_call_is_not_kept(build_rig: Build, ask: Ask
     script = Script(events=(Delta("Ordering.", 1), *call), finish_reason=FinishReason.STOP)
     rig = build_rig(backends=[ScriptedBackend("local", scripts=[script])], route=CACHED)
     await rig.run(ask())
-    figures = rig.cache.figures()
+    figures = rig.cache.store.figures()
     assert figures is not None and figures.entries == 0
