@@ -1,7 +1,7 @@
 """Bounds on label values, so that no caller can grow the number of series."""
 
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics import MetricWrapperBase
@@ -48,29 +48,17 @@ class Series(Generic[M]):
         self._metric = metric
         self._bounds = bounds
         self._cap = cap
-        self._children: dict[tuple[str, ...], Any] = {}
-        # Children by the values before bounding: a cache for repeated values, limited like the children.
-        self._by_values: dict[tuple[str | None, ...], Any] = {}
+        self._children: dict[tuple[str, ...], M] = {}
 
     def __call__(self, *values: str | None) -> M:
         """The child for these label values."""
-        known: M | None = self._by_values.get(values)
-        if known is not None:
-            return known
-        found = self._find(values)
-        if len(self._by_values) < self._cap:
-            self._by_values[values] = found
-        return found
-
-    def _find(self, values: tuple[str | None, ...]) -> M:
         key = tuple(bound(value) for bound, value in zip(self._bounds, values, strict=True))
         child = self._children.get(key)
         if child is None:
             if len(self._children) >= self._cap:
                 key = (OTHER,) * len(self._bounds)
             child = self._children[key] = self._metric.labels(*key) if key else self._metric
-        found: M = child
-        return found
+        return child
 
 
 def counted(registry: CollectorRegistry, name: str, text: str, **labels: Bounded) -> Series[Counter]:
