@@ -81,7 +81,8 @@ def select(selection: Selection, offer: AdapterOffer) -> Lease:
         return Lease(offer.adapters[found], rule)
     alias, name = offer.aliases.get(wish), wish
     if alias is not None:
-        version = alias.resolve(session_fraction(alias.name, selection.sticky_key))
+        # By session and alias, so that no session is on every canary.
+        version = alias.resolve(stable_fraction(alias.name, selection.sticky_key))
         if version is None:
             raise _unknown(wish, offer, selection, "has no version for all sessions yet")
         if version == alias.canary:
@@ -103,10 +104,9 @@ def check_allowed(wish: str, names: tuple[str, ...], selection: Selection) -> No
         raise AdapterForbidden(wish, allowed, param=selection.named_by)
 
 
-def session_fraction(alias: str, sticky_key: str) -> float:
-    """A session's position between 0 and 1 for an alias: the same on every machine, different for each alias,
-    so that no session is on every canary."""
-    digest = hashlib.blake2b(f"{alias}\x1f{sticky_key}".encode(), digest_size=8).digest()
+def stable_fraction(*parts: str) -> float:
+    """A number in [0, 1) that depends only on ``parts``, equal in all processes and machines."""
+    digest = hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 

@@ -20,7 +20,6 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 # A rank-256 adapter of a 70B model has about 3.3 GB.
 MAX_BYTES = 8 << 30
 MAX_FILES = 64
-_HASH_BYTES = 1 << 20
 
 # Formats of weights that may run code when loaded.
 _OTHER_WEIGHTS = frozenset(
@@ -113,10 +112,8 @@ def manifest_sha256(folder: Path, files: Mapping[str, int]) -> str:
     the names."""
     manifest = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
-        digest = hashlib.sha256()
         with (folder / name).open("rb") as file:
-            while piece := file.read(_HASH_BYTES):
-                digest.update(piece)
+            digest = hashlib.file_digest(file, "sha256")
         manifest.update(f"{name} {files[name]} {digest.hexdigest()}\n".encode())
     return manifest.hexdigest()
 

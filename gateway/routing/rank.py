@@ -1,12 +1,12 @@
 """Ranks the backends for a request: a pure function of the route, the request and the backends' features."""
 
-import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
 from msgspec import Struct
 
+from adapters.selection import stable_fraction
 from adapters.values import Adapter
 from gateway.backends.port import Backend, BackendState, generates
 from gateway.contracts.features import Feature
@@ -52,12 +52,6 @@ class Ranking(Struct, frozen=True):
             f"no backend of this route supports {', '.join(lacking)}; leave it out or choose another route",
             param=Feature(lacking[0]).field if lacking else None,
         )
-
-
-def stable_fraction(*parts: str) -> float:
-    """Return a number in [0, 1) that depends only on ``parts``, equal in all processes and machines."""
-    digest = hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 def rank(

@@ -4,10 +4,10 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
+from adapters.selection import stable_fraction
 from adapters.values import Adapter
 from budgeting.values import Plan
 from gateway.contracts.values import Answer, GenerateRequest
-from gateway.routing.rank import stable_fraction
 from gateway.routing.target import Target
 
 

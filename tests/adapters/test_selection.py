@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adapters.catalogue import AdapterState, Alias
 from adapters.errors import AdapterForbidden, UnknownAdapter
-from adapters.selection import AdapterOffer, Lease, choose, select, session_fraction
+from adapters.selection import AdapterOffer, Lease, choose, select, stable_fraction
 from adapters.values import Adapter, Selection, SelectionRule
 
 RULES = (
@@ -90,14 +90,14 @@ def test_an_alias_gives_its_canary_the_share_that_was_asked_and_says_so() -> Non
 @given(st.text(max_size=20), st.floats(0, 100), st.floats(0, 100))
 def test_a_session_stays_on_the_canary_while_its_share_grows(key: str, one: float, other: float) -> None:
     small, large = sorted((one, other))
-    at = session_fraction("style", key)
+    at = stable_fraction("style", key)
     if Alias("style", "v1", "v2", small).resolve(at) == "v2":
         assert Alias("style", "v1", "v2", large).resolve(at) == "v2"
 
 
 def test_each_alias_has_an_order_of_its_own() -> None:
     keys = [f"s{n}" for n in range(2_000)]
-    both = sum(session_fraction("a", key) < 0.1 and session_fraction("b", key) < 0.1 for key in keys)
+    both = sum(stable_fraction("a", key) < 0.1 and stable_fraction("b", key) < 0.1 for key in keys)
     assert both < 60  # about 20 if independent
 
 
@@ -145,7 +145,7 @@ def test_the_base_model_may_replace_an_unserved_adapter_of_a_rule_but_not_one_th
 
 def test_an_alias_that_has_only_a_canary_serves_only_its_sessions() -> None:
     keys = [f"s{n}" for n in range(200)]
-    served = [key for key in keys if session_fraction("early", key) < 0.1]
+    served = [key for key in keys if stable_fraction("early", key) < 0.1]
     assert served
     for key in keys:
         if key in served:

@@ -9,10 +9,11 @@ from types import MappingProxyType
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.selection import stable_fraction
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.features import Feature
-from gateway.routing.rank import draw, rank, stable_fraction
+from gateway.routing.rank import draw, rank
 from gateway.routing.revision import Route
 
 
