@@ -125,7 +125,7 @@ class Journey:
             ended_at["rank"] = self.clock()
 
             prompt = await images.read(canonical.prompt, offload)
-            budget = budget_request(request, prompt, version, target.route.budgets)
+            budget = budget_request(request, prompt, version, target.route)
             planning = Planning(self.models, budget, offload)
             plan = await planning.plan(backend.model)
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)

@@ -156,7 +156,7 @@ class PromptAdmin:
                 "routes": sorted(
                     name
                     for name, route in routes.items()
-                    if version.id in (route.prompt_version, route.openai_prompt_version)
+                    if version.id in (route.config.prompt_version, route.config.openai_prompt_version)
                 ),
             }
             for version in self.registry.all
@@ -200,7 +200,7 @@ class PromptAdmin:
             raise InvalidRequest(f"{self._backend(target).model} takes no images", param="messages")
         with self.images.of(request) as images:
             prompt = await images.read(canonical.prompt, offload)
-        asked = budget_request(request, prompt, version, target.route.budgets)
+        asked = budget_request(request, prompt, version, target.route)
         if asked.summary is SummaryKind.ENGINE:
             # The engine's summarizer would generate a summary; a preview must generate nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)

@@ -90,7 +90,7 @@ def key_of(job: Job, deployment: str) -> str:
 
 def question_of(job: Job, deployment: str) -> Question | None:
     """Return the latest user turn, with a key of all that must be equal; ``None``: no similarity search."""
-    similar, messages = job.target.route.similar, job.request.messages
+    similar, messages = job.target.route.config.response_cache.similar, job.request.messages
     latest = next((at for at, one in reversed([*enumerate(messages)]) if one.role is Role.USER), None)
     if similar is None or latest is None or any(one.parts for one in messages):
         return None

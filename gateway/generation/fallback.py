@@ -339,7 +339,7 @@ class FallbackChain:
                 if found is None:
                     return None
             else:
-                text = job.target.route.degraded_text
+                text = job.target.route.config.degraded_text
                 found, kind = CachedAnswer(text, FinishReason.DEGRADED.value), "degraded_response"
             similar = found.similarity
             step.mode = step.mode if similar is None else "similar"

@@ -90,9 +90,9 @@ class Job(Struct, frozen=True):
     def deadline(self) -> float:
         """When the answer ends, complete or not: the caller's deadline, else that of the route's timeout."""
         request = self.request
-        return (
-            request.arrived_at + self.target.route.timeout_s if request.deadline is None else request.deadline
-        )
+        if request.deadline is not None:
+            return request.deadline
+        return request.arrived_at + self.target.route.config.timeout_ms / 1000
 
     @property
     def fallback(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Job(Struct, frozen=True):
         if not request.allow_fallback:
             return ()
         contract = "native" if request.contract is Contract.NATIVE else "openai"
-        if contract not in route.fallback_text_in or request.must_call:
+        if contract not in route.config.fallback_text_in or request.must_call:
             return _without(route.fallback, (RESPONSE_CACHE, DEGRADED))
         if request.response_format.type is not FormatType.TEXT:
             return _without(route.fallback, (DEGRADED,))
@@ -161,7 +161,8 @@ def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStr
     """
     if not isinstance(cause, BackendFailure) or cause.param != PARAM or job.lease.adapter is None:
         return None
-    if not job.target.route.adapter_fallback or not job.request.allow_fallback or stream.committed:
+    allowed = job.target.route.config.adapter_fallback == "base" and job.request.allow_fallback
+    if not allowed or stream.committed:
         return None
     return replace(job, lease=Lease(None, "base"))
 

@@ -14,11 +14,11 @@ from msgspec import Struct, structs
 
 from budgeting.errors import BudgetError, TemplateRefused
 from budgeting.plan import Offload
-from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
+from budgeting.values import BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.prompts.text import Models, ModelText
 from gateway.prompts.versions import PromptVersion
-from gateway.routing.revision import NO_ROUTE_BUDGETS, RouteBudgets
+from gateway.routing.revision import Route
 
 # With ``truncation: auto`` and no budgets, the oldest turns are cut, and only to fit the context length.
 TRUNCATED = SectionBudgets(recent_turns=10**9, older_summary=0)
@@ -28,21 +28,20 @@ def budget_request(
     request: GenerateRequest,
     prompt: CanonicalPrompt,
     version: PromptVersion | None,
-    route: RouteBudgets = NO_ROUTE_BUDGETS,
+    route: Route,
 ) -> BudgetRequest:
     """Return the planner's input; nothing is trimmed if neither the route nor the prompt version has budgets.
 
     :class:`Planning` adds a model's own budgets later.
     """
     budgets = version.budgets if version is not None else None
-    if route.sections:
-        own = {section.value: tokens for section, tokens in route.sections.items()}
-        budgets = replace(budgets or SectionBudgets(), **own)
+    if route.budgets:
+        budgets = replace(budgets or SectionBudgets(), **route.budgets)
     if request.truncate and budgets is None:
         budgets = TRUNCATED
     contract = "native" if request.contract is Contract.NATIVE else "openai"
-    trims = contract in route.trim_in or request.truncate
-    reserve = route.reserve
+    trims = contract in route.config.trim_in or request.truncate
+    reserve, limits = route.config.reserve, route.limits
     if reserve is None and version is not None:
         reserve = version.reserve
     return BudgetRequest(
@@ -50,9 +49,9 @@ def budget_request(
         max_tokens=request.sampling.max_tokens,
         budgets=budgets if trims else None,
         reserve=reserve,
-        spare=SPARE_ORDER if route.spare is None else route.spare,
+        spare=route.spare,
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
-        max_input_tokens=route.max_input_tokens,
+        max_input_tokens=None if limits is None else limits.max_input_tokens,
         owner=request.caller.cache_salt,
         lenient=request.contract is Contract.MESSAGES,
         trims=trims,

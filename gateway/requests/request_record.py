@@ -216,8 +216,8 @@ class RequestRecorder(Struct, eq=False):
         """Whether the request took longer than the route's targets."""
         if self._target is None:
             return False
-        route = self._target.route
-        return (record.ttft_ms or 0.0) > route.ttft_slo_ms or record.total_ms > route.total_slo_ms
+        slo = self._target.route.config.slo
+        return (record.ttft_ms or 0.0) > slo.ttft_ms or record.total_ms > slo.total_ms
 
     def _facts(self) -> TraceFacts:
         """Return the trace's facts that are not in the record; called only for exported traces."""
@@ -241,7 +241,7 @@ class RequestRecorder(Struct, eq=False):
             top_k=sampling.top_k,
             seed=sampling.seed,
             choices=sampling.n,
-            content=self._content() if self._target and self._target.route.record_content else None,
+            content=self._content() if self._target and self._target.route.config.record_content else None,
         )
 
     def _content(self) -> Content:

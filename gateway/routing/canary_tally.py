@@ -57,7 +57,8 @@ class CanaryTally:
         if route is None:
             return
         canary = record.drawn == plan.backend
-        found = outcomes(record, ttft_slo_ms=route.ttft_slo_ms, total_slo_ms=route.total_slo_ms)
+        slo = route.config.slo
+        found = outcomes(record, ttft_slo_ms=slo.ttft_ms, total_slo_ms=slo.total_ms)
         number = int(self._unix_time() // plan.window_s)
         met = self._met.setdefault(number, set())
         if not found or record.session in met or len(met) >= MAX_SESSIONS:

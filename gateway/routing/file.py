@@ -81,7 +81,7 @@ class BudgetsConfig(_Part):
 
 
 class RouteConfig(_Part):
-    """One route."""
+    """One route; docs/configuration.md explains each key."""
 
     backends: Annotated[list[WeightedBackend], Field(min_length=1)]
     models: Annotated[list[_ModelName], Field(max_length=256)] = Field(default_factory=list)

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from adapters.values import SelectionRule
 from admission.values import AdmissionLimits
-from budgeting.values import PromptSection
+from budgeting.values import SPARE_ORDER, PromptSection
 from gateway.config.yaml_file import explain
 from gateway.routing.check import KnownNames, check_names
-from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig, SimilarQuestions
+from gateway.routing.file import RouteConfig, RoutingConfig
 from gateway.routing.route_limits import RESUME, resume_rules, route_limits
 from observability.slo_metrics import SloTargets
 from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
@@ -24,56 +24,25 @@ class RoutingFileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class RouteBudgets:
-    """A route's token budgets; ``None`` and missing sections take the prompt version's values.
+class Route:
+    """One route as the request journey uses it: ``config``, and what is computed from it.
 
     Args:
-        reserve: tokens reserved for the answer.
-        spare: sections that may use the unused tokens of other sections, in order.
-        max_input_tokens: tokens of the longest prompt; ``None``: as long as the model allows.
-        trim_in: the contracts whose prompts may be trimmed.
-    """
-
-    sections: Mapping[PromptSection, int] = field(default_factory=dict)
-    reserve: int | None = None
-    spare: tuple[PromptSection, ...] | None = None
-    max_input_tokens: int | None = None
-    trim_in: tuple[str, ...] = ("native",)
-
-
-NO_ROUTE_BUDGETS = RouteBudgets()
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One route as the request journey uses it.
-
-    ``weights`` are percent, in file order; ``limits`` are admission's, ``None``: each backend's own;
-    ``adapter_fallback``: the base model answers if the adapter cannot be loaded; ``record_content``: traces
-    contain prompts and answers; ``timeout_s``: the total time of a request that sets no deadline;
-    ``fallback_text_in``: the contracts (``native``, ``openai``) whose callers may get a cached answer or the
-    degraded text; ``models``: names by which callers of OpenAI's API select the route; ``similar``:
-    which questions share an answer of the response cache, ``None``: only equal ones.
+        weights: percent, in file order; of a pool of several models those of its backends.
+        limits: those of admission; ``None``: each backend's own.
+        budgets: tokens per prompt section; a missing one has the prompt version's.
+        spare: sections that may use the unused tokens of others, in order.
     """
 
     name: str
+    config: RouteConfig
     weights: tuple[tuple[str, float], ...]
-    fallback: tuple[str, ...]
-    prompt_version: str | None
-    openai_prompt_version: str | None
-    adapter_rules: tuple[SelectionRule, ...]
-    degraded_text: str
-    ttft_slo_ms: float
-    total_slo_ms: float
-    budgets: RouteBudgets = NO_ROUTE_BUDGETS
+    fallback: tuple[str, ...] = ()
+    adapter_rules: tuple[SelectionRule, ...] = ()
     limits: AdmissionLimits | None = None
     resume: ResumeRules = RESUME
-    timeout_s: float = 60.0
-    adapter_fallback: bool = False
-    record_content: bool = False
-    shadow: RouteShadow | None = None
-    fallback_text_in: tuple[str, ...] = ("native",)
-    similar: SimilarQuestions | None = None
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    spare: tuple[PromptSection, ...] = SPARE_ORDER
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -141,7 +110,9 @@ def make_revision(number: int, data: Any, known: KnownNames, *, source: str = "r
         raise RoutingFileError("\n".join(f"{source}: {fault}" for fault in faults))
     routes = {name: _freeze(name, route, known.limits) for name, route in config.routes.items()}
     route_of = {model: name for name, route in config.routes.items() for model in route.models}
-    targets = {name: SloTargets(route.ttft_slo_ms, route.total_slo_ms) for name, route in routes.items()}
+    targets = {
+        name: SloTargets(route.slo.ttft_ms, route.slo.total_ms) for name, route in config.routes.items()
+    }
     return Revision(
         number,
         MappingProxyType(routes),
@@ -154,35 +125,18 @@ def make_revision(number: int, data: Any, known: KnownNames, *, source: str = "r
 def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Route:
     limits = route_limits(base, route.admission, ttft_slo_ms=route.slo.ttft_ms, tpot_slo_ms=route.slo.tpot_ms)
     return Route(
-        name=name,
+        name,
+        route,
         weights=tuple((backend.name, backend.weight) for backend in route.backends),
         fallback=tuple(route.fallback),
-        fallback_text_in=route.fallback_text_in,
-        prompt_version=route.prompt_version,
-        openai_prompt_version=route.openai_prompt_version,
         adapter_rules=tuple(
             SelectionRule(MappingProxyType(dict(r.when)), r.adapter, MappingProxyType(dict(r.labels)))
             for r in route.adapter_rules
         ),
-        adapter_fallback=route.adapter_fallback == "base",
-        degraded_text=route.degraded_text,
-        ttft_slo_ms=route.slo.ttft_ms,
-        total_slo_ms=route.slo.total_ms,
-        budgets=RouteBudgets(
-            sections=MappingProxyType(
-                {PromptSection(name): tokens for name, tokens in route.budgets if tokens is not None}
-            ),
-            reserve=route.reserve,
-            spare=None if route.spare is None else tuple(map(PromptSection, route.spare)),
-            max_input_tokens=None if limits is None else limits.max_input_tokens,
-            trim_in=route.trim_in,
-        ),
         limits=limits,
         resume=resume_rules(route.resume),
-        timeout_s=route.timeout_ms / 1000,
-        record_content=route.record_content,
-        shadow=route.shadow,
-        similar=route.response_cache.similar,
+        budgets=MappingProxyType(route.budgets.model_dump(exclude_none=True)),
+        spare=SPARE_ORDER if route.spare is None else tuple(map(PromptSection, route.spare)),
     )
 
 

@@ -47,7 +47,7 @@ class Target(Struct, frozen=True):
             sticky_key=request.sticky_key,
             allowed=request.caller.adapters,
             operator=request.caller.role is not CallerRole.CALLER,
-            or_base=self.route.adapter_fallback and request.allow_fallback,
+            or_base=self.route.config.adapter_fallback == "base" and request.allow_fallback,
             named_by="model" if self.adapter_id != request.adapter_id else "adapter_id",
         )
 
@@ -81,7 +81,8 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     if route is None:
         known = ", ".join(sorted(one for one in revision.routes if allowed is None or one in allowed))
         raise UnknownRoute(f"route {name!r} is not configured; known: {known}", param="route")
-    version = request.prompt_version or (route.prompt_version if native else route.openai_prompt_version)
+    config = route.config
+    version = request.prompt_version or (config.prompt_version if native else config.openai_prompt_version)
     usable = caller.models
     if usable is not None and not any(fleet.backends[one].model in usable for one in route.backends):
         raise Forbidden(

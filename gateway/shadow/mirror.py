@@ -72,7 +72,7 @@ class Shadow:
         Only answers that a model of another backend generated are compared. Text completions have no messages
         that could be redacted, and images cannot be redacted.
         """
-        rule = job.target.route.shadow
+        rule = job.target.route.config.shadow
         if rule is None or not chosen(job.request.generation_id, rule.sample):
             return
         whole = answer.fallback is None and answer.usage.input_tokens > 0

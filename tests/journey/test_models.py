@@ -145,7 +145,7 @@ def test_a_models_budgets_are_the_last_to_be_asked_and_only_where_trimming_is_al
     ask: Ask, texts: Mapping[str, ModelText], changes: dict[str, Any], turns: int | None
 ) -> None:
     whole = {"routes": {"r": {"backends": [{"name": "b"}], **changes.pop("route", {})}}}
-    route = make_revision(1, whole, KnownNames(["b"], [], [])).routes["r"].budgets
+    route = make_revision(1, whole, KnownNames(["b"], [], [])).routes["r"]
     version = PromptVersion("v", "S", budgets=changes.pop("version", None))
     request = ask(**changes)
     own = {"small": SectionBudgets(recent_turns=30)}

@@ -14,14 +14,14 @@ from gateway.contracts.values import Caller, CallerRole, Contract, GenerateReque
 from gateway.prompts.budgets import TRUNCATED, budget_request
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.check import KnownNames
-from gateway.routing.revision import NO_ROUTE_BUDGETS, RouteBudgets, RoutingFileError, make_revision
+from gateway.routing.revision import Route, RoutingFileError, make_revision
 
 PROMPT = CanonicalPrompt(system=("S",))
 
 
 def asked_for(
     version: PromptVersion | None,
-    route: RouteBudgets = NO_ROUTE_BUDGETS,
+    said: Route | None = None,
     *,
     contract: Contract = Contract.NATIVE,
     max_tokens: int | None = None,
@@ -38,7 +38,7 @@ def asked_for(
         sampling=Sampling(max_tokens=max_tokens),
         truncate=truncate,
     )
-    return budget_request(request, PROMPT, version, route)
+    return budget_request(request, PROMPT, version, said or route())
 
 
 VERSION = PromptVersion(
@@ -50,9 +50,9 @@ VERSION = PromptVersion(
 )
 
 
-def route(**config: object) -> RouteBudgets:
+def route(**config: object) -> Route:
     whole = {"routes": {"r": {"backends": [{"name": "b"}], "fallback": [], **config}}}
-    return make_revision(1, whole, KnownNames(["b"], [], [])).routes["r"].budgets
+    return make_revision(1, whole, KnownNames(["b"], [], [])).routes["r"]
 
 
 def test_without_a_version_and_a_route_nothing_is_trimmed() -> None:
@@ -66,6 +66,11 @@ def test_the_prompt_version_applies_where_the_route_sets_nothing() -> None:
     asked = asked_for(VERSION, route(), max_tokens=5)
     assert (asked.budgets, asked.reserve, asked.max_tokens) == (VERSION.budgets, 700, 5)
     assert asked.summary is SummaryKind.ENGINE
+
+
+def test_the_routes_longest_prompt_is_that_of_its_admission_limits() -> None:
+    assert asked_for(VERSION).max_input_tokens is None
+    assert asked_for(VERSION, route(admission={"max_input_tokens": 70})).max_input_tokens == 70
 
 
 def test_the_route_wins_key_by_key() -> None:

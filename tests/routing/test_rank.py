@@ -13,12 +13,13 @@ from adapters.selection import stable_fraction
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.features import Feature
+from gateway.routing.file import RouteConfig, WeightedBackend
 from gateway.routing.rank import draw, rank
 from gateway.routing.revision import Route
 
 
 def route(*weights: tuple[str, float]) -> Route:
-    return Route("r", weights, (), None, None, (), "busy", 200, 1400)
+    return Route("r", RouteConfig(backends=[WeightedBackend(name="a")]), weights)
 
 
 def backends(**states: BackendState) -> dict[str, ScriptedBackend]:

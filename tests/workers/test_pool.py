@@ -24,6 +24,7 @@ from gateway.config.settings import load_settings
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
+from gateway.routing.file import RouteConfig, WeightedBackend
 from gateway.routing.rank import rank
 from gateway.routing.revision import Route
 from observability.collectors import worker_families
@@ -222,7 +223,8 @@ async def test_a_shape_that_openai_has_no_field_for_is_refused_before_anything_i
 @pytest.mark.parametrize("feature", list(Feature))
 def test_what_a_backend_has_not_declared_is_refused_by_name_before_it_is_asked(feature: Feature) -> None:
     backend = ScriptedBackend("worker", features=frozenset(Feature) - {feature})
-    route = Route("r", (("worker", 100.0),), (), None, None, (), "sorry", 200, 1400)
+    config = RouteConfig(backends=[WeightedBackend(name="worker")])
+    route = Route("r", config, (("worker", 100.0),))
     ranking = rank(route, sticky_key="s", asked=frozenset({feature}), backends={"worker": backend})
     with pytest.raises(InvalidRequest, match=feature.value) as caught:
         ranking.first()
