@@ -6,6 +6,7 @@ be equal. So nothing that is personal to one request reaches another one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ MAX_QUESTION_CHARS: Final = 2_000
 """A longer turn is rarely one question; it shares an answer only with an equal one."""
 
 
+@dataclass(frozen=True, slots=True)
 class AnswerCache:
     """The response cache for requests.
 
@@ -31,30 +33,29 @@ class AnswerCache:
         deployment: the engine's model. Processes that share a store share answers only if it is equal.
     """
 
-    def __init__(self, cache: ResponseCache | None, deployment: str) -> None:
-        self._cache = cache
-        self._deployment = deployment
+    cache: ResponseCache | None
+    deployment: str
 
     async def find(self, job: Job, timeout_s: float | None = None) -> CachedAnswer | None:
         """Return a stored answer to an equal or similar request; raises nothing but a cancellation."""
-        if self._cache is None:
+        if self.cache is None:
             return None
-        question = question_of(job, self._deployment)
-        return await self._cache.find(key_of(job, self._deployment), timeout_s, question)
+        question = question_of(job, self.deployment)
+        return await self.cache.find(key_of(job, self.deployment), timeout_s, question)
 
     def remember(self, job: Job, answer: Answer) -> None:
         """Store a complete answer of the primary backend; ignore any other.
 
         An answer that ended at its length limit is only served to an equal request.
         """
-        if self._cache is None or not worth_keeping(answer):
+        if self.cache is None or not worth_keeping(answer):
             return
         stored = CachedAnswer(answer.output_text, answer.finish_reason.value, answer.reasoning)
         whole = answer.finish_reason is FinishReason.STOP
-        self._cache.remember(
-            lambda: key_of(job, self._deployment),
+        self.cache.remember(
+            lambda: key_of(job, self.deployment),
             stored,
-            lambda: question_of(job, self._deployment) if whole else None,
+            lambda: question_of(job, self.deployment) if whole else None,
         )
 
 

@@ -1,6 +1,7 @@
 """After a failure: resume the answer, or serve another one by the route's fallback chain."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -51,6 +52,7 @@ _UNBILLED = frozenset(
 )
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class FallbackChain:
     """Takes the steps of :class:`resilience.fallback_policy.FallbackPolicy` until one answers.
 
@@ -61,27 +63,15 @@ class FallbackChain:
         emit: takes an event if the base model answered instead of an adapter; must not block.
     """
 
-    def __init__(
-        self,
-        *,
-        answers: AnswerCache,
-        limits: LegLimits,
-        admission: AdmissionController,
-        dispatcher: Dispatcher,
-        backends: Mapping[str, Backend],
-        clock: Callable[[], float],
-        on_engine: Collection[str] = (),
-        emit: Callable[[AdapterReplacedByBase], None] = lambda event: None,
-    ) -> None:
-        self._answers = answers
-        self._limits = limits
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._backends = backends
-        self._clock = clock
-        self._on_engine = frozenset(on_engine)
-        self._emit = emit
-        self._waiting = 0
+    answers: AnswerCache
+    limits: LegLimits
+    admission: AdmissionController
+    dispatcher: Dispatcher
+    backends: Mapping[str, Backend]
+    clock: Callable[[], float]
+    on_engine: Collection[str] = ()
+    emit: Callable[[AdapterReplacedByBase], None] = lambda event: None
+    _waiting: int = field(default=0, init=False)
 
     async def answer(self, cause: Cause, job: Job, stream: AnswerStream) -> GenerationOutcome:
         """Answer in spite of ``cause``; re-raise it if that is not possible or not allowed.
@@ -113,7 +103,7 @@ class FallbackChain:
         """Store an answer to the unchanged prompt, to be served when no backend can answer."""
         as_asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
         if as_asked and RESPONSE_CACHE in job.fallback:
-            self._answers.remember(job, answer)
+            self.answers.remember(job, answer)
 
     async def _fall_back(
         self, cause: Refused | BackendFailure, job: Job, stream: AnswerStream
@@ -134,7 +124,7 @@ class FallbackChain:
             primary.name,
             self._legs(job),
             job.target.route.resume,
-            on_engine=self._on_engine,
+            on_engine=self.on_engine,
             in_hand=isinstance(cause, BackendFailure) and stream.started_at is not None,
         )
         self._record(policy, primary, cause, job, stream)
@@ -144,7 +134,7 @@ class FallbackChain:
                 await self._wait(policy, step, job, stream)
                 waited = True
             elif isinstance(step, TryBackend):
-                backend = primary if step.backend == primary.name else self._backends[step.backend]
+                backend = primary if step.backend == primary.name else self.backends[step.backend]
                 outcome = await self._try(policy, backend, job, stream, waited=waited)
                 if outcome is not None:
                     fallback = None if backend is primary else _fallback(backend.name, cause)
@@ -166,14 +156,14 @@ class FallbackChain:
         """Answer without the adapter, on the same backend first."""
         stream.rewind()
         try:
-            async with self._admission.admit(demand_of(plain, plain.primary, stream)) as slot:
-                outcome = await self._dispatcher.generate(slot, plain.primary, plain, stream)
+            async with self.admission.admit(demand_of(plain, plain.primary, stream)) as slot:
+                outcome = await self.dispatcher.generate(slot, plain.primary, plain, stream)
         except (Refused, BackendFailure) as failure:
             outcome = await self._fall_back(failure, plain, stream)
         if not outcome.completion.usage.input_tokens:
             return outcome  # no model has answered
         adapter = job.lease.adapter
-        self._emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
+        self.emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
         return replace(outcome, warnings=(*outcome.warnings, warning_of(job, cause)))
 
     def _situation(self, job: Job, stream: AnswerStream) -> Situation:
@@ -185,7 +175,7 @@ class FallbackChain:
         if primary.state is BackendState.READY:
             back_in_s = 0.0
         return Situation(
-            able=lambda name: self._able(self._backends.get(name), job, stream),
+            able=lambda name: self._able(self.backends.get(name), job, stream),
             back_in_s=back_in_s,
             restarts=(
                 isinstance(primary, Restarting)
@@ -201,7 +191,7 @@ class FallbackChain:
     def _legs(self, job: Job) -> tuple[str, ...]:
         """Return the chain; of a pool with the request's model, only the backend of that model."""
         legs, model = job.fallback, job.primary.model
-        models = {leg: self._backends[leg].model for leg in legs if "/" in leg and leg in self._backends}
+        models = {leg: self.backends[leg].model for leg in legs if "/" in leg and leg in self.backends}
         having = {configured_name(leg) for leg in models if models[leg] == model}
         return tuple(
             leg for leg in legs if configured_name(leg) not in having or models.get(leg, model) == model
@@ -221,7 +211,7 @@ class FallbackChain:
         self, policy: FallbackPolicy, step: WaitForRestart, job: Job, stream: AnswerStream
     ) -> None:
         """Wait for the primary's engine, at most until the deadline."""
-        began_at = self._clock()
+        began_at = self.clock()
         reserve_s = 0.0 if stream.committed else job.fallback_reserve_s
         timeout_s = min(step.timeout_s, self._time_left_s(job) - reserve_s)
         back = False
@@ -233,7 +223,7 @@ class FallbackChain:
                     waiting.mode = "back" if back else "away"
             finally:
                 self._waiting -= 1
-        policy.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
+        policy.waited(max(0.0, step.timeout_s - (self.clock() - began_at)), back=back)
 
     async def _try(
         self, policy: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream, *, waited: bool
@@ -252,12 +242,12 @@ class FallbackChain:
         resumes = _would_resume(backend, job, stream)
         is_primary = backend.name == job.primary.name
         if resumes or (is_primary and stream.started_at is not None):
-            demand = readmission_demand(demand, job, stream.tokens if resumes else 0, stream, self._clock())
+            demand = readmission_demand(demand, job, stream.tokens if resumes else 0, stream, self.clock())
         elif waited:
-            demand = demand_after_wait(demand, job, self._clock())
+            demand = demand_after_wait(demand, job, self.clock())
         # The limits of fallback targets never apply to the primary.
-        most = demand.input_tokens, self._admission.expected_output(demand)
-        permit = self._limits.free() if is_primary else self._limits.enter(backend.name, *most)
+        most = demand.input_tokens, self.admission.expected_output(demand)
+        permit = self.limits.free() if is_primary else self.limits.enter(backend.name, *most)
         if permit is None:
             stream.steps.refused(backend.name, "leg_limit")
             policy.refused(backend.name)
@@ -291,8 +281,8 @@ class FallbackChain:
         before = stream.tokens
         with permit:
             try:
-                async with self._admission.admit(demand) as slot:
-                    outcome = await self._dispatcher.generate(slot, backend, job, stream)
+                async with self.admission.admit(demand) as slot:
+                    outcome = await self.dispatcher.generate(slot, backend, job, stream)
             except (Refused, BackendFailure) as failure:
                 if isinstance(failure, Refused) or failure.kind in _UNBILLED:
                     permit.settle()
@@ -324,7 +314,7 @@ class FallbackChain:
             backend.name,
             cause.kind,
             moved=again and _would_resume(backend, job, stream),
-            may_retry=lambda: repeatable and self._dispatcher.affords(backend, cause.kind),
+            may_retry=lambda: repeatable and self.dispatcher.affords(backend, cause.kind),
             away=backend.state is not BackendState.READY,
         )
 
@@ -334,7 +324,7 @@ class FallbackChain:
         """Serve the stored text of ``leg``; ``None`` if there is none."""
         with stream.steps.step(leg) as step:
             if leg == RESPONSE_CACHE:
-                found, kind = await self._answers.find(job, limit_s), RESPONSE_CACHE
+                found, kind = await self.answers.find(job, limit_s), RESPONSE_CACHE
                 step.mode = "miss" if found is None else "hit"
                 if found is None:
                     return None
@@ -360,7 +350,7 @@ class FallbackChain:
         )
 
     def _time_left_s(self, job: Job) -> float:
-        return job.deadline - self._clock()
+        return job.deadline - self.clock()
 
 
 def _worth_waiting(job: Job, back_in_s: float | None, left_s: float, *, loading: bool) -> bool:

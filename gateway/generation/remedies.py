@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent
 from resilience.failures import POLICIES, FailureKind, HealthEffect
@@ -20,6 +21,7 @@ def call_later(delay_s: float, call: Callable[[], None]) -> Cancel:
     return asyncio.get_running_loop().call_later(delay_s, call).cancel
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Remediation:
     """Acts on the events of the retry loop, and passes them on.
 
@@ -34,43 +36,33 @@ class Remediation:
         later: sets a timer.
     """
 
-    def __init__(
-        self,
-        *,
-        gate_of: Callable[[str], str],
-        scale: Callable[[str, float], None],
-        restart: Callable[[str, str], None],
-        clock: Callable[[], float],
-        emit: Callable[[ResilienceEvent], None],
-        later: Callable[[float, Callable[[], None]], Cancel] = call_later,
-    ) -> None:
-        self._gate_of = gate_of
-        self._scale = scale
-        self._restart = restart
-        self._clock = clock
-        self._emit = emit
-        self._later = later
-        # By gate; gates are configured, so their number is bounded.
-        self._factors: dict[str, LoadFactor] = {}
-        self._timers: dict[str, Cancel] = {}
-        self._engines_ran_out: set[str] = set()
+    gate_of: Callable[[str], str]
+    scale: Callable[[str, float], None]
+    restart: Callable[[str, str], None]
+    clock: Callable[[], float]
+    emit: Callable[[ResilienceEvent], None]
+    later: Callable[[float, Callable[[], None]], Cancel] = call_later
+    # By gate; gates are configured, so their number is bounded.
+    _factors: dict[str, LoadFactor] = field(default_factory=dict, init=False)
+    _timers: dict[str, Cancel] = field(default_factory=dict, init=False)
+    _engines_ran_out: set[str] = field(default_factory=set, init=False)
 
     def on_event(self, event: ResilienceEvent) -> None:
         """Pass an event on, and act on a failed attempt."""
-        self._emit(event)
+        self.emit(event)
         if not isinstance(event, AttemptFailed):
             return
         health = POLICIES[event.kind].health
         if health is HealthEffect.SHRINK_LOAD:
             self.ran_out(event.backend)
         elif health is HealthEffect.RESTART_ENGINE and event.kind is not FailureKind.ENGINE_DEAD:
-            self._restart(event.backend, event.kind.value)
+            self.restart(event.backend, event.kind.value)
 
     def ran_out(self, backend: str) -> None:
         """Give less load to a backend that ran out of memory."""
-        gate = self._gate_of(backend)
+        gate = self.gate_of(backend)
         factor = self._factors.setdefault(gate, LoadFactor())
-        now = self._clock()
+        now = self.clock()
         self._give(gate, factor.at(now), factor.ran_out(now))
 
     def on_engine(self, event: SupervisorEvent) -> None:
@@ -84,14 +76,14 @@ class Remediation:
 
     def _give(self, gate: str, before: float, after: float) -> None:
         if after != before:
-            self._scale(gate, after)
-            self._emit(LoadScaled(gate, after, shrunk=after < before))
+            self.scale(gate, after)
+            self.emit(LoadScaled(gate, after, shrunk=after < before))
         if (cancel := self._timers.pop(gate, None)) is not None:
             cancel()
-        now = self._clock()
+        now = self.clock()
         at = self._factors[gate].next_change(now)
         if at is not None:
-            self._timers[gate] = self._later(max(LEAST_WAIT_S, at - now), lambda: self._restore(gate, after))
+            self._timers[gate] = self.later(max(LEAST_WAIT_S, at - now), lambda: self._restore(gate, after))
 
     def _restore(self, gate: str, before: float) -> None:
-        self._give(gate, before, self._factors[gate].at(self._clock()))
+        self._give(gate, before, self._factors[gate].at(self.clock()))

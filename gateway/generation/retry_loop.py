@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -46,29 +47,22 @@ class AttemptBounds(Struct, frozen=True):
         return self.end - end
 
 
+@dataclass(frozen=True, slots=True)
 class RetryLoop:
     """Runs attempts on one backend as :class:`resilience.retry.RetryPolicy` decides.
 
     ``clock`` returns monotonic seconds; deadlines are times of this clock.
     """
 
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        *,
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-        emit: Callable[[ResilienceEvent], None],
-    ) -> None:
-        self._policy = policy
-        self._limits = TimeLimits()
-        self._clock = clock
-        self._sleep = sleep
-        self._emit = emit
+    policy: RetryPolicy
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
+    emit: Callable[[ResilienceEvent], None]
+    limits: TimeLimits = field(default_factory=TimeLimits)
 
     def affords(self, backend: str, kind: FailureKind) -> bool:
         """Take a call to ``backend`` after ``kind`` from the retry budget; return whether it has one."""
-        return self._policy.affords(backend, kind, 1, self._clock())
+        return self.policy.affords(backend, kind, 1, self.clock())
 
     async def run(self, attempt: Callable[[Attempt], Awaitable[T]], bounds: AttemptBounds) -> T:
         """Return the result of the first attempt that succeeds.
@@ -82,16 +76,16 @@ class RetryLoop:
                 cancelled and awaited.
         """
         backend, calls = bounds.backend, bounds.calls
-        self._policy.budget.attempted(backend, self._clock())
+        self.policy.budget.attempted(backend, self.clock())
         this = Attempt(1)
         while True:
-            if self._clock() >= (end := bounds.end):
+            if self.clock() >= (end := bounds.end):
                 raise DeadlinePassed(backend=backend, attempts=this.number - 1)
             if not calls.take(backend):
                 raise BackendFailure(
                     FailureKind.BACKEND_UNAVAILABLE, "the request has made all its calls", isolated=True
                 )
-            limit = TimeLimit(self._limits, end - self._clock(), partial(bounds.moved_since, end))
+            limit = TimeLimit(self.limits, end - self.clock(), partial(bounds.moved_since, end))
             try:
                 with limit:
                     result = await attempt(this)
@@ -107,8 +101,8 @@ class RetryLoop:
                 self._failed(failure.kind, this, bounds, type(failure.__cause__ or failure).__name__)
                 wait_s = None
                 if not bounds.delivered():
-                    wait_s = self._policy.wait_s(
-                        failure, this, backend=backend, calls=calls, now=self._clock(), end=bounds.end
+                    wait_s = self.policy.wait_s(
+                        failure, this, backend=backend, calls=calls, now=self.clock(), end=bounds.end
                     )
                 if wait_s is None and failure is error:
                     raise
@@ -117,10 +111,10 @@ class RetryLoop:
                 after = failure.kind
             else:
                 if this.after is not None:
-                    self._emit(Recovered(backend, this.after, this.number))
+                    self.emit(Recovered(backend, this.after, this.number))
                 return result
-            await self._sleep(wait_s)
+            await self.sleep(wait_s)
             this = Attempt(this.number + 1, after)
 
     def _failed(self, kind: FailureKind, this: Attempt, bounds: AttemptBounds, error_type: str) -> None:
-        self._emit(AttemptFailed(bounds.backend, kind, this.number, bounds.delivered(), error_type))
+        self.emit(AttemptFailed(bounds.backend, kind, this.number, bounds.delivered(), error_type))

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 S3 = "s3://"
 
 
+@dataclass(eq=False)
 class AdapterSource:
     """Brings adapters into the store; a registered adapter is brought by only one task at a time.
 
@@ -30,24 +32,15 @@ class AdapterSource:
         s3_prefixes: where new adapters may come from; registered ones are identified by their SHA-256.
     """
 
-    def __init__(
-        self,
-        store: AdapterStore,
-        base: BaseModel,
-        *,
-        fetcher: Callable[[S3Prefix], Fetcher],
-        cache: Path,
-        s3_prefixes: Collection[str],
-        timeout_s: float,
-        catalogue: Callable[[], Catalogue],
-    ) -> None:
-        self._store = store
-        self._base = base
-        self._fetcher = fetcher
-        self._cache = cache
-        self._s3_prefixes = [*map(s3_prefix, s3_prefixes)]
-        self._timeout_s = timeout_s
-        self._catalogue = catalogue
+    store: AdapterStore
+    base: BaseModel
+    fetcher: Callable[[S3Prefix], Fetcher]
+    cache: Path
+    s3_prefixes: Sequence[S3Prefix]
+    timeout_s: float
+    catalogue: Callable[[], Catalogue]
+
+    def __post_init__(self) -> None:
         self._under_way: dict[str, asyncio.Lock] = {}
         self._progress: dict[str, Progress] = {}
 
@@ -65,15 +58,15 @@ class AdapterSource:
     async def check(self, location: str, *, sha256: str | None = None) -> Verified:
         """Bring and check an adapter without storing it. Raises as :meth:`take`."""
         self._check_allowed(location)
-        return await self._work(location, lambda path: self._store.check(path, self._base, sha256=sha256))
+        return await self._work(location, lambda path: self.store.check(path, self.base, sha256=sha256))
 
     async def check_kept(self, adapter_id: str) -> Verified:
         """Check a registered adapter's copy on this machine again, byte by byte. Raises as :meth:`take`."""
-        version = self._catalogue().version(adapter_id)
+        version = self.catalogue().version(adapter_id)
         await self._bring(version.sha256, version.location)
-        path = self._store.path(version.sha256)
+        path = self.store.path(version.sha256)
         return await self._work(
-            str(path), lambda folder: self._store.check(folder, self._base, sha256=version.sha256)
+            str(path), lambda folder: self.store.check(folder, self.base, sha256=version.sha256)
         )
 
     async def fingerprint(self, location: str) -> str | None:
@@ -86,24 +79,24 @@ class AdapterSource:
 
     async def bring(self, adapter: Adapter) -> None:
         """Bring a registered adapter to this machine, unless it is here. Raises as :meth:`take`."""
-        version = self._catalogue().versions.get(adapter.adapter_id)
+        version = self.catalogue().versions.get(adapter.adapter_id)
         if version is not None:
             await self._bring(version.sha256, version.location)
 
     async def _bring(self, sha256: str, location: str) -> None:
-        if await asyncio.to_thread(self._store.has, sha256):
+        if await asyncio.to_thread(self.store.has, sha256):
             return
         lock = self._under_way.setdefault(sha256, asyncio.Lock())
         try:
             async with lock:
-                if not await asyncio.to_thread(self._store.has, sha256):
+                if not await asyncio.to_thread(self.store.has, sha256):
                     await self._take(location, sha256)
         finally:
             if not lock.locked():
                 self._under_way.pop(sha256, None)
 
     async def _take(self, location: str, sha256: str | None) -> Verified:
-        return await self._work(location, lambda path: self._store.take(path, self._base, sha256=sha256))
+        return await self._work(location, lambda path: self.store.take(path, self.base, sha256=sha256))
 
     def _check_allowed(self, location: str) -> None:
         """Refuse ``s3://`` outside the prefixes, which the credentials may open. Raises AdapterRejected."""
@@ -113,8 +106,8 @@ class AdapterSource:
             wanted = s3_prefix(location)
         except UnknownLocation as error:
             raise AdapterRejected(Rejection.NOT_FOUND, str(error)) from None
-        if not any(one.holds(wanted) for one in self._s3_prefixes):
-            listed = ", ".join(one.url for one in self._s3_prefixes) or "none"
+        if not any(one.holds(wanted) for one in self.s3_prefixes):
+            listed = ", ".join(one.url for one in self.s3_prefixes) or "none"
             raise AdapterRejected(
                 Rejection.NOT_ALLOWED,
                 f"{location}: not below adapters.s3_prefixes; allowed: {listed}",
@@ -123,11 +116,11 @@ class AdapterSource:
     async def _work(self, location: str, work: Callable[[Path], T]) -> T:
         stop = threading.Event()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 return await asyncio.to_thread(self._run, location, work, stop)
         except TimeoutError:
             raise AdapterNotHere(
-                f"{location}: not here after adapters.fetch_timeout_seconds ({self._timeout_s:g})"
+                f"{location}: not here after adapters.fetch_timeout_seconds ({self.timeout_s:g})"
             ) from None
         finally:
             stop.set()
@@ -156,7 +149,7 @@ class AdapterSource:
 
         on_progress(Progress(0, 0))
         try:
-            return self._fetcher(s3_prefix(location)).fetch(self._cache, on_progress=on_progress, stop=stop)
+            return self.fetcher(s3_prefix(location)).fetch(self.cache, on_progress=on_progress, stop=stop)
         except FetchError:
             if too_large.is_set():
                 raise AdapterRejected(

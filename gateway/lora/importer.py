@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -20,6 +21,7 @@ AUTHOR = "adapters.file"
 AGAIN_S = 5.0
 
 
+@dataclass(eq=False)
 class AdapterImport:
     """Registers the adapters that the file lists, makes them active, and creates the file's new aliases.
 
@@ -27,25 +29,19 @@ class AdapterImport:
     Changed content of a registered id is refused, and adapters of other base models are left out.
     """
 
-    def __init__(
-        self,
-        content: RegistryContent,
-        projection: AdapterProjection,
-        source: AdapterSource,
-        *,
-        base_model: str,
-    ) -> None:
-        self._content = content
-        self._base_model = base_model
-        self._projection = projection
-        self._source = source
+    content: RegistryContent
+    projection: AdapterProjection
+    source: AdapterSource
+    base_model: str
+
+    def __post_init__(self) -> None:
         self._log = structlog.get_logger("adapters")
         # Whether the import of the whole file was tried once, even if the state store was unreachable.
         self.tried = False
 
     async def run(self) -> None:
         """Import the file; returns when each of its entries is registered or refused."""
-        pending: Sequence[Adapter] = [one for one in self._content.adapters if self._fits(one)]
+        pending: Sequence[Adapter] = [one for one in self.content.adapters if self._fits(one)]
         while True:
             pending = [adapter for adapter in pending if not await self._registered(adapter)]
             aliases_done = not pending and await self._aliased()
@@ -55,17 +51,17 @@ class AdapterImport:
             await asyncio.sleep(AGAIN_S)
 
     def _fits(self, adapter: Adapter) -> bool:
-        if adapter.base_model == self._base_model:
+        if adapter.base_model == self.base_model:
             return True
         self._log.warning(
             "adapter of adapters.file left out: it is of another base model",
             adapter=adapter.adapter_id,
             base_model=adapter.base_model,
-            served=self._base_model,
+            served=self.base_model,
         )
-        self._projection.refuse(
+        self.projection.refuse(
             adapter.adapter_id,
-            f"{Rejection.WRONG_BASE.value}: for {adapter.base_model!r}; served here: {self._base_model!r}",
+            f"{Rejection.WRONG_BASE.value}: for {adapter.base_model!r}; served here: {self.base_model!r}",
         )
         return False
 
@@ -79,13 +75,13 @@ class AdapterImport:
             return False
         except AdapterError as error:
             self._log.error("adapter of adapters.file refused", adapter=name, reason=str(error))
-            self._projection.refuse(name, str(error))
+            self.projection.refuse(name, str(error))
         return True
 
     async def _register(self, adapter: Adapter) -> None:
-        name, held = adapter.adapter_id, self._projection.catalogue.versions.get(adapter.adapter_id)
+        name, held = adapter.adapter_id, self.projection.catalogue.versions.get(adapter.adapter_id)
         if held is not None:
-            found = await self._source.fingerprint(adapter.path)
+            found = await self.source.fingerprint(adapter.path)
             if found is not None and found != held.sha256:
                 raise CatalogueError(
                     f"id: {name!r} is registered with other content; versions never change, so give the new "
@@ -95,21 +91,21 @@ class AdapterImport:
             register = partial(
                 changes.register,
                 adapter_id=name,
-                verified=await self._source.take(adapter.path),
+                verified=await self.source.take(adapter.path),
                 base_model=adapter.base_model,
                 location=adapter.path,
                 labels=adapter.labels,
             )
-            await self._projection.change(register, author=AUTHOR)
-        if self._projection.catalogue.version(name).state is AdapterState.STAGED:
-            await self._projection.change(
+            await self.projection.change(register, author=AUTHOR)
+        if self.projection.catalogue.version(name).state is AdapterState.STAGED:
+            await self.projection.change(
                 lambda catalogue: changes.promote(catalogue, name, alias=None, force=True), author=AUTHOR
             )
 
     async def _aliased(self) -> bool:
         """Create missing aliases; ``False`` if the state store cannot be reached."""
-        for alias, target in self._content.aliases.items():
-            if target not in self._projection.catalogue.versions:
+        for alias, target in self.content.aliases.items():
+            if target not in self.projection.catalogue.versions:
                 self._log.warning("alias of adapters.file left out", alias=alias, target=target)
                 continue
 
@@ -119,7 +115,7 @@ class AdapterImport:
                 return changes.promote(catalogue, target, alias=alias, force=True)
 
             try:
-                await self._projection.change(point, author=AUTHOR)
+                await self.projection.change(point, author=AUTHOR)
             except BackendUnavailable:
                 return False
             except AdapterError as error:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -25,9 +26,10 @@ TICK_S = 0.5
 WORKERS_TICK_S = 2.0
 # Interval at which the demand is stored; a kill loses at most this much of it.
 SAVE_S = 30.0
-DEMAND_FILE = "heat.json"
+DEMAND_FILE = "demand.json"
 
 
+@dataclass(eq=False)
 class LoraLoader:
     """Loads adapters into the slots of the running engine, and on the workers.
 
@@ -36,34 +38,24 @@ class LoraLoader:
         preload_timeout_s: longest time for which readiness waits for preloading.
     """
 
-    def __init__(
-        self,
-        registry: AdapterRegistry,
-        projection: AdapterProjection,
-        *,
-        demand: AdapterDemand,
-        folder: Path,
-        bring: Callable[[Adapter], Awaitable[None]],
-        emit: Callable[[AdapterEvent], None],
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        preload_timeout_s: float,
-    ) -> None:
-        self._registry = registry
-        self._projection = projection
-        self._demand = demand
-        self._file = folder / DEMAND_FILE
-        self._bring = bring
-        self._emit = emit
-        self._clock = clock
-        self._unix_time = unix_time
-        self._preload_timeout_s = preload_timeout_s
+    registry: AdapterRegistry
+    projection: AdapterProjection
+    demand: AdapterDemand
+    folder: Path
+    bring: Callable[[Adapter], Awaitable[None]]
+    emit: Callable[[AdapterEvent], None]
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    preload_timeout_s: float
+
+    def __post_init__(self) -> None:
+        self._file = self.folder / DEMAND_FILE
         self._workers: Callable[[], Sequence[WorkerLoras]] = tuple
         self._log = structlog.get_logger("adapters")
         self._slots: LoraSlots | None = None
         self._changed = asyncio.Event()
         self.warm = False  # whether preloading at the start is done, successfully or not
-        projection.on_change(self.wake)
+        self.projection.on_change(self.wake)
 
     def attach_workers(self, workers: Callable[[], Sequence[WorkerLoras]]) -> None:
         """Load adapters also on ``workers``: those in service on which this gateway loads adapters."""
@@ -85,12 +77,12 @@ class LoraLoader:
 
     def demand_of(self, adapter_id: str) -> float:
         """The current demand for an adapter."""
-        return self._demand.of(adapter_id, self._clock())
+        return self.demand.of(adapter_id, self.clock())
 
     def make_slots(self, engine: AdapterHolder, places: int) -> LoraSlots:
         """Make the slots of a new engine; they replace those of an earlier engine."""
         self._slots = LoraSlots(
-            engine, places, demand=self._demand, bring=self._bring, emit=self._emit, clock=self._clock
+            engine, places, demand=self.demand, bring=self.bring, emit=self.emit, clock=self.clock
         )
         self.wake()
         return self._slots
@@ -131,21 +123,21 @@ class LoraLoader:
     async def preload_ordered(self, adapter_id: str, number: int) -> None:
         """Preload by order of another process, whose registry is at ``number``. Raises AdapterError,
         BackendFailure."""
-        await self._projection.caught_up_to(number, IN_FORCE_S)
-        if self._projection.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
-            await self.preload(self._projection.adapter(adapter_id))
+        await self.projection.caught_up_to(number, IN_FORCE_S)
+        if self.projection.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
+            await self.preload(self.projection.adapter(adapter_id))
 
     async def run_workers(self) -> None:
         """Keep pinned adapters loaded on the workers, and retired ones unloaded, until cancelled."""
 
         async def keep(one: WorkerLoras, pinned: Collection[str], retired: Collection[str]) -> None:
             try:
-                await one.keep(self._registry.known, pinned, retired)
+                await one.keep(self.registry.known, pinned, retired)
             except BackendFailure as failure:
                 self._log.info("a worker's adapters not updated", reason=str(failure))
 
         while True:
-            pinned, versions = self._pinned(), self._projection.catalogue.versions
+            pinned, versions = self._pinned(), self.projection.catalogue.versions
             retired = [name for name, one in versions.items() if one.state is AdapterState.RETIRED]
             async with asyncio.TaskGroup() as looks:
                 for one in self._workers():
@@ -158,14 +150,14 @@ class LoraLoader:
         ``ready``: whether the engine in process accepts work; true without one.
         """
         await self._restore()
-        saved_at = self._clock()
+        saved_at = self.clock()
         try:
             while True:
                 if ready():
                     await self._update()
-                if self._clock() - saved_at >= SAVE_S:
-                    saved_at = self._clock()
-                    await asyncio.to_thread(self._write, self._demand.snapshot(self._clock()))
+                if self.clock() - saved_at >= SAVE_S:
+                    saved_at = self.clock()
+                    await asyncio.to_thread(self._write, self.demand.snapshot(self.clock()))
                 self._changed.clear()
                 try:
                     async with asyncio.timeout(TICK_S):
@@ -173,7 +165,7 @@ class LoraLoader:
                 except TimeoutError:
                     continue
         finally:
-            self._write(self._demand.snapshot(self._clock()))
+            self._write(self.demand.snapshot(self.clock()))
 
     async def _update(self) -> None:
         slots = self._slots
@@ -183,7 +175,7 @@ class LoraLoader:
                 if not self.warm:
                     await self._preload(slots)
                 await self._unload_retired(slots)
-                while await slots.load_next(self._registry.known):
+                while await slots.load_next(self.registry.known):
                     await slots.pin(self._pinned())
         except EngineError as error:
             # The engine has ended; the next one gets its own slots.
@@ -191,16 +183,16 @@ class LoraLoader:
         self.warm = True
 
     def _pinned(self) -> list[str]:
-        return [one.adapter_id for one in self._projection.catalogue.versions.values() if one.pinned]
+        return [one.adapter_id for one in self.projection.catalogue.versions.values() if one.pinned]
 
     async def _preload(self, slots: LoraSlots) -> None:
-        begun = self._clock()
-        known = {adapter.adapter_id: adapter for adapter in self._registry.known}
+        begun = self.clock()
+        known = {adapter.adapter_id: adapter for adapter in self.registry.known}
         wanted = slots.residency.wanted(known, begun)
         if not wanted:
             return
         try:
-            async with asyncio.timeout(self._preload_timeout_s):
+            async with asyncio.timeout(self.preload_timeout_s):
                 for name in wanted:
                     try:
                         await slots.preload(known[name])
@@ -209,17 +201,17 @@ class LoraLoader:
         except TimeoutError:
             self._log.warning(
                 "ready before all adapters are preloaded",
-                after_s=self._preload_timeout_s,
+                after_s=self.preload_timeout_s,
                 missing=[name for name in wanted if name not in slots.residency.resident],
             )
         self._log.info(
             "adapters preloaded",
             count=len(slots.residency.resident),
-            seconds=round(self._clock() - begun, 2),
+            seconds=round(self.clock() - begun, 2),
         )
 
     async def _unload_retired(self, slots: LoraSlots) -> None:
-        versions, leased = self._projection.catalogue.versions, self._registry.leased()
+        versions, leased = self.projection.catalogue.versions, self.registry.leased()
         for name in slots.residency.resident:
             version = versions.get(name)
             if version is not None and version.state is AdapterState.RETIRED and name not in leased:
@@ -229,12 +221,12 @@ class LoraLoader:
         """Restore the stored demand, unless there is no usable file."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             data = await asyncio.to_thread(read_json, self._file)
-            heat = {str(name): float(value) for name, value in data["heat"].items()}
-            self._demand.restore(heat, self._clock(), age_s=self._unix_time() - float(data["at"]))
+            demand = {str(name): float(value) for name, value in data["demand"].items()}
+            self.demand.restore(demand, self.clock(), age_s=self.unix_time() - float(data["at"]))
 
-    def _write(self, heat: object) -> None:
+    def _write(self, demand: object) -> None:
         try:
-            write_json(self._file, {"at": self._unix_time(), "heat": heat})
+            write_json(self._file, {"at": self.unix_time(), "demand": demand})
         except OSError as error:
             self._log.warning(
                 "adapters' demand not stored", file=str(self._file), reason=type(error).__name__

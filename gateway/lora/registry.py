@@ -1,7 +1,8 @@
 """This process' adapter registry, computed from the stream ``adapters``, and changes to it."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,24 +22,19 @@ MAX_TRIES = 20
 IN_FORCE_S = 10.0
 
 
+@dataclass(eq=False)
 class AdapterProjection(FollowedStream):
     """Applies the stream's records, and appends new ones. Must be used on the event loop.
 
-    Only versions for the served base models are offered. ``folder_of`` maps a SHA-256 to a folder.
+    Only versions for the served ``base_model`` are offered. ``folder_of`` maps a SHA-256 to a folder.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        registry: AdapterRegistry,
-        *,
-        base_models: Collection[str],
-        folder_of: Callable[[str], Path],
-    ) -> None:
-        self._store = store
-        self._registry = registry
-        self._base_models = frozenset(base_models)
-        self._folder_of = folder_of
+    store: StateStore
+    registry: AdapterRegistry
+    base_model: str
+    folder_of: Callable[[str], Path]
+
+    def __post_init__(self) -> None:
         self._changed: Callable[[], None] = lambda: None
         self._refused: dict[str, str] = {}
         self._stale = False
@@ -81,7 +77,7 @@ class AdapterProjection(FollowedStream):
                 if event is None:
                     return False
                 try:
-                    record = await self._store.append(STREAM, event, author=author, expected=catalogue.number)
+                    record = await self.store.append(STREAM, event, author=author, expected=catalogue.number)
                 except Conflict:
                     if not await self.caught_up_to(catalogue.number + 1, IN_FORCE_S):
                         break
@@ -101,8 +97,8 @@ class AdapterProjection(FollowedStream):
     def _offer(self) -> None:
         """Offer the registered versions to requests."""
         self._stale = False
-        here = [one for one in self.catalogue.versions.values() if one.base_model in self._base_models]
-        self._registry.offer(
+        here = [one for one in self.catalogue.versions.values() if one.base_model == self.base_model]
+        self.registry.offer(
             AdapterOffer(
                 adapters=MappingProxyType({one.adapter_id: self._adapter(one) for one in here}),
                 states=MappingProxyType({one.adapter_id: one.state for one in here}),
@@ -115,7 +111,7 @@ class AdapterProjection(FollowedStream):
     def _adapter(self, version: Version) -> Adapter:
         made = self._made.get(version.adapter_id)
         if made is None or made[0] is not version:
-            folder = str(self._folder_of(version.sha256))
+            folder = str(self.folder_of(version.sha256))
             adapter = Adapter(
                 version.adapter_id, version.engine_id, version.base_model, folder, version.labels
             )

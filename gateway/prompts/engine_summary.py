@@ -57,6 +57,7 @@ class _Wanted:
     owner: str
 
 
+@dataclass(eq=False)
 class EngineSummarizer:
     """Implements ``budgeting.summary.Summarizer``; :meth:`run` writes the requested summaries.
 
@@ -66,24 +67,15 @@ class EngineSummarizer:
             ``refused``, ``too_long`` or ``empty``.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        encoder: PromptCounter,
-        max_model_len: Callable[[], int],
-        until_written: Summarizer,
-        new_id: Callable[[str], str],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        on_failure: Callable[[str], None] = lambda reason: None,
-    ) -> None:
-        self._backend = backend
-        self._encoder = encoder
-        self._max_model_len = max_model_len
-        self._until_written = until_written
-        self._new_id = new_id
-        self._sleep = sleep
-        self._on_failure = on_failure
+    backend: Backend
+    encoder: PromptCounter
+    max_model_len: Callable[[], int]
+    until_written: Summarizer
+    new_id: Callable[[str], str]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    on_failure: Callable[[str], None] = lambda reason: None
+
+    def __post_init__(self) -> None:
         self._written: TokenCache[str] = TokenCache(CACHE_BYTES)
         self._waiting: OrderedDict[bytes, _Wanted] = OrderedDict()
         self._writing: bytes | None = None
@@ -113,7 +105,7 @@ class EngineSummarizer:
         if room < 0:
             known, covered, room = "", 0, max_tokens  # the summary was written for a larger budget
         rest = turns[covered:]
-        picked = self._until_written.summarize(rest, max_tokens=room, count=count) if rest else None
+        picked = self.until_written.summarize(rest, max_tokens=room, count=count) if rest else None
         if picked is None:
             return Summary(known, covered) if known else None
         if not known:
@@ -130,7 +122,7 @@ class EngineSummarizer:
             while True:
                 await self._wake.wait()
                 while self._busy():
-                    await self._sleep(BUSY_WAIT_S)
+                    await self.sleep(BUSY_WAIT_S)
                 with self._lock:
                     # The newest first: its conversation is the most likely to continue.
                     wanted = self._waiting.popitem()[1] if self._waiting else None
@@ -159,17 +151,17 @@ class EngineSummarizer:
 
     def _busy(self) -> bool:
         """Whether the engine has other work; a summary must not delay callers."""
-        load = self._backend.load
-        return self._backend.state is not BackendState.READY or (load is not None and load.waiting > 0)
+        load = self.backend.load
+        return self.backend.state is not BackendState.READY or (load is not None and load.waiting > 0)
 
     async def _write(self, wanted: _Wanted) -> None:
         try:
             messages, token_ids = await asyncio.to_thread(self._source, wanted)
         except BudgetError:  # the model's template does not take a single user turn
-            self._on_failure("refused")
+            self.on_failure("refused")
             return
         work = Work(
-            generation_id=self._new_id("sum"),
+            generation_id=self.new_id("sum"),
             token_ids=token_ids,
             messages=messages,
             sampling=Sampling(max_tokens=MAX_SUMMARY_TOKENS, temperature=0.0),
@@ -185,26 +177,26 @@ class EngineSummarizer:
 
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await self._backend.generate(work, take)
+                await self.backend.generate(work, take)
         except BackendFailure as failure:
-            self._on_failure(failure.kind.value)
+            self.on_failure(failure.kind.value)
             return
         except TimeoutError:
-            self._on_failure("timeout")
+            self.on_failure("timeout")
             return
         text = " ".join("".join(pieces).split())
         if not text or len(text) > MAX_SUMMARY_CHARS:
-            self._on_failure("too_long" if text else "empty")
+            self.on_failure("too_long" if text else "empty")
             return
         self._written.put(wanted.key, text, getsizeof(text) + getsizeof(wanted.key))
 
     def _source(self, wanted: _Wanted) -> tuple[tuple[Message, ...], tuple[int, ...]]:
         """Return the model's input, shortened to leave room for the summary."""
-        room = self._max_model_len() - MAX_SUMMARY_TOKENS
+        room = self.max_model_len() - MAX_SUMMARY_TOKENS
         chars = MAX_SOURCE_CHARS
         while True:
             messages = _messages(wanted, chars)
-            token_ids = self._encoder.encode_chat(messages)
+            token_ids = self.encoder.encode_chat(messages)
             if len(token_ids) <= room or chars < MIN_SOURCE_CHARS:
                 return messages, token_ids
             chars //= 2

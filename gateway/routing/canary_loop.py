@@ -12,6 +12,7 @@ state is needed: older ones are deleted a hundred at a time, and all of them whe
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import orjson
 import structlog
@@ -50,6 +51,7 @@ class _AlreadyApplied(Exception):
     """The route's weights are those that the canary wants."""
 
 
+@dataclass(eq=False)
 class CanaryDriver(FollowedStream):
     """Counts requests, evaluates them and changes the routing; several processes may run one each.
 
@@ -58,22 +60,14 @@ class CanaryDriver(FollowedStream):
         me: the unique name of this process.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        routing: RoutingProjection,
-        audit: Audit,
-        tally: CanaryTally,
-        *,
-        me: str,
-        unix_time: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._routing = routing
-        self._audit = audit
-        self._tally = tally
-        self._me = me
-        self._unix_time = unix_time
+    store: StateStore
+    routing: RoutingProjection
+    audit: Audit
+    tally: CanaryTally
+    me: str
+    unix_time: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._log = structlog.get_logger("canary")
         self._forgotten = {SAMPLES: 0, STREAM: 0}
         self.head = 0
@@ -97,7 +91,7 @@ class CanaryDriver(FollowedStream):
             self._log.error("a canary's record is not understood here", number=record.number)
         state = self.state
         running = state is not None and state.phase is Phase.RUNNING
-        self._tally.watch(state.plan if state is not None and running else None)
+        self.tally.watch(state.plan if state is not None and running else None)
 
     async def change(self, make: Callable[[CanaryState | None], Awaitable[CanaryState]]) -> None:
         """Append the state that ``make`` returns for the last one; repeat it if another process was first.
@@ -115,9 +109,9 @@ class CanaryDriver(FollowedStream):
 
     async def put(self, state: CanaryState) -> None:
         """Append a state, and take the lease. Raises Conflict, StateUnavailable."""
-        until = self._unix_time() + LEASE_WINDOWS * state.plan.window_s
-        data = orjson.dumps(CanaryLease(state, self._me, until))
-        self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
+        until = self.unix_time() + LEASE_WINDOWS * state.plan.window_s
+        data = orjson.dumps(CanaryLease(state, self.me, until))
+        self.take(await self.store.append(STREAM, data, author=AUTHOR, expected=self.head))
         await self._forget(state)
 
     async def publish_counts(self) -> None:
@@ -128,10 +122,10 @@ class CanaryDriver(FollowedStream):
         state = self.state
         if state is None:
             return
-        for window, counts in self._tally.take():
+        for window, counts in self.tally.take():
             try:
                 data = sample_data(state.plan.id, window, counts)
-                await self._store.append(SAMPLES, data, author=self._me)
+                await self.store.append(SAMPLES, data, author=self.me)
             except StateError as error:
                 self._log.warning("a window's counts are lost to the canary", reason=error.code)
 
@@ -141,7 +135,7 @@ class CanaryDriver(FollowedStream):
             lease = self.lease
             if lease is None or not lease.standing.needs_driver:
                 return
-            if lease.holder != self._me and self._unix_time() < lease.until:
+            if lease.holder != self.me and self.unix_time() < lease.until:
                 return
             try:
                 if not lease.standing.applied:
@@ -164,7 +158,7 @@ class CanaryDriver(FollowedStream):
                 await asyncio.sleep(IDLE_S)
                 continue
             window_s = state.plan.window_s
-            await asyncio.sleep(window_s - self._unix_time() % window_s)
+            await asyncio.sleep(window_s - self.unix_time() % window_s)
             await self.publish_counts()
             # Wait for the other processes' counts of this window.
             await asyncio.sleep(window_s / 4)
@@ -172,20 +166,20 @@ class CanaryDriver(FollowedStream):
 
     async def _judge(self, lease: CanaryLease) -> bool:
         """Evaluate new windows and append the state; return whether the routing must be changed now."""
-        state, now = lease.standing, self._unix_time()
-        if self._routing.head < state.revision:
+        state, now = lease.standing, self.unix_time()
+        if self.routing.head < state.revision:
             # The canary's own change of the routing is not applied here yet.
             return False
         if self._override(state):
             await self._overridden(state)
             return False
-        records = await self._store.read(SAMPLES, after=state.read_to, limit=MAX_READ)
+        records = await self.store.read(SAMPLES, after=state.read_to, limit=MAX_READ)
         read_to = records[-1].number if records else state.read_to
         windows = windows_of(records, state.plan.id)
         # Takes milliseconds for thousands of requests in a window, so it does not run on the event loop.
         judged = await asyncio.to_thread(judge, state, windows, read_to=read_to, now=now)
         spare = lease.until - now > LEASE_WINDOWS * state.plan.window_s / 2
-        if judged != state or lease.holder != self._me or not spare:
+        if judged != state or lease.holder != self.me or not spare:
             await self.put(judged)
         return not judged.applied
 
@@ -196,7 +190,7 @@ class CanaryDriver(FollowedStream):
             if up_to - self._forgotten[stream] < (1 if over else FORGET_EVERY):
                 continue
             try:
-                await self._store.forget(stream, up_to)
+                await self.store.forget(stream, up_to)
             except StateError as error:
                 # The state is written; these records are deleted with the next ones.
                 self._log.info("a canary's records are not forgotten yet", stream=stream, reason=error.code)
@@ -218,15 +212,15 @@ class CanaryDriver(FollowedStream):
             return Draft(with_weights(last.draft.config, plan.route, wanted), comment, "canary", share)
 
         try:
-            _, stored = await self._routing.change(decide, author=AUTHOR)
+            _, stored = await self.routing.change(decide, author=AUTHOR)
             revision = stored.number
         except _AlreadyApplied:
-            revision = self._routing.head
+            revision = self.routing.head
         except (_Overridden, UnknownRoute, InvalidRequest, RoutingFileError):
             await self._overridden(state)
             return
-        await self.put(in_force(state, self._unix_time(), revision))
-        await self._audit.record(
+        await self.put(in_force(state, self.unix_time(), revision))
+        await self.audit.record(
             AUTHOR,
             f"canary.{_action(state)}",
             f"{plan.route}: {plan.backend}",
@@ -238,13 +232,13 @@ class CanaryDriver(FollowedStream):
         reason = "the route was changed by somebody else; its weights were left as they are"
         if state.ended:
             reason = f"{state.reason}; {reason}"
-        await self.put(end(state, Phase.OVERRIDDEN, reason, self._unix_time()))
+        await self.put(end(state, Phase.OVERRIDDEN, reason, self.unix_time()))
         target = f"{state.plan.route}: {state.plan.backend}"
-        await self._audit.record(AUTHOR, "canary.overridden", target, comment=reason)
+        await self.audit.record(AUTHOR, "canary.overridden", target, comment=reason)
 
     def _override(self, state: CanaryState) -> bool:
         try:
-            found = weights_of(self._routing.last().draft.config, state.plan.route)
+            found = weights_of(self.routing.last().draft.config, state.plan.route)
         except UnknownRoute:
             return True
         return not same_weights(found, state.wanted)

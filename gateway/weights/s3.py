@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +25,26 @@ from gateway.weights.values import OnProgress, RemoteFile, ignore
 MAX_FILES = 10_000
 
 
+@dataclass(eq=False)
 class S3Fetcher:
     """Fetches a prefix with one client; ``free_bytes`` returns the free disk space of a folder.
 
     Raises FetchError without boto3 or filelock.
     """
 
-    def __init__(
-        self,
-        prefix: S3Prefix,
-        section: WeightsSection,
-        *,
-        free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
-        backoff_s: float = BACKOFF_S,
-    ) -> None:
-        self._prefix = prefix
-        self._section = section
-        self._client = make_client(section)
-        self._free_bytes = free_bytes
-        self._backoff_s = backoff_s
+    prefix: S3Prefix
+    section: WeightsSection
+    free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    backoff_s: float = BACKOFF_S
+
+    def __post_init__(self) -> None:
+        self._client = make_client(self.section)
 
     def folder(self, into: Path) -> Path:
         """Return the folder of the prefix, which is the same in every process."""
-        prefix = self._prefix
+        prefix = self.prefix
         name = (prefix.prefix or prefix.bucket).rpartition("/")[2]
-        identity = f"{self._section.endpoint_url or ''} {prefix.url}"
+        identity = f"{self.section.endpoint_url or ''} {prefix.url}"
         return into / "s3" / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def fetch(
@@ -59,7 +55,7 @@ class S3Fetcher:
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
-        prefix, cache = self._prefix, CacheFolder(self.folder(into))
+        prefix, cache = self.prefix, CacheFolder(self.folder(into))
         try:
             cache.folder.mkdir(parents=True, exist_ok=True)
             found = self._list(cache)
@@ -67,7 +63,8 @@ class S3Fetcher:
             if not chosen:
                 raise NotThere(f"{prefix.url} holds no file that is wanted here; check the prefix")
             self._check_room(cache, chosen)
-            transfer = Transfer(self._client, prefix, cache, self._section.connections, stop, self._backoff_s)
+            stop = stop or threading.Event()
+            transfer = Transfer(self._client, prefix, cache, self.section.connections, stop, self.backoff_s)
             transfer.run(chosen, on_progress)
             if len(chosen) == len(found):
                 cache.mark_complete(found)
@@ -78,20 +75,20 @@ class S3Fetcher:
     def _list(self, cache: CacheFolder) -> list[RemoteFile]:
         """List the files of the source; if S3 is unreachable, those of the last complete fetch."""
         try:
-            return _choose(self._prefix, self._pages())
+            return _choose(self.prefix, self._pages())
         except Unreachable as error:
             known = cache.last_known()
             if not known:
                 raise
             structlog.get_logger("weights").warning(
                 "source not reached, using the files of the last fetch",
-                source=self._prefix.url,
+                source=self.prefix.url,
                 reason=str(error),
             )
             return known
 
     def _pages(self) -> Iterator[Mapping[str, Any]]:
-        prefix = self._prefix
+        prefix = self.prefix
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=prefix.bucket, Prefix=prefix.start
         )
@@ -104,7 +101,7 @@ class S3Fetcher:
     def _check_room(self, cache: CacheFolder, files: Collection[RemoteFile]) -> None:
         lacking = sum(file.size for file in files if not cache.has(file))
         here = sum(_blocks_on_disk(cache.part(file.name)) for file in files)
-        free = self._free_bytes(cache.folder)
+        free = self.free_bytes(cache.folder)
         if lacking - here > free:
             raise FetchError(
                 f"{cache.folder}: {(lacking - here) / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are "

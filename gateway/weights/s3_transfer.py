@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,28 +32,22 @@ LOCK_POLL_S = 0.1
 MANIFEST_BYTES = 1 << 20
 
 
+@dataclass(eq=False)
 class Transfer:
     """One fetch of files below ``prefix`` into ``cache``; it ends soon after ``stop`` is set.
 
     The threads share ``client``; ``backoff_s`` is the first wait before a broken range is requested again.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        prefix: S3Prefix,
-        cache: CacheFolder,
-        connections: int,
-        stop: threading.Event | None,
-        backoff_s: float,
-    ) -> None:
-        self._client = client
-        self._prefix = prefix
-        self._cache = cache
-        self._stop = stop or threading.Event()
+    client: Any
+    prefix: S3Prefix
+    cache: CacheFolder
+    connections: int
+    stop: threading.Event
+    backoff_s: float
+
+    def __post_init__(self) -> None:
         self._failed = threading.Event()
-        self._backoff_s = backoff_s
-        self._connections = connections
         self._manifest: dict[str, str] = {}
 
     def run(self, files: Collection[RemoteFile], on_progress: OnProgress) -> None:
@@ -70,12 +65,12 @@ class Transfer:
         self._count(0)
         with (
             ThreadPoolExecutor(FILES_AT_ONCE, "weights-file") as self._files,
-            ThreadPoolExecutor(self._connections, "weights-range") as self._ranges,
+            ThreadPoolExecutor(self.connections, "weights-range") as self._ranges,
         ):
             manifests = [f for f in files if is_manifest(f.name) and f.size <= MANIFEST_BYTES]
             self._all(self._files, (partial(self._file, file) for file in manifests))
             for file in manifests:
-                text = self._cache.path(file.name).read_text(encoding="utf-8", errors="replace")
+                text = self.cache.path(file.name).read_text(encoding="utf-8", errors="replace")
                 self._manifest.update(read_manifest(file.name, text))
             rest = sorted(set(files) - set(manifests), key=lambda f: (not is_small(f.name), f.name))
             self._all(self._files, (partial(self._file, file) for file in rest))
@@ -96,31 +91,31 @@ class Transfer:
             raise min(failures, key=lambda error: isinstance(error, FetchStopped))
 
     def _stopped(self) -> bool:
-        return self._stop.is_set() or self._failed.is_set()
+        return self.stop.is_set() or self._failed.is_set()
 
     def _check_stop(self) -> None:
         if self._stopped():
-            raise FetchStopped(f"{self._prefix.url}: fetching was stopped; what has arrived is kept")
+            raise FetchStopped(f"{self.prefix.url}: fetching was stopped; what has arrived is kept")
 
     def _file(self, file: RemoteFile) -> None:
         with self._locked(file):
-            if self._cache.has(file):
+            if self.cache.has(file):
                 self._count(file.size)
                 return
             expected = self._expected(file)
-            target = self._cache.path(file.name)
+            target = self.cache.path(file.name)
             # A complete file without a record was copied there, or the process died before it was recorded.
             if target.is_file() and fault(target, expected, self._check_stop) is None:
                 self._count(file.size)
             else:
                 self._receive(file, expected, target)
-            self._cache.checked(file, expected.kind)
+            self.cache.checked(file, expected.kind)
 
     def _receive(self, file: RemoteFile, expected: Expected, target: Path) -> None:
         """Fetch the missing bytes; fetch a file with a wrong checksum once more from the start."""
         wrong: str | None = None
         for _ in range(2):
-            with PartFile(self._cache.part(file.name), file) as part:
+            with PartFile(self.cache.part(file.name), file) as part:
                 self._count(part.received_bytes)
                 self._all(self._ranges, (partial(self._range, file, part, *at) for at in part.missing))
                 part.sync()
@@ -131,7 +126,7 @@ class Transfer:
                 part.discard()
                 self._count(-file.size)
         raise FetchError(
-            f"{self._prefix.url}/{file.name}: {wrong}, twice; the source's file is damaged: upload it again"
+            f"{self.prefix.url}/{file.name}: {wrong}, twice; the source's file is damaged: upload it again"
         )
 
     def _range(self, file: RemoteFile, part: PartFile, start: int, end: int) -> None:
@@ -152,17 +147,17 @@ class Transfer:
             except Exception as error:  # the client's errors have no common base
                 failures += 1
                 if not transient(error) or failures >= ATTEMPTS:
-                    raise meaning(error, f"{self._prefix.url}/{file.name}") from error
-                self._stop.wait(self._backoff_s * 2 ** (failures - 1))
+                    raise meaning(error, f"{self.prefix.url}/{file.name}") from error
+                self.stop.wait(self.backoff_s * 2 ** (failures - 1))
 
     def _open(self, file: RemoteFile, start: int, end: int) -> Any:
-        answer = self._client.get_object(
+        answer = self.client.get_object(
             **self._key(file), Range=f"bytes={start}-{end - 1}", IfMatch=f'"{file.etag}"'
         )
         if answer["ContentLength"] != end - start:
             answer["Body"].close()
             raise Unreachable(
-                f"{self._prefix.url}/{file.name}: the endpoint does not honour byte ranges; "
+                f"{self.prefix.url}/{file.name}: the endpoint does not honour byte ranges; "
                 "see weights.endpoint_url"
             )
         return answer["Body"]
@@ -172,19 +167,19 @@ class Transfer:
             return Expected("sha256", self._manifest[file.name], file.size)
 
         def part_bytes() -> int | None:
-            length = self._client.head_object(**self._key(file), PartNumber=1).get("ContentLength")
+            length = self.client.head_object(**self._key(file), PartNumber=1).get("ContentLength")
             return int(length) if length is not None else None
 
         try:
-            head = self._client.head_object(
+            head = self.client.head_object(
                 **self._key(file), ChecksumMode="ENABLED", IfMatch=f'"{file.etag}"'
             )
             return from_head(head, file.size, part_bytes)
         except Exception as error:  # the client's errors have no common base
-            raise meaning(error, f"{self._prefix.url}/{file.name}") from error
+            raise meaning(error, f"{self.prefix.url}/{file.name}") from error
 
     def _key(self, file: RemoteFile) -> dict[str, str]:
-        return {"Bucket": self._prefix.bucket, "Key": self._prefix.start + file.name}
+        return {"Bucket": self.prefix.bucket, "Key": self.prefix.start + file.name}
 
     @contextmanager
     def _locked(self, file: RemoteFile) -> Iterator[None]:
@@ -193,7 +188,7 @@ class Transfer:
             from filelock import FileLock, Timeout
         except ImportError:
             raise FetchError("s3:// needs filelock: pip install 'sluice-gateway[s3]'") from None
-        lock = FileLock(self._cache.lock(file.name))
+        lock = FileLock(self.cache.lock(file.name))
         try:
             lock.acquire(poll_interval=LOCK_POLL_S, cancel_check=self._stopped)
         except Timeout:

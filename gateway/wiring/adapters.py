@@ -19,6 +19,7 @@ from gateway.lora.importer import AdapterImport
 from gateway.lora.loader import LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
 from gateway.lora.registry import STREAM, AdapterProjection
+from gateway.weights.location import s3_prefix
 from gateway.weights.s3 import S3Fetcher
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts, make_state
@@ -79,7 +80,7 @@ def make_adapters(base: Foundation) -> AdapterParts:
     folder = adapters_folder(settings, state)
     store, registry = AdapterStore(folder), AdapterRegistry()
     registry.expect([*(one.adapter_id for one in content.adapters), *content.aliases])
-    projection = AdapterProjection(state.store, registry, base_models=(model_id,), folder_of=store.path)
+    projection = AdapterProjection(state.store, registry, model_id, folder_of=store.path)
     projection.follow(state.follow(STREAM, projection.take))
     source = AdapterSource(
         store,
@@ -87,7 +88,7 @@ def make_adapters(base: Foundation) -> AdapterParts:
         fetcher=lambda prefix: S3Fetcher(prefix, settings.weights),
         cache=folder / "fetched",
         s3_prefixes=[
-            one
+            s3_prefix(one)
             for one in (
                 *section.s3_prefixes,
                 base.weights[None].source,

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from gateway.wiring.model import Tokenizers
 TOKENIZER_FILE = "tokenizer.json"
 
 
+@dataclass(eq=False)
 class ServedModels:
     """Adds the models that workers list to the gateway's models; see :class:`ReadModel`.
 
@@ -35,23 +37,17 @@ class ServedModels:
     gateway estimates them (:class:`budgeting.learned_counter.LearnedCounter`).
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        models: Models,
-        tokenizers: Tokenizers,
-        canonicalizer: Canonicalizer,
-        clock: Callable[[], float],
-    ) -> None:
-        self._settings = settings
-        self._models = models
-        self._tokenizers = tokenizers
-        self._canonicalizer = canonicalizer
-        self._clock = clock
+    settings: Settings
+    models: Models
+    tokenizers: Tokenizers
+    canonicalizer: Canonicalizer
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._estimates = EstimatingCounter()
         # For each model, its context length in each pool that serves it.
         self._found: dict[str, dict[str, int | None]] = {}
-        engine = settings.engine
+        engine = self.settings.engine
         # The section ``engine`` describes the workers' model only if there is no in-process engine.
         self._given = engine.model_fields_set if engine.kind == "none" else set[str]()
         self._engine_names_one = bool(self._given & {"tokenizer", "model"})
@@ -61,13 +57,13 @@ class ServedModels:
         self, pool: str, found: ServedModel, length: int | None, ask: Ask | None = None
     ) -> ModelReading:
         """Add a pool's model, and return its token counting and tokenizer check."""
-        engine, models = self._settings.engine, self._models
+        engine, models = self.settings.engine, self.models
         if engine.kind != "none" and found.id == engine.model_id:
             return await asyncio.to_thread(_reading, models.of(found.id).tokenizer)
         tokenizer = await asyncio.to_thread(self._tokenizer, found)
         learned = None
         if tokenizer is None:
-            workers = None if ask is None else PoolTokens(found.id, ask, self._clock)
+            workers = None if ask is None else PoolTokens(found.id, ask, self.clock)
             tokenizer = learned = LearnedCounter(found.id, self._estimates, workers)
         self._found.setdefault(found.id, {})[pool] = length
         self._put(found.id, tokenizer)
@@ -78,14 +74,14 @@ class ServedModels:
         for model in gone & self._found.keys():
             self._found[model].pop(pool, None)
             if self._found[model]:
-                self._models.of(model).limit(self._length(model))
+                self.models.of(model).limit(self._length(model))
             else:
                 del self._found[model]
-                self._models.remove(model)
+                self.models.remove(model)
 
     def hosted(self, section: OpenAIBackend) -> ModelReading | None:
         """Return the reading of a hosted service's configured model; ``None`` if a tokenizer is named."""
-        model, own = section.model, self._settings.models.get(section.model or "")
+        model, own = section.model, self.settings.models.get(section.model or "")
         named = self._engine_names_one or (own is not None and own.tokenizer)
         if section.dialect != "openai" or model is None or named:
             return None
@@ -95,7 +91,7 @@ class ServedModels:
 
     def _length(self, model: str) -> int:
         """Return the context length: the shortest of the pools' and the configured one."""
-        engine, section = self._settings.engine, self._settings.models.get(model, ModelSection())
+        engine, section = self.settings.engine, self.settings.models.get(model, ModelSection())
         lengths = {one for one in self._found.get(model, {}).values() if one}
         if len(lengths) > 1:
             self._log.warning(
@@ -108,25 +104,25 @@ class ServedModels:
         return min(lengths, default=engine.max_model_len)
 
     def _put(self, model: str, tokenizer: PromptCounter) -> None:
-        engine, section = self._settings.engine, self._settings.models.get(model, ModelSection())
+        engine, section = self.settings.engine, self.settings.models.get(model, ModelSection())
         longest = self._length(model)
         text = ModelText(
             tokenizer,
             longest,
-            self._canonicalizer,
+            self.canonicalizer,
             block_size=section.block_size or engine.block_size,
             images=section.image_cost,
         )
-        self._models.put(model, text)
+        self.models.put(model, text)
         self._log.info("model of workers", model=model, max_model_len=longest, counted_by=tokenizer.encoder)
 
     def _tokenizer(self, found: ServedModel) -> PromptCounter | None:
         """Return the tokenizer that can be read on this machine, if any. Blocks."""
-        section, tokenizers = self._settings.models.get(found.id), self._tokenizers
+        section, tokenizers = self.settings.models.get(found.id), self.tokenizers
         if section is not None and section.tokenizer:
             return tokenizers.of(Path(section.tokenizer))
         if self._engine_names_one:
-            return self._models.default.tokenizer
+            return self.models.default.tokenizer
         root = found.root or found.id
         folder = Path(root) if (Path(root) / TOKENIZER_FILE).is_file() else _cached_folder(root)
         if folder is not None:

@@ -25,7 +25,7 @@ from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.stream_follower import StreamFollower
-from gateway.weights.location import S3Prefix
+from gateway.weights.location import S3Prefix, s3_prefix
 from gateway.weights.values import Fetcher
 from tests.adapters import crafted
 
@@ -90,7 +90,7 @@ async def gateway(
     """A gateway's registry, which follows the streams while the block runs."""
     state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
     registry, store, events = AdapterRegistry(), AdapterStore(folder), list[AdapterEvent]()
-    projection = AdapterProjection(state, registry, base_models=("tiny",), folder_of=store.path)
+    projection = AdapterProjection(state, registry, base_model="tiny", folder_of=store.path)
     follower = StreamFollower(
         state, STREAM, projection.take, copy=None, clock=asyncio.get_running_loop().time
     )
@@ -100,7 +100,7 @@ async def gateway(
         crafted.base(),
         fetcher=fetcher,
         cache=folder / "fetched",
-        s3_prefixes=s3_prefixes,
+        s3_prefixes=[*map(s3_prefix, s3_prefixes)],
         timeout_s=30.0,
         catalogue=lambda: projection.catalogue,
     )
