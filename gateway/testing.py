@@ -105,7 +105,6 @@ class FakeJourney:
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def arrived(self, count: int) -> bool:
-        """Whether at least ``count`` requests have arrived."""
         return len(self.requests) >= count
 
     def resume(self) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from adapters.errors import RegistryFileError
 from adapters.values import Adapter
+from gateway.config.section import Section
 from gateway.config.yaml_file import read_yaml, shown
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -26,8 +27,8 @@ _Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x
 _EngineId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class _Strict(Section):
+    model_config = ConfigDict(strict=True)
 
 
 class _AdapterEntry(_Strict):
@@ -39,8 +40,8 @@ class _AdapterEntry(_Strict):
 
 
 class _RegistryFile(_Strict):
-    adapters: Annotated[list[_AdapterEntry], Field(max_length=10_000)] = []
-    aliases: dict[_Name, _Name] = {}
+    adapters: Annotated[list[_AdapterEntry], Field(max_length=10_000)] = Field(default=[])
+    aliases: dict[_Name, _Name] = Field(default={})
 
     @model_validator(mode="after")
     def _names_and_numbers_differ(self) -> Self:

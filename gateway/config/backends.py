@@ -56,7 +56,6 @@ class UnknownFields(StrEnum):
 
     @property
     def features(self) -> frozenset[Feature]:
-        """The features that a backend with this policy has."""
         taken = [Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED]
         return frozenset(taken[: list(UnknownFields).index(self)])
 

@@ -3,33 +3,27 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from accounting.options import Durability
 from gateway.config.section import Section
-from gateway.config.state import DEFAULT_FILE, STATE_FOLDER, earlier_file
+from gateway.config.state import DEFAULT_FILE, STATE_FOLDER
 
 # The default journal folder for a remote database.
 DEFAULT_FOLDER = STATE_FOLDER / "ledger.journal"
-EARLIER_FOLDER = Path("sluice-ledger.journal")
 
 
 class LedgerConfig(Section):
     """Where usage rows are stored; docs/ledger.md explains each key."""
 
-    url: Annotated[str, Field(validate_default=True)] = f"sqlite+aiosqlite:///{DEFAULT_FILE}"
+    url: str = f"sqlite+aiosqlite:///{DEFAULT_FILE}"
     outbox_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     durability: Durability = Durability.GROUP
     journal_folder: Annotated[str, Field(min_length=1)] | None = None
     journal_max_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
     prices: Annotated[str, Field(min_length=1)] | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _earlier_file_is_used(cls, url: str) -> str:
-        return earlier_file(url)
 
     @property
     def in_memory(self) -> bool:
@@ -52,8 +46,7 @@ class LedgerConfig(Section):
         except (ArgumentError, ValueError):
             return None  # reported when the ledger opens
         if url.get_backend_name() != "sqlite":
-            # Rows that an earlier version journaled must still be written.
-            return EARLIER_FOLDER if EARLIER_FOLDER.is_dir() else DEFAULT_FOLDER
+            return DEFAULT_FOLDER
         if url.database in (None, "", ":memory:") or url.database.startswith("file:"):
             return None
         return Path(f"{url.database}.journal")

@@ -153,11 +153,10 @@ class Settings(Section):
     weights: WeightsSection = WeightsSection()
     backends: dict[EngineName, BackendConfig] = Field(default={"local": EngineBackend(kind="engine")})
     models: Annotated[dict[ModelName, ModelSection], Field(max_length=1_000)] = Field(default={})
-    # Built at each load: the default depends on whether an earlier version left a file in the working folder.
-    state: StateConfig = Field(default_factory=StateConfig)
+    state: StateConfig = StateConfig()
     images: ImagesSection = ImagesSection()
     audit: AuditSection = AuditSection()
-    ledger: LedgerConfig = Field(default_factory=LedgerConfig)
+    ledger: LedgerConfig = LedgerConfig()
     routing: RoutingSection = RoutingSection()
     prompts: PromptsConfig = PromptsConfig()
     adapters: AdaptersConfig = AdaptersConfig()
@@ -235,7 +234,6 @@ class Settings(Section):
 
     @property
     def engines_of_backends(self) -> Mapping[str, EngineSection]:
-        """The section of the in-process engine of each backend of kind ``engine``."""
         sections = self.engine_sections
         return {name: sections[one.engine] for name, one in self.backends.items() if one.kind == "engine"}
 

@@ -3,19 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from gateway.config.section import Section
 
 # The folder of all files that a gateway with default configuration writes; deleting it resets the gateway.
 STATE_FOLDER = Path("state")
 DEFAULT_FILE = STATE_FOLDER / "sluice.db"
-
-
-def earlier_file(url: str) -> str:
-    """Return ``url``; instead of the default file, with the one an earlier version left, if it exists."""
-    default, earlier = f":///{DEFAULT_FILE}", Path("sluice.db")
-    return url.replace(default, f":///{earlier}") if url.endswith(default) and earlier.is_file() else url
 
 
 class AuditSection(Section):
@@ -31,13 +25,8 @@ class AuditSection(Section):
 class StateConfig(Section):
     """The store of the event streams that all gateway processes read, idempotent replies, and key limits."""
 
-    url: Annotated[str, Field(validate_default=True)] = f"sqlite:///{DEFAULT_FILE}"
+    url: str = f"sqlite:///{DEFAULT_FILE}"
     limits_url: str | None = None
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "default"
     cache_dir: Annotated[str, Field(min_length=1)] | None = None
     poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
-
-    @field_validator("url")
-    @classmethod
-    def _earlier_file_is_used(cls, url: str) -> str:
-        return earlier_file(url)

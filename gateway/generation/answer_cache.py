@@ -18,7 +18,7 @@ from gateway.generation.job import Job
 from gateway.prompts.canonical import render_context
 from resilience.question_vectors import numbers_in
 from resilience.response_cache import ResponseCache, digest_of
-from resilience.response_cache_values import CachedAnswer, Question
+from resilience.response_cache_values import CachedAnswer, CacheFigures, Question
 
 MAX_QUESTION_CHARS: Final = 2_000
 """A longer turn is rarely one question; it shares an answer only with an equal one."""
@@ -31,10 +31,16 @@ class AnswerCache:
     Args:
         cache: the response cache; ``None`` if it is off.
         deployment: the engine's model. Processes that share a store share answers only if it is equal.
+        place: the store's address without a password, for display.
     """
 
     cache: ResponseCache | None
     deployment: str
+    place: str = ""
+
+    def figures(self) -> CacheFigures | None:
+        """Return the figures of the stored answers; ``None`` without a cache, or if Redis stores them."""
+        return None if self.cache is None else self.cache.figures()
 
     async def find(self, job: Job, timeout_s: float | None = None) -> CachedAnswer | None:
         """Return a stored answer to an equal or similar request; raises nothing but a cancellation."""
@@ -83,7 +89,6 @@ def _of_images(messages: Sequence[Message]) -> str | None:
 
 
 def key_of(job: Job, deployment: str) -> str:
-    """Return the cache key of a request."""
     images = _of_images(job.plan.messages)
     # The prompt's token ids contain the context, the evidence and every turn that is sent.
     return digest_of(["exact", *_surroundings(job, deployment), images], joined(job.plan.token_ids))

@@ -199,7 +199,6 @@ class AnswerStream:
         return self._buffer
 
     async def commit(self) -> None:
-        """Send the held chunks to the caller."""
         if self._buffer is not None:
             await self._buffer.commit()
 

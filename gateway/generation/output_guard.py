@@ -149,7 +149,6 @@ class _Reader:
                     raise _failure(sign)
 
     def end(self, work: Work) -> Completion:
-        """Return the completion of an answer that is ended here."""
         first = self._first or Delta("", 0)
         cached_tokens, queue_wait_s = first.cached_tokens or 0, first.queue_wait_s or 0.0
         usage = Usage(work.input_tokens, self.tokens, cached_tokens)

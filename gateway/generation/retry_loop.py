@@ -39,11 +39,9 @@ class AttemptBounds(Struct, frozen=True):
 
     @property
     def end(self) -> float:
-        """The current deadline of the attempts."""
         return self.deadline if self.begun() else self.first_token_deadline
 
     def moved_since(self, end: float) -> float:
-        """Return the seconds by which the deadline has moved since it was ``end``."""
         return self.end - end
 
 

@@ -118,7 +118,6 @@ class TraceSteps(Struct, eq=False):
     _steps: list[TraceStep] = []
 
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
-        """Open a step that starts now."""
         self.number += 1
         step = TraceStep(name, backend, attempt, steps=self, number=self.number, began_at=self.clock())
         if len(self._steps) < MAX_STEPS:
@@ -131,7 +130,6 @@ class TraceSteps(Struct, eq=False):
         step.failure, step.ended_at, step.steps = reason, step.began_at, None
 
     def facts(self, arrived_at: float) -> tuple[StepFact, ...]:
-        """Return the steps so far, for the trace."""
         now = self.clock()
         facts = []
         attempt_ended_at: dict[str, float] = {}

@@ -46,7 +46,6 @@ class AdapterSource:
 
     @property
     def progress(self) -> Mapping[str, Progress]:
-        """The progress of current fetches, by location."""
         return dict(self._progress)
 
     async def take(self, location: str, *, sha256: str | None = None) -> Verified:

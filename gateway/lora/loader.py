@@ -76,7 +76,6 @@ class LoraLoader:
         return min(filter(None, [self.places, *(one.places for one in self._workers())]), default=0)
 
     def demand_of(self, adapter_id: str) -> float:
-        """The current demand for an adapter."""
         return self.demand.of(adapter_id, self.clock())
 
     def make_slots(self, engine: AdapterHolder, places: int) -> LoraSlots:

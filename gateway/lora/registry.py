@@ -42,7 +42,6 @@ class AdapterProjection(FollowedStream):
         self.catalogue = Catalogue()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever the offered adapters have changed."""
         self._changed = listener
 
     def take(self, record: Record) -> None:
@@ -95,7 +94,6 @@ class AdapterProjection(FollowedStream):
         )
 
     def _offer(self) -> None:
-        """Offer the registered versions to requests."""
         self._stale = False
         here = [one for one in self.catalogue.versions.values() if one.base_model == self.base_model]
         self.registry.offer(

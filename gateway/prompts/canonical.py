@@ -175,7 +175,6 @@ class Canonicalizer:
 
 
 def _split_roles(messages: Sequence[Message]) -> _Roles:
-    """Return the system messages, and all other messages (the turns)."""
     opening = 0
     for message in messages:
         if message.role is not SYSTEM:

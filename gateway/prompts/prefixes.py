@@ -87,7 +87,6 @@ class PrefixWatch:
         return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, keys)
 
     def computed(self, prefix: Prefix) -> None:
-        """Remember that the backend has computed this prefix."""
         self._new.update(prefix.keys)
         if len(self._new) > self._max_blocks // 2:
             self._old, self._new = self._new, set()

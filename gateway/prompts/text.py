@@ -50,14 +50,12 @@ class ModelText:
         self.limit(max_model_len)
 
     def limit(self, max_model_len: int) -> None:
-        """Limit sequences to this many tokens from now on."""
         self.max_model_len = max_model_len
         self.planner = BudgetPlanner(
             self.tokenizer, max_model_len=max_model_len, summarizers=self._summarizers, images=self._images
         )
 
     def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
-        """Use ``summarizer`` for prompt versions with this kind from now on."""
         self._summarizers[kind] = summarizer
 
     @property
@@ -120,11 +118,9 @@ class Models:
         return self._budgets.get(model)
 
     def put(self, model: str, text: ModelText) -> None:
-        """Count and plan prompts for this model with ``text`` from now on."""
         self._own[model] = text
 
     def remove(self, model: str) -> None:
-        """Remove the text of a model that no backend serves any more."""
         self._own.pop(model, None)
 
     @property

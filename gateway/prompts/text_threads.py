@@ -62,7 +62,6 @@ class TextThreads:
 
     @property
     def waiting(self) -> int:
-        """The number of texts that wait for a thread."""
         return sum(map(len, self._waiting.values()))
 
     @property
@@ -155,7 +154,6 @@ class TextThreads:
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """Return the number of characters in all texts of a request."""
     raw = request.raw_prompt
     return (
         sum(len(message.content) for message in request.messages)

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from budgeting.values import SectionBudgets, SummaryKind
 from gateway.config.budgets import BudgetsSection
+from gateway.config.section import OffIsAWord, Section
 from gateway.config.volatile import VolatilePolicy
 from gateway.config.yaml_file import read_yaml
 from gateway.errors import UnknownPromptVersion
@@ -54,8 +55,8 @@ class PromptVersion:
     sha256: str = ""
 
 
-class _VersionFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _VersionFile(Section):
+    model_config = ConfigDict(strict=True)
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     system: Annotated[_Text, Field(min_length=1)]
@@ -63,26 +64,12 @@ class _VersionFile(BaseModel):
     grounding_rule: _Text = ""
     budgets: BudgetsSection | None = None
     reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    summarizer: Literal["extractive", "engine", "none"] = "extractive"
-    volatile: Literal["move", "report", "off"] | None = None
-
-    @field_validator("volatile", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        """Restore ``off``, which YAML reads as false without quotes."""
-        return "off" if value is False else value
+    summarizer: Annotated[SummaryKind, Field(strict=False)] = SummaryKind.EXTRACTIVE
+    volatile: Annotated[VolatilePolicy | None, Field(strict=False), OffIsAWord] = None
 
     def version(self) -> PromptVersion:
-        version = PromptVersion(
-            id=self.id,
-            system=self.system,
-            policy=self.policy,
-            grounding_rule=self.grounding_rule,
-            budgets=None if self.budgets is None else self.budgets.sections,
-            reserve=self.reserve,
-            summarizer=SummaryKind(self.summarizer),
-            volatile=None if self.volatile is None else VolatilePolicy(self.volatile),
-        )
+        budgets = None if self.budgets is None else self.budgets.sections
+        version = PromptVersion(**{**dict(self), "budgets": budgets})
         return replace(version, sha256=_sha256(version))
 
 

@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
-from gateway.routing.change import WHOLE, with_weight
+from gateway.routing.change import WHOLE, shifted
 from gateway.routing.evidence import Evidence, EvidenceWindow
 
 CHECKS = ("error", "ttft", "total", "fallback", "guardrail")
@@ -141,9 +140,7 @@ def start(plan: CanaryPlan, *, read_to: int, now: float) -> CanaryState:
 
 def weights_at(plan: CanaryPlan, percent: float) -> Mapping[str, float]:
     """Return the route's weights with ``percent`` on the canary; the other backends keep their ratio."""
-    entries: list[dict[str, Any]] = [{"name": n, "weight": w} for n, w in plan.before.items()]
-    changed = with_weight({"routes": {plan.route: {"backends": entries}}}, plan.route, plan.backend, percent)
-    return {entry["name"]: entry["weight"] for entry in changed["routes"][plan.route]["backends"]}
+    return shifted(plan.route, plan.before, plan.backend, percent)
 
 
 def in_force(state: CanaryState, now: float, revision: int = 0) -> CanaryState:
@@ -157,7 +154,6 @@ def end(state: CanaryState, phase: Phase, reason: str, now: float) -> CanaryStat
 
 
 def pause(state: CanaryState, reason: str) -> CanaryState:
-    """Return the paused state: the canary's share stays, and no evidence is evaluated."""
     return replace(state, phase=Phase.PAUSED, reason=reason)
 
 

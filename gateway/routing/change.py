@@ -32,34 +32,32 @@ class ConfigChange:
 def with_weight(config: Mapping[str, Any], route: str, backend: str, percent: float) -> dict[str, Any]:
     """Return the configuration with ``percent`` of a route's weight on ``backend``.
 
-    The other backends share the rest in proportion to their weights, or equally if all of them are 0. A
-    backend that the route does not have is added; a backend with weight 0 stays in the route.
+    A backend that the route does not have is added; a backend with weight 0 stays in the route.
 
-    Raises:
-        UnknownRoute: there is no such route.
-        InvalidRequest: ``percent`` is below 100 and there is no other backend.
+    Raises UnknownRoute, InvalidRequest: see :func:`shifted`.
     """
-    changed = deepcopy(dict(config))
-    weights_of(config, route)
-    entries: list[dict[str, Any]] = changed["routes"][route]["backends"]
-    if all(entry["name"] != backend for entry in entries):
-        entries.append({"name": backend, "weight": 0.0})
-    others = [entry for entry in entries if entry["name"] != backend]
-    rest = WHOLE - percent
+    return with_weights(config, route, shifted(route, weights_of(config, route), backend, percent))
+
+
+def shifted(route: str, weights: Mapping[str, float], backend: str, percent: float) -> dict[str, float]:
+    """Return a route's ``weights`` with ``percent`` on ``backend``.
+
+    The other backends share the rest in proportion to their weights, or equally if all of them are 0. Raises
+    InvalidRequest: ``percent`` is below 100 and there is no other backend.
+    """
+    others, rest = {name: weight for name, weight in weights.items() if name != backend}, WHOLE - percent
     if rest and not others:
         raise InvalidRequest(
             f"percent: {backend!r} is the only backend of {route!r}: nobody would get the other {rest:g} %",
             param="percent",
         )
-    weights = [float(entry.get("weight", WHOLE)) for entry in others]
-    if not sum(weights):
-        weights = [1.0] * len(others)
-    for entry, weight in zip(others, weights, strict=True):
-        entry["weight"] = round(rest * weight / sum(weights), DIGITS)
-    for entry in entries:
-        if entry["name"] == backend:
-            entry["weight"] = percent
-    return changed
+    if not sum(others.values()):
+        others = dict.fromkeys(others, 1.0)
+    total = sum(others.values())
+    return {
+        **{name: round(rest * weight / total, DIGITS) for name, weight in others.items()},
+        backend: percent,
+    }
 
 
 def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, float]) -> dict[str, Any]:

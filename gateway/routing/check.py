@@ -26,7 +26,6 @@ class KnownNames:
 
 
 def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the adapters that the rules of a stored configuration name."""
     return frozenset(
         str(rule["adapter"])
         for route in config["routes"].values()

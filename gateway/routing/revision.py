@@ -74,7 +74,6 @@ def answering(revision: Revision) -> Mapping[str, Collection[str]]:
 
 
 def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
-    """Return the paths of the rules that name an adapter."""
     return [
         f"routes.{route.name}.adapter_rules[{index}]"
         for route in revision.routes.values()

@@ -227,7 +227,6 @@ class Asker:
         tools: tuple[Tool, ...] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> TokenIds:
-        """Return the token ids of a conversation for a model."""
         encode = self.models.of(model).tokenizer.encode_parts
         return (await asyncio.to_thread(partial(encode, messages, (), tools=tools, kwargs=kwargs))).token_ids
 

@@ -58,5 +58,4 @@ def language_of(text: str) -> str | None:
 
 
 def has_japanese(text: str) -> bool:
-    """Whether the text has a letter of kana or kanji."""
     return _JAPANESE.search(text) is not None

@@ -143,7 +143,6 @@ class Shadow:
         return ShadowOutcome.COMPARED if asked.failure is None else ShadowOutcome.FAILED
 
     async def _late(self) -> bool:
-        """Whether the event loop is overloaded."""
         began = self.clock()
         await asyncio.sleep(0.0)
         return self.clock() - began > LATE_S

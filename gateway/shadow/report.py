@@ -136,7 +136,6 @@ def _difference(shadow: float | None, primary: float | None) -> float | None:
 
 
 def _both(pairs: Sequence[ShadowPair], of: Measure) -> list[tuple[float, float]]:
-    """Return the values of the pairs that have a value on both sides."""
     values = ((of(pair.primary), of(pair.shadow)) for pair in pairs)
     return [(primary, shadow) for primary, shadow in values if primary is not None and shadow is not None]
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check_read, check_record
-
-POLL_S = 1.0
+from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_forget, check_read, check_record
 
 
 class MemoryStreams:

@@ -18,6 +18,8 @@ from gateway.state.errors import RecordTooLarge, StateUnavailable
 
 MAX_RECORD_BYTES: Final = 1 << 20
 """Bytes of the longest record; a routing file of thousands of routes fits."""
+POLL_S: Final = 1.0
+"""Default of the longest time between two calls of a listener, in seconds."""
 MAX_READ: Final = 1_000
 """Most records of one read."""
 MAX_AUTHOR: Final = 256

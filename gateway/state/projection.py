@@ -75,6 +75,17 @@ class StreamProjection(ABC):
             with contextlib.suppress(StateUnavailable):
                 await self._catch_up()
 
+    def _lost(self, found: str | int) -> None:
+        """The store lacks the last applied record, and has ``found`` in its place."""
+        if self.state is not ProjectionState.LOST:
+            self._log.error(
+                "the state store has lost records; the last good state stays in force, an operator decides",
+                stream=self.stream,
+                number=self.number,
+                found=found,
+            )
+        self.state = ProjectionState.LOST
+
     async def _in_force(self, record: Record) -> None:
         self._last = record
         async with self._moved:
@@ -105,14 +116,7 @@ class LatestRecord(StreamProjection):
         page = await self._store.read(self.stream, limit=1, newest_first=True)
         last, newest = self._last, page[0] if page else None
         if last is not None and (newest is None or newest.number < last.number):
-            if self.state is not ProjectionState.LOST:
-                self._log.error(
-                    "the state store has lost records; the last good state stays in force",
-                    stream=self.stream,
-                    number=last.number,
-                    found="nothing there" if newest is None else newest.number,
-                )
-            self.state = ProjectionState.LOST
+            self._lost("nothing there" if newest is None else newest.number)
             return
         self.state = ProjectionState.FOLLOWING
         if newest is None or newest == last:
@@ -131,7 +135,6 @@ class FollowedStream:
     _follower: StreamProjection | None = None
 
     def follow(self, follower: StreamProjection) -> None:
-        """Attach the follower that applies the records."""
         self._follower = follower
 
     async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:

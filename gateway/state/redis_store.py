@@ -9,11 +9,10 @@ import orjson
 from redis.asyncio import Redis
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check_read, check_record
+from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_forget, check_read, check_record
 from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
 
-POLL_S = 1.0
-# Sent instead of a record's number with an announced text; earlier versions ignore it.
+# Sent instead of a record's number with an announced text.
 _ANNOUNCED = "0"
 # Longest wait for one message, in seconds.
 LISTEN_S = 5.0

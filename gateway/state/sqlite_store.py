@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check_read, check_record
+from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_forget, check_read, check_record
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, LOCKED, SqliteFile
 
 WATCH_S = 0.1
-POLL_S = 1.0
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS state_records (stream VARCHAR(64) NOT NULL, number INTEGER NOT NULL,"
     " at FLOAT NOT NULL, author VARCHAR(256) NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, number))",

@@ -86,7 +86,7 @@ class StreamFollower(StreamProjection):
             page = await self._store.read(self.stream, after=max(self.number - 1, 0), limit=PAGE)
             if last is not None:
                 if not page or page[0] != last:
-                    self._lost(page[0].number if page else None)
+                    self._lost("another record of this number" if page else "nothing there")
                     return
                 page = page[1:]
             for record in page:
@@ -115,16 +115,6 @@ class StreamFollower(StreamProjection):
             return False
         await self._in_force(record)
         return True
-
-    def _lost(self, found: int | None) -> None:
-        if self.state is not ProjectionState.LOST:
-            self._log.error(
-                "the state store has lost records; the last good state stays in force, an operator decides",
-                stream=self.stream,
-                number=self.number,
-                found="nothing there" if found is None else "another record of this number",
-            )
-        self.state = ProjectionState.LOST
 
     async def _write_copy(self, copy: LocalCopy) -> None:
         while True:

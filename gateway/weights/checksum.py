@@ -91,7 +91,6 @@ def read_manifest(name: str, text: str) -> Mapping[str, str]:
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file lists the checksums of other files."""
     base = name.rpartition("/")[2]
     return base == "SHA256SUMS" or base.endswith(".sha256")
 

@@ -28,7 +28,6 @@ class FetchStopped(FetchError):
 
 
 def disk_error(error: OSError, folder: Path) -> FetchError:
-    """Return the fetch error for an error of the file system under ``folder``."""
     if error.errno in _FULL:
         return FetchError(
             f"{folder}: {error.strerror}; free some space or set weights.cache_folder to a larger disk, what "

@@ -90,7 +90,6 @@ class S3Prefix:
 
     @property
     def start(self) -> str:
-        """The string with which each key starts."""
         return f"{self.prefix}/" if self.prefix else ""
 
 

@@ -23,7 +23,6 @@ class CacheFolder:
         return self.folder / name
 
     def part(self, name: str) -> Path:
-        """Return the path of a file's part while it is received."""
         return self._state / "files" / f"{name}.part"
 
     def lock(self, name: str) -> Path:
@@ -51,7 +50,6 @@ class CacheFolder:
         return self._state / "files" / f"{name}.json"
 
     def mark_complete(self, files: Collection[RemoteFile]) -> None:
-        """Record that all files of the address are here."""
         write_json(self._state / "all.json", {"files": [[f.name, f.size, f.etag] for f in files]})
 
     def last_known(self) -> list[RemoteFile]:

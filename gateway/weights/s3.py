@@ -110,7 +110,6 @@ class S3Fetcher:
 
 
 def _choose(prefix: S3Prefix, objects: Iterable[Mapping[str, Any]]) -> list[RemoteFile]:
-    """Return the files of a listing that an engine reads."""
     found: dict[str, RemoteFile] = {}
     for one in objects:
         name = str(one["Key"]).removeprefix(prefix.start)

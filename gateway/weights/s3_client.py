@@ -56,7 +56,6 @@ def transient(error: BaseException) -> bool:
 
 
 def meaning(error: Exception, where: str) -> FetchError:
-    """Return the fetch error of ``where`` for an error of the client."""
     import botocore.exceptions as boto
 
     if isinstance(error, FetchError):

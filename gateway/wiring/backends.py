@@ -92,7 +92,6 @@ class Engines:
         return {one.gate: one.host.status().state for one in self.in_process}
 
     def on_workers(self) -> Iterator[WorkersBackend]:
-        """Yield the backends on pools of workers: one for each model."""
         for pool in self.pools.values():
             yield from pool.serving
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
@@ -10,24 +9,11 @@ from gateway.generation.answer_cache import AnswerCache
 from resilience.leg_limits import Cost, LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
-from resilience.response_cache_values import CacheEvent, CacheFigures, Store
+from resilience.response_cache_values import CacheEvent, Store
 
 NANOUSD = 1_000_000_000
 # Connections to Redis; a lookup and a write each use one at a time.
 MAX_CONNECTIONS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The response cache; ``place`` is the store's address without a password, for display."""
-
-    cache: AnswerCache
-    resident: ResponseCache | None
-    place: str
-
-    def figures(self) -> CacheFigures | None:
-        """Return the figures of the stored answers; ``None`` without a cache, or if Redis stores them."""
-        return None if self.resident is None else self.resident.store.figures()
 
 
 def make_answers(
@@ -36,12 +22,12 @@ def make_answers(
     clock: Callable[[], float],
     unix_time: Callable[[], float],
     emit: Callable[[CacheEvent], None],
-) -> Answers:
+) -> AnswerCache:
     """Build the response cache. Raises ConfigError for its url."""
     section = settings.response_cache
     deployment = settings.engine.model_id
     if section.capacity == 0:
-        return Answers(AnswerCache(None, deployment), None, "nothing is kept")
+        return AnswerCache(None, deployment, "nothing is kept")
     # Processes that share a store must measure the age of an answer by the same clock.
     shared = section.url is not None
     store, place = _store(settings, clock=clock, unix_time=unix_time)
@@ -52,7 +38,7 @@ def make_answers(
         timeout_s=section.timeout_ms / 1000,
         outbox=section.outbox,
     )
-    return Answers(AnswerCache(cache, deployment), cache, place)
+    return AnswerCache(cache, deployment, place)
 
 
 def make_leg_limits(

@@ -34,13 +34,11 @@ class AdmissionLink:
             self.admission.wake(gate)
 
     def forget(self, backends: Iterable[str]) -> None:
-        """Make admission forget backends that no longer exist."""
         if self.admission is not None:
             for backend in backends:
                 self.admission.forget(backend)
 
     def queued(self, backend: str) -> int:
-        """Return how many requests wait for a backend in this gateway."""
         return 0 if self.admission is None else sum(self.admission.gate(backend).queue.counts().values())
 
 

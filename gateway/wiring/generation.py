@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from admission.controller import AdmissionController
 from gateway.config.resilience import ResilienceSection
+from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.dispatcher import Dispatcher
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.output_guard import OutputGuard
@@ -14,7 +15,7 @@ from gateway.generation.remedies import Remediation
 from gateway.generation.retry_loop import RetryLoop
 from gateway.wiring.accounts import AccountParts
 from gateway.wiring.backends import BackendParts
-from gateway.wiring.cache import Answers, make_answers, make_leg_limits
+from gateway.wiring.cache import make_answers, make_leg_limits
 from gateway.wiring.control import ControlParts
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
@@ -32,7 +33,7 @@ class GenerationParts:
 
     dispatcher: Dispatcher
     fallback: FallbackChain
-    answers: Answers
+    answers: AnswerCache
     target_limits: LegLimits
     retries_left: Callable[[], Mapping[str, float]]
 
@@ -58,7 +59,7 @@ def make_generation(
     answers = make_answers(settings, clock=base.clock, unix_time=base.unix_time, emit=emit)
     limits = make_leg_limits(settings, clock=base.clock, emit=emit, cost=accounts.target_cost)
     fallback = FallbackChain(
-        answers=answers.cache,
+        answers=answers,
         limits=limits,
         admission=control.admission,
         dispatcher=dispatcher,

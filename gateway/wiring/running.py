@@ -87,8 +87,8 @@ class Gateway:
     def _residents(self) -> Iterator[tuple[str, Resident]]:
         core = self.core
         yield from core.backends.engines.residents.items()
-        if core.generation.answers.resident is not None:
-            yield "response-cache", core.generation.answers.resident
+        if core.generation.answers.cache is not None:
+            yield "response-cache", core.generation.answers.cache
         if core.backends.summaries is not None:
             yield "summaries", core.backends.summaries
         yield "routing", core.control.routing

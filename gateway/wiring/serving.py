@@ -61,8 +61,8 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     section, ledger = base.settings.responses, base.settings.ledger
     reporter = Reporter(base.tracing, base.events.emit, log_defect, base.clock)
     embeddings = make_embeddings(core, in_flight, reporter)
-    if core.generation.answers.resident is not None:
-        core.generation.answers.resident.embedder = QuestionEmbedder(embeddings, base.clock, base.new_id)
+    if core.generation.answers.cache is not None:
+        core.generation.answers.cache.embedder = QuestionEmbedder(embeddings, base.clock, base.new_id)
     store = None
     if section.store and not ledger.in_memory:
         store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes)

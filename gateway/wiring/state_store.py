@@ -80,7 +80,6 @@ def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Pa
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """Return the path next to ``path`` whose name has ``suffix`` too."""
     return path.with_name(f"{path.name}{suffix}")
 
 

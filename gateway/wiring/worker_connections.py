@@ -2,7 +2,7 @@
 
 import ssl
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,26 +20,11 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class WorkerConnections:
-    """The settings that the clients of a pool share; ``templates`` are headers that differ by request."""
+    """What the clients of a pool share; ``templates`` are headers that differ by request."""
 
     key: ApiKey
     templates: tuple[HeaderTemplate, ...]
-    headers: Headers
-    tls: ssl.SSLContext | None
-    server_name: str | None
-    proxies: Mapping[str, Proxy | None]
-
-    def client(self, url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
-        return WorkerClient(
-            url,
-            timeouts=timeouts,
-            max_connections=max_connections,
-            key=self.key,
-            headers=self.headers,
-            context=self.tls,
-            server_name=self.server_name,
-            proxy=self.proxies[url],
-        )
+    client: Callable[[str, Timeouts, int], WorkerClient]
 
 
 def make_connections(
@@ -50,14 +35,23 @@ def make_connections(
     urls = [url.rstrip("/") for url in section.base_urls]
     fixed = tuple((key, value) for key, value in section.headers.items() if "{" not in value)
     templates = tuple(HeaderTemplate(*one) for one in section.headers.items() if one not in fixed)
-    return WorkerConnections(
-        key=_key(place, section, environ),
-        templates=templates,
-        headers=headers + fixed,
-        tls=_tls(f"{place}.tls", section.tls) if any(url.startswith("https:") for url in urls) else None,
-        server_name=section.tls.server_name,
-        proxies={url: _proxy(f"{place}.proxy", section.proxy, url, environ) for url in urls},
-    )
+    key = _key(place, section, environ)
+    tls = _tls(f"{place}.tls", section.tls) if any(url.startswith("https:") for url in urls) else None
+    proxies = {url: _proxy(f"{place}.proxy", section.proxy, url, environ) for url in urls}
+
+    def client(url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
+        return WorkerClient(
+            url,
+            timeouts=timeouts,
+            max_connections=max_connections,
+            key=key,
+            headers=headers + fixed,
+            context=tls,
+            server_name=section.tls.server_name,
+            proxy=proxies[url],
+        )
+
+    return WorkerConnections(key, templates, client)
 
 
 def _key(place: str, section: OpenAIBackend, environ: Mapping[str, str]) -> ApiKey:

@@ -122,7 +122,7 @@ async def examine(
         found += [_worker(name, one) for one in inspections]
     # The inspection has found the models of the workers.
     found.append(_prices(gateway))
-    if gateway.core.generation.answers.resident is not None:
+    if gateway.core.generation.answers.cache is not None:
         found.append(_similar_questions(gateway))
     found += [DoctorCheck(f"token counting {one}", True, text.encoder) for one, text in models.texts.items()]
     for name, backend in gateway.core.backends.fleet.backends.items():
@@ -133,10 +133,10 @@ async def examine(
 
 async def _response_cache(gateway: Gateway) -> DoctorCheck:
     check, answers = "response cache", gateway.core.generation.answers
-    if answers.resident is None:
+    if answers.cache is None:
         return DoctorCheck(check, True, "off")
-    error = await answers.resident.check()
-    await answers.resident.close()
+    error = await answers.cache.check()
+    await answers.cache.close()
     detail = f"stored in {answers.place}" if error is None else f"{answers.place}: {error}"
     return _checked(check, error is None, detail, "start Redis, or correct response_cache.url")
 

@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from accounting.prices import Price
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
+from gateway.generation.answer_cache import AnswerCache
 from gateway.wiring.accounts import price_of
-from gateway.wiring.cache import Answers, make_answers, make_leg_limits
+from gateway.wiring.cache import make_answers, make_leg_limits
 from resilience.leg_limits import LegSkipped
 from resilience.response_cache_values import CacheFigures
 
@@ -27,7 +28,7 @@ def settings(**changes: object) -> Settings:
     return Settings.model_validate({"backends": {"local": {"kind": "engine"}, "bedrock": BEDROCK}, **changes})
 
 
-def answers(**section: object) -> Answers:
+def answers(**section: object) -> AnswerCache:
     return make_answers(
         settings(response_cache=section), clock=lambda: 0.0, unix_time=lambda: 0.0, emit=lambda event: None
     )
@@ -35,20 +36,20 @@ def answers(**section: object) -> Answers:
 
 async def test_by_default_answers_are_stored_in_this_process() -> None:
     made = answers()
-    assert made.resident is not None
+    assert made.cache is not None
     assert (made.place, made.figures()) == ("this process", CacheFigures(0, 0))
 
 
 async def test_no_capacity_is_no_cache() -> None:
     made = answers(capacity=0)
-    assert made.resident is None and made.figures() is None
+    assert made.cache is None and made.figures() is None
 
 
 async def test_redis_is_shown_without_its_password() -> None:
     made = answers(url="rediss://user:secret@cache.internal:6380/2?password=secret")
-    assert made.resident is not None
+    assert made.cache is not None
     assert made.place == "rediss://cache.internal:6380/2"
-    await made.resident.close()
+    await made.cache.close()
 
 
 @pytest.mark.parametrize("url", ["memcached://secret@host", "redis://", "redis://:secret@host:port"])

@@ -116,14 +116,8 @@ async def test_a_deleted_file_does_not_come_back_from_its_copies(tmp_path: Path)
     assert copy.head() == 0
 
 
-def test_everything_is_in_one_folder_unless_an_earlier_version_left_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_everything_is_in_one_folder() -> None:
     settings = load_settings(None, {})
     assert settings.state.url == "sqlite:///state/sluice.db"
     assert settings.ledger.url == "sqlite+aiosqlite:///state/sluice.db"
     assert settings.ledger.folder == Path("state/sluice.db.journal")
-    (tmp_path / "sluice.db").touch()
-    earlier = load_settings(None, {})
-    assert (earlier.state.url, earlier.ledger.url) == ("sqlite:///sluice.db", "sqlite+aiosqlite:///sluice.db")
