@@ -17,6 +17,7 @@ from accounting.shadow_values import ShadowPair
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
+from gateway.keys.ceilings import NANOUSD
 from gateway.shadow.asking import Asker, NotAsked, ShadowAnswer
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
@@ -86,6 +87,11 @@ class Shadow:
             self._not_empty.set()
         else:
             self.outcomes[ShadowOutcome.QUEUE_FULL] += 1
+
+    def spend_usd(self) -> float:
+        """The cost of the last minute, and reserved."""
+        legs = self.asker.limits.figures().values()
+        return sum(one.spent_nanousd + one.reserved_nanousd for one in legs) / NANOUSD
 
     async def run(self) -> None:
         """Process copies until cancelled; waiting copies are dropped then, compared pairs are written."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 from prometheus_client.registry import Collector
 
+from admission.controller import AdmissionController
 from budgeting.counting import ChatTokenizer
 from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.faulty import FaultPlan, faulty
@@ -26,7 +27,7 @@ from gateway.prompts.text_threads import TextThreads
 from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.bedrock import make_bedrock
 from gateway.wiring.engine import EngineParts, make_engines
-from gateway.wiring.fleet import AdmissionLink, FleetParts, make_pool
+from gateway.wiring.fleet import FleetParts, make_pool
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts, make_engine_summarizer
 from gateway.wiring.served_models import ServedModels
@@ -69,11 +70,6 @@ class Engines:
         return self.engine_backends.keys()
 
     @property
-    def gates(self) -> Mapping[str, str]:
-        """For each backend, the admission gate that all backends on its engine share."""
-        return {name: one.gate for one in self.in_process for name in one.backends}
-
-    @property
     def loaded(self) -> bool:
         """Whether no in-process engine is still loading, and at least one has loaded, if there are any."""
         hosts = [one.host for one in self.in_process]
@@ -105,7 +101,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class BackendParts:
-    """The backends. ``chaos`` injects faults into those of ``fleet``, not into those of ``engines``.
+    """The backends and their admission. ``chaos`` injects faults into those of ``fleet``, not of ``engines``.
 
     ``models_of`` names the backends of each pool that serves several models.
     """
@@ -114,7 +110,7 @@ class BackendParts:
     fleet: Fleet
     models_of: Mapping[str, Sequence[str]]
     chaos: FaultPlan | None
-    admission: AdmissionLink
+    admission: AdmissionController
     summaries: EngineSummarizer | None
 
     def collectors(self) -> Iterator[Collector]:
@@ -131,14 +127,26 @@ def make_backends(
 
     If the engine runs elsewhere, ``engine_pool`` makes the backends of kind ``engine``.
     """
-    link, stats, text = AdmissionLink(), base.rolling_stats, model.text
+    stats, text = base.rolling_stats, model.text
+    backends: dict[str, Backend] = {}
+    gates: dict[str, str] = {}
+    whole = Fleet(backends, base.settings.model_aliases)
+    admission = AdmissionController(
+        base.settings.admission.limits(),
+        load=whole.load,
+        clock=base.clock,
+        emit=base.events.emit,
+        random=random.Random(),
+        engine_of=gates,
+    )
     preempted: dict[str, int] = {}
 
     def stepped(gate: str, preemptions: int) -> None:
         if preempted.get(gate) != preemptions:
             preempted[gate] = preemptions
             stats.observe_preemptions(sum(preempted.values()))
-        link.engine_stepped(gate)
+        if gate:
+            admission.wake(gate)
 
     def limit_context(longest: int) -> None:
         text.limit(min(text.max_model_len, longest))
@@ -154,16 +162,17 @@ def make_backends(
             encode=partial(part_encoder, model.threads),
         )
     hosts = {name: one for one in engines for name in one.backends}
+    gates |= {name: one.gate for name, one in hosts.items()}
 
     wrap, chaos = make_chaos(base.settings.chaos, base.settings.backends)
     served = ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, base.clock)
-    fleet = FleetParts(served, wrap, link, adapters.registry.list_at_workers, base.settings.model_aliases)
+    fleet = FleetParts(served, wrap, admission, adapters.registry.list_at_workers, whole.aliases, backends)
     residents: dict[str, Resident] = {}
     on_engine: dict[str, Backend] = {}
     for name, section in base.settings.backends.items():
         match section:
             case EngineBackend() if engine_pool is not None:
-                links = PoolLinks(partial(link.queued, name), limit_context)
+                links = PoolLinks(partial(queued_at, admission, name), limit_context)
                 fleet.sources[name] = residents[name] = engine_pool(name, links)
             case EngineBackend() if name in hosts:
                 without = base.settings.incapable(hosts[name].section.model_id)
@@ -187,8 +196,11 @@ def make_backends(
         on_engine=[name for one in engines if one.name is None for name in one.backends],
         new_id=base.new_id,
     )
-    whole = Fleet(fleet.backends, base.settings.model_aliases)
-    return BackendParts(parts, whole, fleet.models_of, chaos, link, summaries)
+    return BackendParts(parts, whole, fleet.models_of, chaos, admission, summaries)
+
+
+def queued_at(admission: AdmissionController, backend: str) -> int:
+    return sum(admission.gate(backend).queue.counts().values())
 
 
 def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
+from gateway.keys.ceilings import NANOUSD
 from resilience.leg_limits import Cost, LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import CacheEvent, Store
 
-NANOUSD = 1_000_000_000
 # Connections to Redis; a lookup and a write each use one at a time.
 MAX_CONNECTIONS = 8
 

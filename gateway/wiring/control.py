@@ -1,7 +1,6 @@
 """The layer of control: the routing in force, its canary, and admission."""
 
 import os
-import random
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,15 +82,6 @@ def make_control(
     seed = read_seed(base.settings.routing.file, known)
     routing = RoutingProjection(state.store, known=known, seed=seed, unix_time=base.unix_time)
     routing.follow(state.follow(STREAM, routing.take))
-    admission = AdmissionController(
-        limits,
-        load=backends.fleet.load,
-        clock=base.clock,
-        emit=base.events.emit,
-        random=random.Random(),
-        engine_of=backends.engines.gates,
-    )
-    backends.admission.admission = admission
     tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
     canary = CanaryDriver(
         state.store, routing, base.audit, tally, me=base.new_id("proc"), unix_time=base.unix_time
@@ -105,7 +95,7 @@ def make_control(
         tally=tally,
         evaluations=make_evaluations(base),
         limits=limits,
-        admission=admission,
+        admission=backends.admission,
     )
 
 

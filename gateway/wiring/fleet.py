@@ -1,7 +1,7 @@
 """The backends by name; a pool of workers is one backend for each of its models."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,29 +20,6 @@ from gateway.wiring.workers import make_workers
 
 
 @dataclass(slots=True)
-class AdmissionLink:
-    """The backends' access to admission, which is built after them because it reads their load.
-
-    Until ``admission`` is set the methods do nothing.
-    """
-
-    admission: AdmissionController | None = None
-
-    def engine_stepped(self, gate: str) -> None:
-        """Wake a gate whose in-process engine has run a step and may admit more."""
-        if self.admission is not None and gate:
-            self.admission.wake(gate)
-
-    def forget(self, backends: Iterable[str]) -> None:
-        if self.admission is not None:
-            for backend in backends:
-                self.admission.forget(backend)
-
-    def queued(self, backend: str) -> int:
-        return 0 if self.admission is None else sum(self.admission.gate(backend).queue.counts().values())
-
-
-@dataclass(slots=True)
 class FleetParts:
     """The backends by name, updated when the models of a pool change.
 
@@ -53,11 +30,11 @@ class FleetParts:
 
     served: ServedModels
     wrap: Callable[[Backend], Backend]
-    admission: AdmissionLink
+    admission: AdmissionController
     list_adapters: Callable[[Sequence[Adapter]], None]
     aliases: Collection[str]
+    backends: dict[str, Backend]
     sources: dict[str, Backend | ServingPool] = field(default_factory=dict)
-    backends: dict[str, Backend] = field(default_factory=dict)
     models_of: dict[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -73,7 +50,8 @@ class FleetParts:
             self.backends |= {one.name: self.wrap(one) for one in serving}
             if len(serving) > 1:
                 self.models_of[name] = tuple([one.name for one in serving])
-        self.admission.forget(before - self.backends.keys())
+        for gone in before - self.backends.keys():
+            self.admission.forget(gone)
         taken = {*self.aliases, *self.backends, *(one.model for one in self.backends.values())}
         found: dict[tuple[str, str], set[str]] = {}
         for pool in self.pools.values():

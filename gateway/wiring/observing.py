@@ -43,7 +43,7 @@ def make_metrics(
         known_backends=tuple(fleet.backends),
         known_prompt_versions=core.model.versions.ids,
     )
-    loader, runner, shadow = core.adapters.loader, serving.batches.runner, serving.shadow.shadow
+    loader, runner, shadow = core.adapters.loader, serving.batches.runner, serving.shadow
     for engine in core.backends.engines.in_process:
         metrics.show_restarts(engine.gate)
     metrics.read(
@@ -91,7 +91,7 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
     yield ScrapeCollector(canary_families, core.control.canary_figures)
     yield ScrapeCollector(state_families, base.state.figures)
     yield ScrapeCollector(trace_families, lambda: base.tracing.figures)
-    shadow, errors = serving.shadow.shadow, serving.shadow.checks.errors
+    shadow, errors = serving.shadow, serving.shadow.comparer.checks.errors
     yield ScrapeCollector(shadow_families, lambda: (shadow.outcomes, shadow.pairs_made, errors))
     yield health_collector(serving.health, serving.first_ready)
 

@@ -95,7 +95,7 @@ class Gateway:
         yield "canary", core.control.canary
         yield "access", core.access
         yield "canary-guardrail", self.serving.guardrail
-        yield "shadow", self.serving.shadow.shadow
+        yield "shadow", self.serving.shadow
         yield "first-ready", self.serving.first_ready
         yield "drain", self.serving.in_flight
         yield "background-responses", self.serving.background

@@ -25,9 +25,10 @@ from gateway.requests.request_record import Reporter
 from gateway.requests.stored_responses import StoredResponses
 from gateway.routing.revision import answering
 from gateway.shadow.guardrail import CanaryGuardrail
+from gateway.shadow.mirror import Shadow
 from gateway.wiring.batches import BatchParts, make_batches
 from gateway.wiring.core import Core
-from gateway.wiring.shadow import ShadowParts, make_shadow
+from gateway.wiring.shadow import make_shadow
 from observability.events import RequestRecord
 from resilience.time_limits import TimeLimit, TimeLimits
 
@@ -37,7 +38,7 @@ class ServingParts:
     """The parts that serve requests."""
 
     in_flight: InFlightRequests
-    shadow: ShadowParts
+    shadow: Shadow
     guardrail: CanaryGuardrail
     journey: Journey
     health: HealthProbe
@@ -57,7 +58,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     in_flight = InFlightRequests(lame_duck_s=base.settings.server.lame_duck_seconds)
     inspections = make_inspections(core)
     health = make_health(core, in_flight, inspections)
-    guardrail = CanaryGuardrail(shadow.checks, core.control.tally)
+    guardrail = CanaryGuardrail(shadow.comparer.checks, core.control.tally)
     section, ledger = base.settings.responses, base.settings.ledger
     reporter = Reporter(base.tracing, base.events.emit, log_defect, base.clock)
     embeddings = make_embeddings(core, in_flight, reporter)
@@ -86,7 +87,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
 def make_journey(
     core: Core,
     in_flight: InFlightRequests,
-    shadow: ShadowParts,
+    shadow: Shadow,
     guardrail: CanaryGuardrail,
     observe: Callable[[RequestRecord], None] | None,
     reporter: Reporter,
@@ -100,7 +101,7 @@ def make_journey(
 
     def answered(job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         guardrail.offer(job, outcome, answer)
-        shadow.shadow.mirror(job, outcome, answer)
+        shadow.mirror(job, outcome, answer)
 
     return Journey(
         in_flight=in_flight,

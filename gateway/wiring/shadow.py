@@ -2,18 +2,17 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from accounting.shadow_pairs import ShadowPairStore
 from gateway.config.errors import ConfigError
+from gateway.keys.ceilings import NANOUSD
 from gateway.shadow.asking import Asker
-from gateway.shadow.checks import Checks, hook, make_checks
+from gateway.shadow.checks import hook, make_checks
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, redact_personal
 from gateway.shadow.sampling import ShadowQueue
-from gateway.wiring.cache import NANOUSD
 from gateway.wiring.core import Core
 from resilience.leg_limits import LegLimit, LegLimits
 
@@ -21,22 +20,7 @@ DAY_S = 86_400.0
 REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": str}
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowParts:
-    """Mirrored requests, the stored pairs of answers, and what shadows may spend."""
-
-    shadow: Shadow
-    pairs: ShadowPairStore
-    limits: LegLimits
-    checks: Checks
-
-    def spend_usd(self) -> float:
-        """The cost of the last minute, and reserved."""
-        legs = self.limits.figures().values()
-        return sum(one.spent_nanousd + one.reserved_nanousd for one in legs) / NANOUSD
-
-
-def make_shadow(core: Core) -> ShadowParts:
+def make_shadow(core: Core) -> Shadow:
     """Build the part; it is idle if no route shadows. Raises ConfigError for redactor, checks or judge."""
     base, fleet, accounts = core.base, core.backends.fleet, core.accounts
     section = base.settings.shadow
@@ -72,14 +56,13 @@ def make_shadow(core: Core) -> ShadowParts:
         timeout_s=section.deadline_seconds,
         idle_share=section.idle_share,
     )
-    pairs = ShadowPairStore(
-        base.settings.ledger.url, keep_pairs=section.keep_pairs, keep_s=section.keep_days * DAY_S
-    )
-    shadow = Shadow(
+    return Shadow(
         queue=ShadowQueue(section.queue, section.queue_bytes),
         asker=asker,
         comparer=Comparer(checks, redact, costs, section.keep_texts, base.unix_time),
-        pairs=pairs,
+        pairs=ShadowPairStore(
+            base.settings.ledger.url, keep_pairs=section.keep_pairs, keep_s=section.keep_days * DAY_S
+        ),
         judge=None
         if judge is None
         else Judge(asker, judge.backend, judge.sample, judge.max_tokens, random.Random()),
@@ -88,4 +71,3 @@ def make_shadow(core: Core) -> ShadowParts:
         clock=base.clock,
         unix_time=base.unix_time,
     )
-    return ShadowParts(shadow, pairs, limits, checks)

@@ -93,7 +93,7 @@ def test_a_restart_is_of_the_engine_that_the_backend_is_on_and_of_no_other() -> 
     weights: Any = None
     parts = [EngineParts(name, EngineSection(), weights, on[name], hosts[name]) for name in on]
     engines = Engines(parts, {}, {}, {})
-    assert engines.gates == {"local": "local", "tuned": "local", "small": "small"}
+    assert [one.gate for one in parts] == ["local", "small"], "the backends of an engine share a gate"
     for backend in ("bedrock", "small", "tuned"):
         engines.restart(backend, f"of {backend}")
     assert asked == [("second", "of small"), (None, "of tuned")]
