@@ -99,6 +99,16 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
         ("- a list", {}, ["must be a mapping"]),
         ("a: [", {}, ["not valid YAML"]),
         ("backends: {'bad name': {kind: engine}}", {}, ["backends"]),
+        (
+            "backends: {local: {kind: engine, unknown_fields: pass}}",
+            {},
+            ["backends.local.unknown_fields: Input should be 'refuse' or 'drop'; given: 'pass'"],
+        ),
+        (
+            "chaos: {faults: [{backend: local, kind: slowly}]}",
+            {},
+            ["chaos.faults[0].kind: Input should be 'slow' or 'hang'; given: 'slowly'"],
+        ),
         ("server:", {}, ["sluice.yaml: server: Input should be a valid dictionary; given: None"]),
         ("1: 2", {}, ["sluice.yaml: [1]: Keys should be strings; given: 1"]),
         ("", {"SLUICE_SERVR__PORT": "1"}, ["environment SLUICE_SERVR__PORT", "servr"]),

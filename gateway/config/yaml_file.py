@@ -3,9 +3,10 @@
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,6 +17,8 @@ from gateway.contracts.refusals import allowed, given, path_of
 MAX_FILE_BYTES = 1 << 20
 # The most characters of an invalid value that a message shows.
 MAX_SHOWN = 60
+# A member of an enum in pydantic's message; operators know only its value.
+_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
 # User, password and query of an address, which messages do not repeat.
 _SECRET_PARTS = re.compile(r"(?<=//)[^/@\s]*(?=@)|(?<=\?)\S+")
 
@@ -108,7 +111,7 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
     value = "" if kind == "missing" else f"; given: {described(fault['input'])}"
     if kind == "too_short":
         return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{value}"
-    message = fault["msg"].partition(" or instance of ")[0]  # without the name of a class
+    message = _MEMBER.sub(r"\1", fault["msg"].partition(" or instance of ")[0])  # without the name of a class
     if kind == "string_pattern_mismatch" and "https?://" in fault["ctx"]["pattern"]:
         message = "is no address; allowed: http://HOST:PORT or https://HOST, with the path where there is one"
     return f"{where}: {key or 'the file'}: {message}{value}"
@@ -126,11 +129,15 @@ def _found(
         tagged = [one for one in kinds if part in get_args(one.model_fields["kind"].annotation)]
         if tagged:
             at = tagged
-        elif part != "[key]":
+        elif part != "[key]" and not all(get_origin(one) is Literal or _is_enum(one) for one in at):
             keys.append(part)
             sections = [one for one in at if _is_model(one)]
             at = [arm for one in at for arm in _arms(_inner(one, part))]
     return tuple(keys), sections
+
+
+def _is_enum(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Enum)
 
 
 def _is_model(annotation: Any) -> bool:
