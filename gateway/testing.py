@@ -208,27 +208,10 @@ class FakeEmbeddings:
         return TranscriptAnswer(request.model, None)
 
 
-class FakeText(ModelText):
+class FakeTokenizer:
     """A tokenizer with one token per byte."""
 
-    def __init__(self) -> None:
-        self.max_model_len = 4096
-        self.blocks = False
-
-    @property
-    def encoder(self) -> str:
-        return "bytes"
-
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: tuple[Tool, ...] = (),
-        kwargs: Mapping[str, object] = NO_KWARGS,
-    ) -> tuple[int, ...]:
-        """Encode ``role:content`` lines, and ``assistant:`` as the prompt for an answer."""
-        text = "".join(f"{one.role.value}:{one.content}\n" for one in messages)
-        return tuple((text + ("assistant:" if kwargs.get(GENERATES) is not False else "")).encode())
+    encoder = "bytes"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token 1 as the beginning, unless not wanted, and a token for each byte."""
@@ -240,6 +223,26 @@ class FakeText(ModelText):
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         return [f"<{one}>" for one in token_ids]
+
+
+class FakeText(ModelText):
+    """The text of a model with :class:`FakeTokenizer`."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = FakeTokenizer()
+        self.max_model_len = 4096
+        self.blocks = False
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: tuple[Tool, ...] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
+    ) -> tuple[int, ...]:
+        """Encode ``role:content`` lines, and ``assistant:`` as the prompt for an answer."""
+        text = "".join(f"{one.role.value}:{one.content}\n" for one in messages)
+        return tuple((text + ("assistant:" if kwargs.get(GENERATES) is not False else "")).encode())
 
 
 class Unused:

@@ -249,8 +249,8 @@ class PromptAdmin:
             "volatile": _volatile(canonical),
             "messages": _messages(plan, canonical.prompt.system),
             "prompt": {
-                "before_boundary": await asyncio.to_thread(model.decode, plan.token_ids[:boundary]),
-                "after_boundary": await asyncio.to_thread(model.decode, plan.token_ids[boundary:]),
+                "before_boundary": await asyncio.to_thread(model.tokenizer.decode, plan.token_ids[:boundary]),
+                "after_boundary": await asyncio.to_thread(model.tokenizer.decode, plan.token_ids[boundary:]),
             },
         }
 

@@ -1,10 +1,10 @@
 """The section ``admission``, and the degradation rung, which routes use too."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from admission.ladder import RUNGS, Rung
+from admission.ladder import Rung
 from admission.values import AdmissionLimits
 from gateway.config.section import Section
 
@@ -19,6 +19,25 @@ class RungConfig(Section):
 
     def rung(self) -> Rung:
         return Rung(self.depth, self.max_tokens, self.shed_low, self.shed_all)
+
+
+# Keys that are fields of AdmissionLimits.
+_SAME = ("max_queue", "max_queue_tokens", "max_queue_bytes", "max_input_tokens", "kv_pressure")
+
+
+def thresholds(section: Any, default: AdmissionLimits) -> dict[str, Any]:
+    """Return what this section or a route's sets of the keys that both have, as fields of the limits."""
+    own = {name: value for name in _SAME if (value := getattr(section, name)) is not None}
+    if section.max_wait_ms is not None:
+        own["max_wait_s"] = section.max_wait_ms / 1000
+    if section.ladder is not None:
+        own["rungs"] = tuple(one.rung() for one in section.ladder)
+    marks = (section.watermark_low, section.watermark_normal, section.watermark_high)
+    if any(mark is not None for mark in marks):
+        pairs = zip(marks, default.watermarks, strict=True)
+        own["watermarks"] = tuple(theirs if mine is None else mine for mine, theirs in pairs)
+        own["oom_watermark"] = own["watermarks"][2]
+    return own
 
 
 class AdmissionConfig(Section):
@@ -42,18 +61,10 @@ class AdmissionConfig(Section):
 
     def limits(self) -> AdmissionLimits:
         return AdmissionLimits(
-            max_queue=self.max_queue,
-            max_queue_tokens=self.max_queue_tokens,
-            max_queue_bytes=self.max_queue_bytes,
-            max_wait_s=None if self.max_wait_ms is None else self.max_wait_ms / 1000,
-            max_input_tokens=self.max_input_tokens,
-            kv_pressure=self.kv_pressure,
-            watermarks=(self.watermark_low, self.watermark_normal, self.watermark_high),
-            oom_watermark=self.watermark_high,
+            **thresholds(self, AdmissionLimits()),
             output_share=self.output_quantile,
             max_prefill_tokens=self.max_prefill_tokens,
             max_in_flight=self.max_in_flight,
             aging_s=self.aging_seconds,
             tpot_slo_s=None if self.tpot_slo_ms is None else self.tpot_slo_ms / 1000,
-            rungs=RUNGS if self.ladder is None else tuple(one.rung() for one in self.ladder),
         )

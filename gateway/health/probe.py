@@ -186,7 +186,7 @@ class HealthProbe:
     def _ids(self, backend: Backend) -> tuple[int, ...]:
         """Return the probe's token ids; none if only the workers have the model's tokenizer."""
         try:
-            return self.text(backend.model).encode("test")
+            return self.text(backend.model).tokenizer.encode("test")
         except NoTokenizer:
             return ()
 

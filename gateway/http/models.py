@@ -135,6 +135,6 @@ def _body(card: ModelCard, created: int, services: Services) -> ModelBody:
         "root": card.root,
         "parent": card.parent,
         "max_model_len": card.max_model_len,
-        "counted_by": services.text(card.parent or card.root).encoder,
+        "counted_by": services.text(card.parent or card.root).tokenizer.encoder,
         "pooling": card.pooling,
     }

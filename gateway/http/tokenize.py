@@ -110,7 +110,7 @@ def _tokenized(text: ModelText, request: TokenizeRequest, max_messages: int) -> 
         "count": len(tokens),
         "max_model_len": text.max_model_len,
         "tokens": tokens,
-        "token_strs": text.tokens(tokens) if request.return_token_strs else None,
+        "token_strs": text.tokenizer.tokens(tokens) if request.return_token_strs else None,
     }
 
 
@@ -122,7 +122,9 @@ def _encode(text: ModelText, request: TokenizeRequest, max_messages: int) -> tup
         for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
             if getattr(request, name) not in (None, False, [], {}):
                 raise not_allowed(name, "is given with prompt", "with messages")
-        return text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+        return text.tokenizer.encode(
+            request.prompt, add_special_tokens=request.add_special_tokens is not False
+        )
     if request.add_special_tokens:
         raise not_allowed(
             "add_special_tokens", "is true with messages", "false, since the chat template adds its own"
@@ -142,7 +144,7 @@ def _encode(text: ModelText, request: TokenizeRequest, max_messages: int) -> tup
 
 def _text_of(text: ModelText, request: DetokenizeRequest) -> DetokenizeBody:
     try:
-        return {"prompt": text.decode(request.tokens)}
+        return {"prompt": text.tokenizer.decode(request.tokens)}
     except ValueError:
         raise not_allowed("tokens", "has an id outside the vocabulary", "ids of the served model") from None
 

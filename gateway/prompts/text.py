@@ -58,11 +58,6 @@ class ModelText:
     def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
         self._summarizers[kind] = summarizer
 
-    @property
-    def encoder(self) -> str:
-        """How tokens are counted: by ``tiktoken``, by ``tokenizers`` with the reason, or by an estimate."""
-        return self.tokenizer.encoder
-
     def encode_chat(
         self,
         messages: Sequence[Message],
@@ -76,18 +71,6 @@ class ModelText:
         """
         canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
         return self.tokenizer.encode_chat(canonical, tools=tools, kwargs=kwargs)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a raw text; control tokens written in it are control tokens."""
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids. Raises ValueError for an id outside the vocabulary."""
-        return self.tokenizer.decode(token_ids)
-
-    def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the vocabulary's string of each id. Raises ValueError for an id outside the vocabulary."""
-        return self.tokenizer.tokens(token_ids)
 
 
 class Models:

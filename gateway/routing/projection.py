@@ -55,16 +55,16 @@ class Seed:
     file: str | None = None
 
 
+@dataclass(eq=False)
 class RoutingProjection(FollowedStream):
     """Applies the stream's records, and appends new ones; ``known`` are the names that a revision may use."""
 
-    def __init__(
-        self, store: StateStore, *, known: KnownNames, seed: Seed, unix_time: Callable[[], float]
-    ) -> None:
-        self._store = store
-        self._known = known
-        self._seed = seed
-        self._unix_time = unix_time
+    store: StateStore
+    known: KnownNames
+    seed: Seed
+    unix_time: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._log = structlog.get_logger("routing")
         self._revision: Revision | None = None
         self.in_force: Stored | None = None
@@ -109,15 +109,15 @@ class RoutingProjection(FollowedStream):
         Adapters that the last revision names are allowed even if they no longer exist, so that weights can
         still be changed and a canary rolled back.
         """
-        known = self._known
+        known = self.known
         if known.adapters is not None and (last := self.latest or self.in_force) is not None:
             known = replace(known, adapters={*known.adapters, *adapters_named(last.draft.config)})
         make_revision(self.head + 1, draft.config, known, source="config")
 
     def check_backend(self, name: str) -> None:
         """Refuse a change of a backend that does not exist. Raises InvalidRequest."""
-        if name not in self._known.backends:
-            raise not_allowed("backend", f"is '{path_of([name])}'", ", ".join(sorted(self._known.backends)))
+        if name not in self.known.backends:
+            raise not_allowed("backend", f"is '{path_of([name])}'", ", ".join(sorted(self.known.backends)))
 
     async def start(self) -> None:
         """Put a revision in force: the store's last one, else the routing file as the first one.
@@ -128,21 +128,21 @@ class RoutingProjection(FollowedStream):
         """
         if self.head:
             await self.compare_file()
-        elif self._seed.fault is None:
+        elif self.seed.fault is None:
             try:
                 await self._seed_store()
             except StateUnavailable as error:
                 self._log.warning("the first routing revision is not written yet", reason=str(error))
         if self._revision is None:
-            if self._seed.config is None:
-                faults = (self._seed.fault, self.unusable and self.unusable.reason)
+            if self.seed.config is None:
+                faults = (self.seed.fault, self.unusable and self.unusable.reason)
                 raise RoutingFileError("\n".join(str(fault) for fault in faults if fault))
-            self._adopt(Stored(0, self._unix_time(), SEED_AUTHOR, 0, _seed_draft(self._seed)))
+            self._adopt(Stored(0, self.unix_time(), SEED_AUTHOR, 0, _seed_draft(self.seed)))
             self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
 
     async def compare_file(self) -> None:
         """Warn if the routing file equals none of the last revisions, and set ``pending`` to its changes."""
-        seed, stored = self._seed, self.in_force
+        seed, stored = self.seed, self.in_force
         if seed.file is None or seed.config is None or stored is None:
             self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
             return
@@ -164,7 +164,7 @@ class RoutingProjection(FollowedStream):
 
     async def run(self) -> None:
         """Write the first revision as soon as the store is reached, if the store has none."""
-        while not self.head and self._seed.config is not None:
+        while not self.head and self.seed.config is not None:
             await asyncio.sleep(SEED_AGAIN_S)
             if not self.head:
                 with suppress(StateUnavailable):  # logged once, by start()
@@ -192,7 +192,7 @@ class RoutingProjection(FollowedStream):
             self.check(draft)
             parent = self.head
             try:
-                record = await self._store.append(
+                record = await self.store.append(
                     STREAM, to_data(draft, parent), author=author, expected=parent
                 )
             except Conflict as error:
@@ -227,12 +227,12 @@ class RoutingProjection(FollowedStream):
         Raises StateUnavailable.
         """
         first = max(number - count, 0)
-        records = await self._store.read(STREAM, after=first, limit=max(1, number - first))
+        records = await self.store.read(STREAM, after=first, limit=max(1, number - first))
         return self._understood(reversed(records))
 
     async def newest(self, count: int) -> list[Stored]:
         """Return the store's last revisions, newest first. Raises StateUnavailable."""
-        return self._understood(await self._store.read(STREAM, limit=count, newest_first=True))
+        return self._understood(await self.store.read(STREAM, limit=count, newest_first=True))
 
     def _understood(self, records: Iterable[Record]) -> list[Stored]:
         found: list[Stored] = []
@@ -248,10 +248,10 @@ class RoutingProjection(FollowedStream):
         revision = make_revision(
             stored.number,
             stored.draft.config,
-            replace(self._known, adapters=None),
+            replace(self.known, adapters=None),
             source=f"revision {stored.number}",
         )
-        self._revision, self.in_force, self.in_force_since = revision, stored, self._unix_time()
+        self._revision, self.in_force, self.in_force_since = revision, stored, self.unix_time()
         self._log.info(
             "routing revision in force",
             revision=stored.number,
@@ -261,9 +261,9 @@ class RoutingProjection(FollowedStream):
 
     async def _seed_store(self) -> None:
         """Write the first revision. Raises StateUnavailable."""
-        data = to_data(_seed_draft(self._seed), 0)
+        data = to_data(_seed_draft(self.seed), 0)
         try:
-            await self._store.append(STREAM, data, author=SEED_AUTHOR, expected=0)
+            await self.store.append(STREAM, data, author=SEED_AUTHOR, expected=0)
         except Conflict:
             self._log.info("another process wrote the first routing revision")
         await self.caught_up_to(1)

@@ -1,12 +1,12 @@
 """The sections ``admission`` and ``resume`` of a route."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from admission.values import AdmissionLimits
-from gateway.config.admission import RungConfig
+from gateway.config.admission import RungConfig, thresholds
 from gateway.config.section import Section
 from resilience.resume import ResumeRules
 
@@ -49,16 +49,8 @@ def route_limits(
         ttft_slo_ms: the route's target for the first token.
         tpot_slo_ms: the route's target for the time per output token; ``None``: the section's.
     """
-    own: dict[str, Any] = {
-        name: value
-        for name in ("max_queue", "max_queue_tokens", "max_queue_bytes", "max_input_tokens", "kv_pressure")
-        if (value := getattr(route, name)) is not None
-    }
-    if route.max_wait_ms is not None:
-        own["max_wait_s"] = route.max_wait_ms / 1000
-    if route.ladder is not None:
-        own["rungs"] = tuple(one.rung() for one in route.ladder)
     default = base or AdmissionLimits()
+    own = thresholds(route, default)
     if route.refuse_late:
         own["first_token_within_s"] = ttft_slo_ms / 1000
     follows = route.limit_follows
@@ -68,11 +60,6 @@ def route_limits(
         tpot_slo_s = default.tpot_slo_s if tpot_slo_ms is None else tpot_slo_ms / 1000
         own["tpot_slo_s"] = tpot_slo_s if "tpot" in follows else None
         own["ttft_slo_s"] = ttft_slo_ms / 1000 if "ttft" in follows else None
-    marks = (route.watermark_low, route.watermark_normal, route.watermark_high)
-    if any(mark is not None for mark in marks):
-        pairs = zip(marks, default.watermarks, strict=True)
-        own["watermarks"] = tuple(theirs if mine is None else mine for mine, theirs in pairs)
-        own["oom_watermark"] = own["watermarks"][2]
     return replace(default, **own) if own else base
 
 

@@ -41,11 +41,10 @@ ENGINE_IDENTITY = {"kind", "model", "tokenizer", "dtype", "quantization", "extra
 class ControlParts:
     """Decides which backend answers a request, and when; ``limits`` apply to routes without their own.
 
-    ``revision`` returns the routing in force; ``seed`` is the content of the routing file.
+    ``revision`` returns the routing in force.
     """
 
     routing: RoutingProjection
-    seed: Seed
     revision: ServedRoutes
     canary: CanaryDriver
     tally: CanaryTally
@@ -56,7 +55,8 @@ class ControlParts:
     @property
     def file_routes(self) -> Collection[str]:
         """The routes of the file, each of which always has its own metrics label."""
-        return () if self.seed.config is None else tuple(self.seed.config["routes"])
+        config = self.routing.seed.config
+        return () if config is None else tuple(config["routes"])
 
     def canary_figures(self) -> CanaryFigures | None:
         state = self.canary.state
@@ -80,7 +80,7 @@ def make_control(
     state, limits = base.state, base.settings.admission.limits()
     known = KnownNames(tuple(base.settings.backends), model.versions.ids, adapters.registry.servable, limits)
     seed = read_seed(base.settings.routing.file, known)
-    routing = RoutingProjection(state.store, known=known, seed=seed, unix_time=base.unix_time)
+    routing = RoutingProjection(state.store, known, seed, base.unix_time)
     routing.follow(state.follow(STREAM, routing.take))
     tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
     canary = CanaryDriver(
@@ -89,7 +89,6 @@ def make_control(
     canary.follow(state.follow_latest(CANARY_STREAM, canary.take))
     return ControlParts(
         routing=routing,
-        seed=seed,
         revision=ServedRoutes(routing.current, backends.models_of),
         canary=canary,
         tally=tally,

@@ -103,7 +103,7 @@ async def examine(
     if gateway is None:
         return found
     models = gateway.core.model.models
-    found.append(DoctorCheck("token counting", True, models.default.encoder))
+    found.append(DoctorCheck("token counting", True, models.default.tokenizer.encoder))
     state = gateway.core.base.state
     found.append(await _opened("state store", state.shown, state.open, lambda: state.healthy))
     found.append(await _routing(gateway))
@@ -124,7 +124,8 @@ async def examine(
     found.append(_prices(gateway))
     if gateway.core.generation.answers.cache is not None:
         found.append(_similar_questions(gateway))
-    found += [DoctorCheck(f"token counting {one}", True, text.encoder) for one, text in models.texts.items()]
+    counters = {name: text.tokenizer.encoder for name, text in models.texts.items()}
+    found += [DoctorCheck(f"token counting {name}", True, counter) for name, counter in counters.items()]
     for name, backend in gateway.core.backends.fleet.backends.items():
         if isinstance(backend, BedrockBackend):
             found.append(await _bedrock(name, backend))
@@ -145,7 +146,7 @@ def _similar_questions(gateway: Gateway) -> DoctorCheck:
     """Whether a backend makes the embeddings with which routes compare questions."""
     check, control, fleet = "similar questions", gateway.core.control, gateway.core.backends.fleet
     stored = control.routing.in_force
-    config = control.seed.config if stored is None else stored.draft.config
+    config = control.routing.seed.config if stored is None else stored.draft.config
     caches = {name: route.get("response_cache") or {} for name, route in (config or {})["routes"].items()}
     models = {name: cache["similar"]["model"] for name, cache in caches.items() if cache.get("similar")}
     if not models:
@@ -227,7 +228,8 @@ async def _opened(
 
 async def _routing(gateway: Gateway) -> DoctorCheck:
     """Which routing a start would use: the store's last revision, otherwise the file."""
-    book, seed = gateway.core.control.routing, gateway.core.control.seed
+    book = gateway.core.control.routing
+    seed = book.seed
     file = seed.source
     if book.unusable is not None:
         hint = f"revision {book.number} stays in force; correct what the message names, or roll back"

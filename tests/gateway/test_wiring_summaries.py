@@ -72,4 +72,4 @@ def test_otherwise_the_summary_is_made_of_picked_sentences(
 
 
 def test_a_model_text_reports_which_library_counts_tokens(tokenizer: ChatTokenizer) -> None:
-    assert ModelText(tokenizer, 700, Canonicalizer()).encoder == "tiktoken"
+    assert ModelText(tokenizer, 700, Canonicalizer()).tokenizer.encoder == "tiktoken"

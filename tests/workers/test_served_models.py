@@ -51,7 +51,7 @@ async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None
 async def test_without_a_tokenizer_prompts_are_estimated_and_sent_as_messages(root: str | None) -> None:
     gateway = Gateway()
     reading = await gateway.found.read("pool", ServedModel("qwen", 2048, root), 2048)
-    assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
+    assert gateway.models.of("qwen").tokenizer.encoder == "an estimate (±30%)"
     assert reading.check is None
 
 
@@ -65,7 +65,7 @@ async def test_a_damaged_tokenizer_of_the_worker_does_not_take_the_model_away(tm
     (tmp_path / "tokenizer.json").write_text("{")
     gateway = Gateway()
     await gateway.found.read("pool", ServedModel("qwen", 2048, str(tmp_path)), 2048)
-    assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
+    assert gateway.models.of("qwen").tokenizer.encoder == "an estimate (±30%)"
 
 
 async def test_an_estimate_learns_from_what_the_workers_report() -> None:
@@ -89,7 +89,7 @@ async def test_a_hosted_services_model_is_estimated_from_the_start() -> None:
     assert isinstance(section, OpenAIBackend)
     reading = gateway.found.hosted(section)
     assert reading is not None and reading.learn is not None
-    assert gateway.models.of("gpt").encoder == "an estimate (±30%)"
+    assert gateway.models.of("gpt").tokenizer.encoder == "an estimate (±30%)"
     named = Gateway(backends={"hosted": hosted}, models={"gpt": {"tokenizer": str(DEMO)}})
     assert named.found.hosted(section) is None
 
@@ -129,7 +129,7 @@ async def test_the_section_of_an_engine_in_process_says_nothing_of_the_workers_m
     gateway = Gateway(engine=engine, backends={"local": {"kind": "engine"}, **POOL})
     await gateway.found.read("pool", ServedModel("qwen", 2048), 2048)
     assert gateway.models.of("qwen").max_model_len == 2048
-    assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
+    assert gateway.models.of("qwen").tokenizer.encoder == "an estimate (±30%)"
     await gateway.found.read("pool", ServedModel("other", 4096, str(DEMO)), 4096)
     assert (
         gateway.models.of("other").tokenizer is gateway.models.default.tokenizer
