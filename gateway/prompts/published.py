@@ -7,6 +7,7 @@ no prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -47,66 +48,57 @@ class StoreUnreachable(Exception):
     """The published versions cannot be read or stored at the moment."""
 
 
-class StreamPublished:
-    """Stores published versions in a stream of the state store; the first record of an id counts."""
-
-    def __init__(self, store: StateStore) -> None:
-        self._store = store
-
-    async def read(self) -> Mapping[str, Published]:
-        """Return all published versions by id; write nothing."""
-        _, published = await self._read()
-        return published
-
-    async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
-        """Store the versions whose id is new, and return all. Of two processes that start at the same time,
-        one stores, and both return the same."""
-        for _ in range(MAX_TRIES):
-            head, published = await self._read()
-            new = {one: Published(one, sha256, at) for one, sha256 in hashes.items() if one not in published}
-            if len(published) + len(new) > MAX_PUBLISHED:
-                raise StoreUnreachable(
-                    f"{len(published)} prompt versions are published; allowed: {MAX_PUBLISHED}"
-                )
-            try:
-                await self._append(new.values(), head)
-            except Conflict:
-                continue
-            except StateError as error:
-                raise StoreUnreachable(str(error)) from error
-            return {**published, **new}
-        raise StoreUnreachable(f"others published {MAX_TRIES} times meanwhile")
-
-    async def _read(self) -> tuple[int, dict[str, Published]]:
-        """Return the stream's head, and the published versions in its records."""
-        head, published = 0, dict[str, Published]()
+async def publish_hashes(
+    store: StateStore, hashes: Mapping[str, str], *, at: float
+) -> Mapping[str, Published]:
+    """Store the versions whose id is new, and return all. Of two processes that start at the same time, one
+    stores, and both return the same."""
+    for _ in range(MAX_TRIES):
+        head, published = await read_published(store)
+        new = {one: Published(one, sha256, at) for one, sha256 in hashes.items() if one not in published}
+        if len(published) + len(new) > MAX_PUBLISHED:
+            raise StoreUnreachable(
+                f"{len(published)} prompt versions are published; allowed: {MAX_PUBLISHED}"
+            )
         try:
-            while page := await self._store.read(STREAM, after=head, limit=MAX_READ):
-                for record in page:
-                    for one in msgspec.json.decode(record.data, type=_Batch).versions:
-                        published.setdefault(one.id, one)
-                head = page[-1].number
-        except (StateError, msgspec.MsgspecError) as error:
+            await _append(store, new.values(), head)
+        except Conflict:
+            continue
+        except StateError as error:
             raise StoreUnreachable(str(error)) from error
-        return head, published
-
-    async def _append(self, new: Iterable[Published], head: int) -> None:
-        rows = iter(new)
-        while batch := list(islice(rows, RECORD_VERSIONS)):
-            data = msgspec.json.encode(_Batch(batch))
-            head = (await self._store.append(STREAM, data, author=AUTHOR, expected=head)).number
+        return {**published, **new}
+    raise StoreUnreachable(f"others published {MAX_TRIES} times meanwhile")
 
 
+async def read_published(store: StateStore) -> tuple[int, dict[str, Published]]:
+    """Return the stream's head, and the published versions by id; the first record of an id counts."""
+    head, published = 0, dict[str, Published]()
+    try:
+        while page := await store.read(STREAM, after=head, limit=MAX_READ):
+            for record in page:
+                for one in msgspec.json.decode(record.data, type=_Batch).versions:
+                    published.setdefault(one.id, one)
+            head = page[-1].number
+    except (StateError, msgspec.MsgspecError) as error:
+        raise StoreUnreachable(str(error)) from error
+    return head, published
+
+
+async def _append(store: StateStore, new: Iterable[Published], head: int) -> None:
+    rows = iter(new)
+    while batch := list(islice(rows, RECORD_VERSIONS)):
+        data = msgspec.json.encode(_Batch(batch))
+        head = (await store.append(STREAM, data, author=AUTHOR, expected=head)).number
+
+
+@dataclass(eq=False)
 class Publishing:
     """Publishes a gateway's prompt versions, and refuses changed ones."""
 
-    def __init__(
-        self, versions: PromptVersions, store: StreamPublished, *, unix_time: Callable[[], float]
-    ) -> None:
-        self._versions = versions
-        self._store = store
-        self._unix_time = unix_time
-        self._published: Mapping[str, Published] = {}
+    versions: PromptVersions
+    store: StateStore
+    unix_time: Callable[[], float]
+    _published: Mapping[str, Published] = field(default_factory=dict, init=False)
 
     def published_at(self, version_id: str) -> str | None:
         """Return when a version was published, in ISO 8601; ``None`` if not known."""
@@ -115,9 +107,9 @@ class Publishing:
 
     async def publish(self) -> None:
         """Publish new versions. Raises PromptChanged if a published id now has another text."""
-        hashes = {version.id: version.sha256 for version in self._versions.all}
+        hashes = {version.id: version.sha256 for version in self.versions.all}
         try:
-            self._published = await self._store.publish(hashes, at=self._unix_time())
+            self._published = await publish_hashes(self.store, hashes, at=self.unix_time())
         except StoreUnreachable as error:
             log = structlog.get_logger("gateway")
             log.warning("prompt versions not compared with what was published", reason=str(error))
@@ -128,17 +120,17 @@ class Publishing:
         """Return how many versions of the folder are already published; publish nothing.
 
         Raises PromptChanged, StoreUnreachable."""
-        self._published = await self._store.read()
+        _, self._published = await read_published(self.store)
         self._refuse_changed()
-        return sum(version.id in self._published for version in self._versions.all)
+        return sum(version.id in self._published for version in self.versions.all)
 
     def _refuse_changed(self) -> None:
         lines = []
-        for version in self._versions.all:
+        for version in self.versions.all:
             known = self._published.get(version.id)
             if known is not None and known.sha256 != version.sha256:
                 lines.append(
-                    f"{self._versions.file_of(version.id)}: id: given {version.id!r} with sha256 "
+                    f"{self.versions.file_of(version.id)}: id: given {version.id!r} with sha256 "
                     f"{version.sha256}, but it was published on {_iso(known.published_at)} with sha256 "
                     f"{known.sha256}; a published version does not change: give the new text a new id, or "
                     "put the published text back"

@@ -17,7 +17,7 @@ from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts.bounded_work import ENCODE, RENDER, encode_in, encode_limits, render_in
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
-from gateway.prompts.published import Publishing, StreamPublished
+from gateway.prompts.published import Publishing
 from gateway.prompts.text import Models, ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
@@ -110,7 +110,6 @@ def make_model(base: Foundation) -> ModelParts:
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
     models = make_models(settings, tokenizers, canonicalizer)
     versions = PromptVersions.configured(settings.prompts.folder)
-    published = StreamPublished(base.state.store)
     tokenizer_json = engine.tokenizer_folder / "tokenizer.json"
     return ModelParts(
         tokenizer=tokenizers.of(engine.tokenizer_folder),
@@ -118,7 +117,7 @@ def make_model(base: Foundation) -> ModelParts:
         text=models.default,
         threads=TextThreads(),
         versions=versions,
-        publishing=Publishing(versions, published, unix_time=base.unix_time),
+        publishing=Publishing(versions, base.state.store, base.unix_time),
         tokenizers=tokenizers,
         engine_tokenizer=lambda model: tokenizers.of(engines.get(model, engine).tokenizer_folder),
         grammars=GrammarChecks(

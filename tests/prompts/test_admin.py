@@ -26,7 +26,7 @@ from gateway.contracts.values import Caller, CallerRole, Contract, GenerateReque
 from gateway.errors import InvalidRequest, UnknownPromptVersion, UnknownRoute
 from gateway.images.reading import ImageReader
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.published import Publishing, StreamPublished
+from gateway.prompts.published import Publishing
 from gateway.prompts.text import Models, ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.body_memory import BodyMemory
@@ -59,9 +59,7 @@ def admin_of(
         text.add_summarizer(kind, summarizer)
     return PromptAdmin(
         registry=versions,
-        publishing=Publishing(
-            versions, StreamPublished(MemoryStateStore(unix_time=time.time)), unix_time=lambda: 0.0
-        ),
+        publishing=Publishing(versions, MemoryStateStore(unix_time=time.time), unix_time=lambda: 0.0),
         canonicalizer=Canonicalizer(),
         models=Models(text),
         images=ImageReader(ImagesSection(), BodyMemory(1 << 20).holding),

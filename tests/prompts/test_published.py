@@ -15,10 +15,12 @@ from gateway.prompts.published import (
     PromptChanged,
     Publishing,
     StoreUnreachable,
-    StreamPublished,
+    publish_hashes,
+    read_published,
 )
 from gateway.prompts.versions import PromptVersions
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.port import StateStore
 from gateway.state.sqlite_store import SqliteStateStore
 from ops.cli.startup import start_errors
 
@@ -34,30 +36,30 @@ def folder(path: Path, **texts: str) -> PromptVersions:
     return PromptVersions.from_folder(path)
 
 
-def publishing(versions: PromptVersions, store: StreamPublished, at: float = NOW) -> Publishing:
+def publishing(versions: PromptVersions, store: StateStore, at: float = NOW) -> Publishing:
     return Publishing(versions, store, unix_time=lambda: at)
 
 
 @asynccontextmanager
-async def on_a_file(path: Path) -> AsyncIterator[StreamPublished]:
+async def on_a_file(path: Path) -> AsyncIterator[StateStore]:
     store = SqliteStateStore(path, unix_time=time.time, busy_timeout_s=30.0)
     try:
-        yield StreamPublished(store)
+        yield store
     finally:
         await store.close()
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StreamPublished]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StateStore]:
     if request.param == "memory":
-        yield StreamPublished(MemoryStateStore(unix_time=time.time))
+        yield MemoryStateStore(unix_time=time.time)
     else:
         async with on_a_file(tmp_path / "state.db") as kept:
             yield kept
 
 
 async def test_a_new_id_is_published_and_the_same_text_starts_again(
-    store: StreamPublished, tmp_path: Path
+    store: StateStore, tmp_path: Path
 ) -> None:
     versions = folder(tmp_path / "p", v1="Hi.")
     first = publishing(versions, store)
@@ -69,7 +71,7 @@ async def test_a_new_id_is_published_and_the_same_text_starts_again(
 
 
 async def test_another_text_under_a_published_id_is_refused_with_both_hashes_and_what_to_do(
-    store: StreamPublished, tmp_path: Path
+    store: StateStore, tmp_path: Path
 ) -> None:
     old = folder(tmp_path / "p", v1="Hi.", v2="Ho.")
     await publishing(old, store).publish()
@@ -83,9 +85,7 @@ async def test_another_text_under_a_published_id_is_refused_with_both_hashes_and
     assert list(start_errors(caught.value)) == [caught.value]
 
 
-async def test_a_refused_start_publishes_nothing_over_the_old_text(
-    store: StreamPublished, tmp_path: Path
-) -> None:
+async def test_a_refused_start_publishes_nothing_over_the_old_text(store: StateStore, tmp_path: Path) -> None:
     old = folder(tmp_path / "p", v1="Hi.")
     await publishing(old, store).publish()
     with pytest.raises(PromptChanged):
@@ -93,14 +93,14 @@ async def test_a_refused_start_publishes_nothing_over_the_old_text(
     await publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
 
 
-async def test_an_id_stays_published_when_its_file_goes_away(store: StreamPublished, tmp_path: Path) -> None:
+async def test_an_id_stays_published_when_its_file_goes_away(store: StateStore, tmp_path: Path) -> None:
     await publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
     await publishing(folder(tmp_path / "p"), store).publish()
     with pytest.raises(PromptChanged):
         await publishing(folder(tmp_path / "p", v1="Changed."), store).publish()
 
 
-async def test_checking_publishes_nothing(store: StreamPublished, tmp_path: Path) -> None:
+async def test_checking_publishes_nothing(store: StateStore, tmp_path: Path) -> None:
     assert await publishing(folder(tmp_path / "p", v1="Hi."), store).check() == 0
     changed = publishing(folder(tmp_path / "p", v1="Changed."), store)
     await changed.publish()
@@ -128,7 +128,7 @@ async def test_of_processes_that_publish_at_once_all_see_the_same_first_text(tmp
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(on_a_file(tmp_path / "state.db")) for _ in range(6)]
         seen = await asyncio.gather(
-            *(store.publish({"v1": f"{number:064}"}, at=NOW) for number, store in enumerate(stores))
+            *(publish_hashes(store, {"v1": f"{number:064}"}, at=NOW) for number, store in enumerate(stores))
         )
     assert len({one["v1"].sha256 for one in seen}) == 1
 
@@ -136,10 +136,10 @@ async def test_of_processes_that_publish_at_once_all_see_the_same_first_text(tmp
 async def test_more_versions_than_one_record_holds_are_published_in_several() -> None:
     streams = MemoryStreams()
     hashes = {f"v{number}": f"{number:064}" for number in range(2_500)}
-    kept = await StreamPublished(MemoryStateStore(streams, unix_time=time.time)).publish(hashes, at=1.0)
+    kept = await publish_hashes(MemoryStateStore(streams, unix_time=time.time), hashes, at=1.0)
     assert len(kept) == 2_500 and len(streams.records["prompts.published"]) == 3
-    again = StreamPublished(MemoryStateStore(streams, unix_time=time.time))
-    assert await again.publish(hashes, at=2.0) == kept == await again.read()
+    again = MemoryStateStore(streams, unix_time=time.time)
+    assert await publish_hashes(again, hashes, at=2.0) == kept == (await read_published(again))[1]
     assert len(streams.records["prompts.published"]) == 3
 
 
@@ -150,9 +150,9 @@ async def test_whatever_is_published_in_whatever_order_the_first_text_of_an_id_s
     steps: list[dict[str, str]],
 ) -> None:
     first: dict[str, str] = {}
-    store = StreamPublished(MemoryStateStore(unix_time=time.time))
+    store = MemoryStateStore(unix_time=time.time)
     for hashes in steps:
         for version_id, sha256 in hashes.items():
             first.setdefault(version_id, sha256)
-        kept = await store.publish(hashes, at=NOW)
+        kept = await publish_hashes(store, hashes, at=NOW)
         assert {name: one.sha256 for name, one in kept.items()} == first
