@@ -137,7 +137,7 @@ class CanaryAdmin:
         lease = self.driver.lease
         if lease is None:
             return {"canary": None}
-        return {"canary": _shown(lease.standing), "driven_by": lease.holder}
+        return {"canary": _shown(lease.state), "driven_by": lease.holder}
 
     async def start(self, given: CanaryStartBody, *, who: str) -> CanaryShownBody:
         if given.dry_run:

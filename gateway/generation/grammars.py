@@ -143,7 +143,7 @@ class GrammarChecks:
         try:
             answer = json.loads(await self._process.run(json.dumps([shape.type.value, shape.spec]).encode()))
         except OverLimit as error:
-            return f"{_OVER}: it takes more than {self._process.limits.told(error.bound)} to compile"
+            return f"{_OVER}: it takes more than {self._process.limits.described(error.bound)} to compile"
         except NoProcess as error:
             raise BackendUnavailable(
                 "response_format could not be checked", retry_after_ms=RETRY_AFTER_MS

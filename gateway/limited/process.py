@@ -44,7 +44,7 @@ class Limits:
     memory_bytes: int = 128 << 20
     answer_bytes: int = 16 << 20
 
-    def told(self, bound: str, *, answer: str = "text") -> str:
+    def described(self, bound: str, *, answer: str = "text") -> str:
         """Return the limit ``bound`` with its unit, for messages; ``answer``: what an answer consists of."""
         if bound == "cpu_s":
             return f"{self.cpu_s:g} s of processor time"

@@ -34,7 +34,7 @@ def render_in(process: LimitedProcess, folder: Path) -> Callable[[bytes], bytes]
         try:
             return process.run_blocking(job)
         except OverLimit as error:
-            most = process.limits.told(error.bound)
+            most = process.limits.described(error.bound)
             raise TemplateRefused(f"that of {folder.name} takes more than {most}") from error
         except LimitedError as error:
             raise TemplateRefused(f"that of {folder.name} could not be rendered: {error}") from error
@@ -49,7 +49,7 @@ def encode_in(process: LimitedProcess) -> Callable[[bytes], bytes]:
         try:
             return process.run_blocking(job)
         except OverLimit as error:
-            most = process.limits.told(error.bound, answer="tokens")
+            most = process.limits.described(error.bound, answer="tokens")
             raise InvalidRequest(
                 f"a text of {len(job) - 1} bytes takes too much to tokenize; allowed: {most}"
             ) from error

@@ -76,7 +76,7 @@ class CanaryDriver(FollowedStream):
     @property
     def state(self) -> CanaryState | None:
         """The state of the last canary; ``None`` if there was none."""
-        return None if self.lease is None else self.lease.standing
+        return None if self.lease is None else self.lease.state
 
     def take(self, record: Record) -> None:
         """Apply a record; raises nothing."""
@@ -133,13 +133,13 @@ class CanaryDriver(FollowedStream):
         """Evaluate and act, if this process drives. A failed action is tried again at the next window."""
         for _ in range(STEPS_AT_ONCE):
             lease = self.lease
-            if lease is None or not lease.standing.needs_driver:
+            if lease is None or not lease.state.needs_driver:
                 return
             if lease.holder != self.me and self.unix_time() < lease.until:
                 return
             try:
-                if not lease.standing.applied:
-                    await self._place(lease.standing)
+                if not lease.state.applied:
+                    await self._place(lease.state)
                 elif not await self._judge(lease):
                     return
             except (Conflict, BackendUnavailable) as error:
@@ -166,7 +166,7 @@ class CanaryDriver(FollowedStream):
 
     async def _judge(self, lease: CanaryLease) -> bool:
         """Evaluate new windows and append the state; return whether the routing must be changed now."""
-        state, now = lease.standing, self.unix_time()
+        state, now = lease.state, self.unix_time()
         if self.routing.head < state.revision:
             # The canary's own change of the routing is not applied here yet.
             return False

@@ -19,7 +19,7 @@ SAMPLES: Final = "canary-samples"
 class CanaryLease:
     """A state, and the process that holds the lease until a time (seconds since 1970)."""
 
-    standing: CanaryState
+    state: CanaryState
     holder: str
     until: float
 
