@@ -56,7 +56,7 @@ class RetryLoop:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     emit: Callable[[ResilienceEvent], None]
-    limits: TimeLimits = field(default_factory=TimeLimits)
+    limits: TimeLimits = field(default_factory=TimeLimits, init=False)
 
     def affords(self, backend: str, kind: FailureKind) -> bool:
         """Take a call to ``backend`` after ``kind`` from the retry budget; return whether it has one."""

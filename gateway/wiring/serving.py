@@ -52,13 +52,19 @@ class ServingParts:
 
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
-    """Build the layer; ``observe`` takes each finished request's record. Raises ConfigError."""
-    base = core.base
+    """Build the layer. Rolling statistics, canary and ``observe`` take the record of each finished request.
+
+    Raises ConfigError.
+    """
+    base, model, control = core.base, core.model, core.control
+    for listener in (base.rolling_stats.observe, control.tally.observe, observe):
+        if listener is not None:
+            base.events.attach(listener, RequestRecord)
     shadow = make_shadow(core)
     in_flight = InFlightRequests(lame_duck_s=base.settings.server.lame_duck_seconds)
     inspections = make_inspections(core)
     health = make_health(core, in_flight, inspections)
-    guardrail = CanaryGuardrail(shadow.comparer.checks, core.control.tally)
+    guardrail = CanaryGuardrail(shadow.comparer.checks, control.tally)
     section, ledger = base.settings.responses, base.settings.ledger
     reporter = Reporter(base.tracing, base.events.emit, log_defect, base.clock)
     embeddings = make_embeddings(core, in_flight, reporter)
@@ -68,42 +74,12 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     if section.store and not ledger.in_memory:
         store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes)
     responses = StoredResponses(store, section, base.unix_time)
-    return ServingParts(
-        in_flight=in_flight,
-        shadow=shadow,
-        guardrail=guardrail,
-        journey=make_journey(core, in_flight, shadow, guardrail, observe, reporter),
-        health=health,
-        inspections=inspections,
-        first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
-        embeddings=embeddings,
-        responses=responses,
-        background=BackgroundResponses(responses, base.clock),
-        batches=make_batches(core),
-        reporter=reporter,
-    )
-
-
-def make_journey(
-    core: Core,
-    in_flight: InFlightRequests,
-    shadow: Shadow,
-    guardrail: CanaryGuardrail,
-    observe: Callable[[RequestRecord], None] | None,
-    reporter: Reporter,
-) -> Journey:
-    """Build the journey; the rolling statistics and the canary receive each finished request's record."""
-    base, model, control, engine = core.base, core.model, core.control, core.base.settings.engine
-
-    for listener in (base.rolling_stats.observe, control.tally.observe, observe):
-        if listener is not None:
-            base.events.attach(listener, RequestRecord)
 
     def answered(job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         guardrail.offer(job, outcome, answer)
         shadow.mirror(job, outcome, answer)
 
-    return Journey(
+    journey = Journey(
         in_flight=in_flight,
         revision=control.revision,
         versions=model.versions,
@@ -115,7 +91,7 @@ def make_journey(
         images=base.images,
         prefixes=PrefixWatch(
             block_size=lambda name: model.models.of(name).block_size,
-            shared=engine.share_prefix_across_tenants,
+            shared=base.settings.engine.share_prefix_across_tenants,
         ),
         admission=control.admission,
         dispatcher=core.generation.dispatcher,
@@ -129,6 +105,20 @@ def make_journey(
         unix_time=base.unix_time,
         check_shape=model.grammars.checked,
         time_limit=partial(TimeLimit, TimeLimits(), base.settings.server.request_timeout_seconds),
+    )
+    return ServingParts(
+        in_flight=in_flight,
+        shadow=shadow,
+        guardrail=guardrail,
+        journey=journey,
+        health=health,
+        inspections=inspections,
+        first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
+        embeddings=embeddings,
+        responses=responses,
+        background=BackgroundResponses(responses, base.clock),
+        batches=make_batches(core),
+        reporter=reporter,
     )
 
 
