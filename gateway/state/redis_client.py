@@ -26,10 +26,10 @@ MAX_REASON = 200
 REDIS_ERRORS = (RedisError, OSError)
 
 
-def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
+def connect(url: str, *, key: str = "state.url", max_connections: int = MAX_CONNECTIONS) -> Redis:
     """Make a client for ``redis://`` or ``rediss://``; it connects at first use.
 
-    Raises ConfigError for an unusable url, which the message does not show.
+    Raises ConfigError for an unusable url of the setting ``key``; the message does not show the url.
     """
     try:
         pool = BlockingConnectionPool.from_url(
@@ -42,7 +42,7 @@ def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
             retry=Retry(NoBackoff(), 0),
         )
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"state.url: not a url of Redis ({type(error).__name__})") from None
+        raise ConfigError(f"{key}: not a url of Redis ({type(error).__name__})") from None
     # from_pool: closing the client closes the pool.
     return Redis.from_pool(pool)
 

@@ -76,7 +76,7 @@ def _store(
             f"response_cache.url needs {error.name}: pip install 'sluice-gateway[redis]'"
         ) from None
     store_of_all = RedisStore(
-        connect(section.url, max_connections=MAX_CONNECTIONS),
+        connect(section.url, key="response_cache.url", max_connections=MAX_CONNECTIONS),
         prefix=f"{prefix(settings.state.namespace)}cache:",
         ttl_s=section.ttl_seconds,
         unix_time=unix_time,

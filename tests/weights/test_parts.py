@@ -18,6 +18,7 @@ from gateway.weights.errors import UnknownLocation
 from gateway.weights.location import HubModel, LocalFolder, S3Prefix, is_safe, is_small, locate, needed
 from gateway.weights.part_file import PartFile
 from gateway.weights.progress import LogProgress
+from gateway.weights.records import write_json
 from gateway.weights.source import prepare
 from gateway.weights.values import Progress, RemoteFile
 
@@ -46,6 +47,13 @@ def test_an_address_is_a_folder_a_hub_id_or_a_prefix(given: str, meant: object) 
 def test_another_address_is_refused_with_what_is_allowed(given: str) -> None:
     with pytest.raises(UnknownLocation, match=r"://"):
         locate(given)
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "demand.json").mkdir()
+    with pytest.raises(OSError):
+        write_json(tmp_path / "demand.json", {"at": 1.0})
+    assert [one.name for one in tmp_path.iterdir()] == ["demand.json"]
 
 
 def test_a_local_folder_changes_nothing() -> None:
