@@ -58,16 +58,12 @@ MakeEnginePool = Callable[[str, PoolLinks], ResidentBackend]
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The in-process engines, their backends by name, the pools, and all parts with background loops."""
+    """The in-process engines, the names of their backends, the pools, and all parts with background loops."""
 
     in_process: Sequence[EngineParts]
-    engine_backends: Mapping[str, Backend]
+    on_engine: Collection[str]
     pools: Mapping[str, ServingPool]
     residents: Mapping[str, Resident]
-
-    @property
-    def on_engine(self) -> Collection[str]:
-        return self.engine_backends.keys()
 
     @property
     def loaded(self) -> bool:
@@ -127,7 +123,7 @@ def make_backends(
 
     If the engine runs elsewhere, ``engine_pool`` makes the backends of kind ``engine``.
     """
-    stats, text = base.rolling_stats, model.text
+    stats, text = base.rolling_stats, model.models.default
     backends: dict[str, Backend] = {}
     gates: dict[str, str] = {}
     whole = Fleet(backends, base.settings.model_aliases)
@@ -190,10 +186,8 @@ def make_backends(
     adapters.loader.attach_workers(parts.loras)
     summaries = make_engine_summarizer(
         text,
-        model.tokenizer,
         versions=model.versions,
-        backends=parts.engine_backends,
-        on_engine=[name for one in engines if one.name is None for name in one.backends],
+        backend=next((on_engine[one.gate] for one in engines if one.name is None and one.backends), None),
         new_id=base.new_id,
     )
     return BackendParts(parts, whole, fleet.models_of, chaos, admission, summaries)

@@ -1,6 +1,6 @@
 """The layer of the served models' text: tokenizers, prompts and their versions, summaries."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,27 +27,26 @@ from gateway.wiring.foundation import Foundation
 
 def make_engine_summarizer(
     text: ModelText,
-    tokenizer: ChatTokenizer,
     *,
     versions: PromptVersions,
-    backends: Mapping[str, Backend],
-    on_engine: Collection[str],
+    backend: Backend | None,
     new_id: Callable[[str], str],
 ) -> EngineSummarizer | None:
     """Build the summarizer and add it to ``text``; the caller runs its :meth:`run`.
 
-    ``None`` if no prompt version uses it, or without an in-process engine: sentences are extracted then.
+    ``None`` if no prompt version uses it, or without ``backend``, which is on the in-process engine of
+    ``text``: sentences are extracted then.
     """
     asking = [name for name in versions.ids if versions.get(name).summarizer is SummaryKind.ENGINE]
     if not asking:
         return None
     log = structlog.get_logger("gateway")
-    if not on_engine:
+    if backend is None:
         log.warning("no engine in process to write summaries with; picking sentences", prompt_versions=asking)
         return None
     summarizer = EngineSummarizer(
-        backends[min(on_engine)],
-        encoder=tokenizer,
+        backend,
+        encoder=text.tokenizer,
         max_model_len=lambda: text.max_model_len,
         until_written=text.extractive,
         new_id=new_id,
@@ -83,14 +82,12 @@ class Tokenizers:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The served models' text; ``text`` is that of the model of ``engine``.
+    """The served models' text; that of ``engine`` is the default of ``models``.
 
     ``publishing`` records prompt versions in the state store; ``engine_tokenizer`` takes an engine's model.
     """
 
-    tokenizer: ChatTokenizer
     canonicalizer: Canonicalizer
-    text: ModelText
     threads: TextThreads
     versions: PromptVersions
     publishing: Publishing
@@ -112,9 +109,7 @@ def make_model(base: Foundation) -> ModelParts:
     versions = PromptVersions.configured(settings.prompts.folder)
     tokenizer_json = engine.tokenizer_folder / "tokenizer.json"
     return ModelParts(
-        tokenizer=tokenizers.of(engine.tokenizer_folder),
         canonicalizer=canonicalizer,
-        text=models.default,
         threads=TextThreads(),
         versions=versions,
         publishing=Publishing(versions, base.state.store, base.unix_time),

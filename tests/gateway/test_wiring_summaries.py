@@ -29,10 +29,8 @@ def made(
     text = ModelText(tokenizer, 700, Canonicalizer())
     found = make_engine_summarizer(
         text,
-        tokenizer,
         versions=PromptVersions.from_folder(folder),
-        backends=BACKENDS,
-        on_engine=on_engine,
+        backend=BACKENDS[min(on_engine)] if on_engine else None,
         new_id=lambda prefix: prefix,
     )
     return found, text
