@@ -62,9 +62,7 @@ return 1
 
 class _Stored(msgspec.Struct, array_like=True):
     fingerprint: str
-    status: int
-    content_type: str
-    body: bytes
+    reply: StoredReply
     stored_at: float
 
 
@@ -101,13 +99,13 @@ class RedisIdempotencyStore:
         # Redis expires keys by its own clock, which may differ from the gateway's.
         if stored.stored_at < self._unix_time() - KEEP_S:
             return None
-        return stored.fingerprint, StoredReply(stored.status, stored.content_type, stored.body)
+        return stored.fingerprint, stored.reply
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
         if reply.size > self._bounds.reply:
             return False
         now, digest = self._unix_time(), _digest(tenant, key)
-        row = _Stored(fingerprint, reply.status, reply.content_type, reply.body, now)
+        row = _Stored(fingerprint, reply, now)
         # Times as strings with all digits: the float formatting of Redis drops digits.
         arguments = (
             msgspec.msgpack.encode(row), digest, tenant, reply.size, int(KEEP_S * 1000),
