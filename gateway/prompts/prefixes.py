@@ -6,6 +6,7 @@ for example after a change of the prompt that adds something volatile.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from msgspec import Struct
@@ -52,6 +53,7 @@ def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: i
     return _hex(chain[-1]) if chain else None
 
 
+@dataclass(slots=True, eq=False)
 class PrefixWatch:
     """Remembers about ``max_blocks`` blocks of stable prefixes that each backend has computed.
 
@@ -62,22 +64,19 @@ class PrefixWatch:
     share prefixes.
     """
 
-    def __init__(
-        self, *, block_size: Callable[[str], int], shared: bool = False, max_blocks: int = MAX_BLOCKS_SEEN
-    ) -> None:
-        self._block_size = block_size
-        self._shared = shared
-        self._max_blocks = max_blocks
-        self._new: set[int] = set()
-        self._old: set[int] = set()
+    block_size: Callable[[str], int]
+    shared: bool = False
+    max_blocks: int = MAX_BLOCKS_SEEN
+    _new: set[int] = field(default_factory=set, init=False)
+    _old: set[int] = field(default_factory=set, init=False)
 
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """Return the plan's stable prefix, with the tokens of it that ``backend`` should find cached."""
         load = backend.load
         block_size = 0 if load is None else load.block_size
         if block_size <= 0:  # the backend does not report it
-            block_size = self._block_size(backend.model)
-        place = (backend.name, None if self._shared else tenant, adapter_id, block_size)
+            block_size = self.block_size(backend.model)
+        place = (backend.name, None if self.shared else tenant, adapter_id, block_size)
         token_ids = first(plan.token_ids, plan.prefix_tokens)
         keys_of = _keys_of if len(token_ids) <= MAX_CACHED_TOKENS else _keys_of.__wrapped__
         fingerprint, keys = keys_of(token_ids, place)
@@ -88,7 +87,7 @@ class PrefixWatch:
 
     def computed(self, prefix: Prefix) -> None:
         self._new.update(prefix.keys)
-        if len(self._new) > self._max_blocks // 2:
+        if len(self._new) > self.max_blocks // 2:
             self._old, self._new = self._new, set()
 
 

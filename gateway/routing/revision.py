@@ -11,6 +11,7 @@ from adapters.values import SelectionRule
 from admission.values import AdmissionLimits
 from budgeting.values import SPARE_ORDER, PromptSection
 from gateway.config.yaml_file import explain
+from gateway.contracts.native import DEFAULT_ROUTE
 from gateway.routing.check import KnownNames, check_names
 from gateway.routing.file import RouteConfig, RoutingConfig
 from gateway.routing.route_limits import RESUME, resume_rules, route_limits
@@ -80,9 +81,6 @@ def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
         for index, rule in enumerate(route.adapter_rules)
         if rule.adapter_id == adapter_id
     ]
-
-
-DEFAULT_ROUTE = "self_hosted_generation"
 
 
 def default_routing(backends: Collection[str]) -> dict[str, Any]:

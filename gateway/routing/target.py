@@ -11,10 +11,11 @@ from adapters.registry import AdapterRegistry
 from adapters.values import Selection
 from gateway.backends.port import Fleet, generates
 from gateway.contracts.features import Feature
+from gateway.contracts.native import DEFAULT_ROUTE
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, GatewayError, InvalidRequest, UnknownModel, UnknownRoute
 from gateway.routing.rank import weights_serving
-from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
+from gateway.routing.revision import Revision, Route
 
 NEAREST: Final = 3
 """The most names that are suggested for an unknown one."""

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -102,6 +102,7 @@ def _shown(record: Record) -> dict[str, Any]:
     return {**entry, "hash": digest(entry)}
 
 
+@dataclass(eq=False)
 class Audit:
     """Appends records, each with the hash of the previous one; each record is also a line of the log.
 
@@ -111,19 +112,14 @@ class Audit:
     ``required``, an action is recorded before it begins, and refused if the record cannot be written.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        *,
-        unix_time: Callable[[], float],
-        required: bool = False,
-        keys: Sequence[bytes] = (),
-    ) -> None:
-        self._store = store
-        self._keys = keys
-        self._required = required
+    store: StateStore
+    _: KW_ONLY
+    unix_time: Callable[[], float]
+    required: bool = False
+    keys: Sequence[bytes] = ()
+
+    def __post_init__(self) -> None:
         self._appending = asyncio.Lock()
-        self._unix_time = unix_time
         self._log = structlog.get_logger("audit")
 
     async def record(
@@ -137,7 +133,7 @@ class Audit:
     async def _append(self, who: str, action: str, target: str, comment: str, result: str) -> None:
         """Raises StateError."""
         entry = {
-            "at": self._unix_time(),
+            "at": self.unix_time(),
             "who": who,
             "action": action,
             "target": target[:MAX_TARGET],
@@ -154,13 +150,13 @@ class Audit:
     async def _chained(self, entry: Mapping[str, Any]) -> str:
         """Append ``entry`` after the last record, and return its hash."""
         for left in reversed(range(_TRIES)):
-            last = [_shown(one) for one in await self._store.read(STREAM, limit=1, newest_first=True)]
+            last = [_shown(one) for one in await self.store.read(STREAM, limit=1, newest_first=True)]
             before = last[0]["number"] if last else 0
             chained = {**entry, "previous": last[0]["hash"] if last else ""}
-            if self._keys:
-                chained["mac"] = signature(_entry(before + 1, chained), self._keys[0])
+            if self.keys:
+                chained["mac"] = signature(_entry(before + 1, chained), self.keys[0])
             try:
-                record = await self._store.append(
+                record = await self.store.append(
                     STREAM,
                     orjson.dumps(chained),
                     author=str(entry["who"])[:MAX_AUTHOR] or "-",
@@ -189,7 +185,7 @@ class Audit:
         If records are required and cannot be written, the action is not begun, and BackendUnavailable is
         raised. An action that is not ``held_back``, such as a revocation, begins before its record.
         """
-        if self._required and held_back:
+        if self.required and held_back:
             try:
                 await self._append(who, action, target, comment, "begun")
             except StateError as error:
@@ -209,8 +205,8 @@ class Audit:
 
     async def last(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """Return the last entries, newest first, with numbers and hashes. Raises StateUnavailable."""
-        return [_shown(record) for record in await self._store.read(STREAM, limit=limit, newest_first=True)]
+        return [_shown(record) for record in await self.store.read(STREAM, limit=limit, newest_first=True)]
 
     async def after(self, number: int, limit: int = MAX_READ) -> Sequence[Mapping[str, Any]]:
         """Return the entries after ``number``, oldest first. Raises StateUnavailable."""
-        return [_shown(record) for record in await self._store.read(STREAM, after=number, limit=limit)]
+        return [_shown(record) for record in await self.store.read(STREAM, after=number, limit=limit)]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -24,6 +25,7 @@ LOCKED = "locked"
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class SqliteFile:
     """Runs transactions; opens the file again if it was removed or replaced.
 
@@ -34,20 +36,14 @@ class SqliteFile:
         busy_timeout_s: longest wait for another process's write, in seconds.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        tables: Sequence[str],
-        *,
-        synchronous: Literal["OFF", "NORMAL", "FULL"],
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
-    ) -> None:
-        self._path = path
-        self._names = str(path), f"{path}-wal"  # a Path takes longer than the system call
-        self._tables = tables
-        self._synchronous = synchronous
-        self._busy_timeout_s = busy_timeout_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
+    path: Path
+    tables: Sequence[str]
+    synchronous: Literal["OFF", "NORMAL", "FULL"]
+    busy_timeout_s: float = BUSY_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        self._names = str(self.path), f"{self.path}-wal"  # a Path takes longer than the system call
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{self.path.name}")
         self._waiting = 0
         self._counting = threading.Lock()
         # Only the thread uses these.
@@ -87,7 +83,7 @@ class SqliteFile:
             self._waiting += by
 
     def _repeat(self, act: Callable[[sqlite3.Connection], T], writes: bool) -> T:
-        give_up = time.monotonic() + self._busy_timeout_s
+        give_up = time.monotonic() + self.busy_timeout_s
         while True:
             try:
                 return self._transact(act, writes)
@@ -95,9 +91,9 @@ class SqliteFile:
                 if not _is_locked(error):
                     self._disconnect()
                     # Exactly this class: its subclasses mean a full disk and other temporary faults.
-                    if type(error) is sqlite3.DatabaseError and self._synchronous == "OFF":
+                    if type(error) is sqlite3.DatabaseError and self.synchronous == "OFF":
                         for suffix in ("", "-wal", "-shm"):
-                            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+                            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
                     raise
                 if time.monotonic() >= give_up:
                     raise
@@ -120,12 +116,12 @@ class SqliteFile:
         if self._connection is not None and self._file == self._identity():
             return self._connection
         self._disconnect()
-        connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute(f"PRAGMA synchronous={self._synchronous}")
+            connection.execute(f"PRAGMA synchronous={self.synchronous}")
             # An existing table needs no write, so a locked file can be opened.
-            for table in self._tables:
+            for table in self.tables:
                 connection.execute(table)
         except BaseException:
             connection.close()

@@ -11,6 +11,7 @@ from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.config.yaml_file import load_yaml
 from gateway.contracts.evaluation_report import evaluation_key
+from gateway.contracts.native import DEFAULT_ROUTE
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import STREAM as CANARY_STREAM
 from gateway.routing.canary_tally import CanaryTally
@@ -19,7 +20,6 @@ from gateway.routing.evaluations import STREAM as EVALUATIONS_STREAM
 from gateway.routing.evaluations import BackendEvaluations, digest_of
 from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import (
-    DEFAULT_ROUTE,
     RoutingFileError,
     ServedRoutes,
     default_routing,
