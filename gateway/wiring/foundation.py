@@ -18,7 +18,7 @@ from gateway.images.fetch import ImageFetcher, NameLookup
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import KEY_VARIABLE, Audit
-from gateway.weights.source import Weights, prepare, prepared
+from gateway.weights.source import Weights, prepared
 from gateway.wiring.state import StateParts, make_state
 from gateway.wiring.tracing import make_tracing
 from observability.subscribers import EventDispatcher
@@ -53,20 +53,16 @@ class Foundation:
 def make_foundation(settings: Settings) -> Foundation:
     """Fetch the model's small files, and build what needs no other layer. Raises ConfigError, FetchError."""
     clock, unix_time = time.monotonic, time.time
-    settings, main_weights = prepare(settings)
-    weights: dict[str | None, Weights] = {None: main_weights}
-    engines = {}
-    for name, engine in settings.engines.items():
-        engines[name], weights[name] = prepared(engine, settings.weights)
-    if engines:
-        settings = settings.model_copy(update={"engines": engines})
+    found = {name: prepared(one, settings.weights) for name, one in settings.engine_sections.items()}
+    engines = {name: engine for name, (engine, _) in found.items()}
+    settings = settings.model_copy(update={"engine": engines.pop(None), "engines": engines})
     if any(f"///{STATE_FOLDER}/" in url for url in (settings.state.url, settings.ledger.url)):
         STATE_FOLDER.mkdir(exist_ok=True)
     bodies = BodyMemory(settings.server.max_bodies_bytes or BODIES * settings.server.max_body_bytes)
     state = make_state(settings.state, clock=clock, unix_time=unix_time)
     return Foundation(
         settings=settings,
-        weights=weights,
+        weights={name: weights for name, (_, weights) in found.items()},
         version=version(),
         clock=clock,
         unix_time=unix_time,
