@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
 
@@ -14,7 +15,7 @@ class MemoryStreams:
 
     def __init__(self) -> None:
         self.records: dict[str, list[Record]] = {}
-        self.forgotten: dict[str, int] = {}
+        self.forgotten: Counter[str] = Counter()
         self.stores: WeakSet[MemoryStateStore] = WeakSet()
         self.down = False
         self.full = False
@@ -46,7 +47,7 @@ class MemoryStateStore(StateStore):
         if self._streams.full:
             raise StateUnavailable("append", "full", writes_refused=True)
         records = self._streams.records.setdefault(stream, [])
-        head = self._streams.forgotten.get(stream, 0) + len(records)
+        head = self._streams.forgotten[stream] + len(records)
         if expected is not None and expected != head:
             raise Conflict(stream, expected, head)
         record = Record(stream, head + 1, self._unix_time(), author, data)
@@ -60,7 +61,7 @@ class MemoryStateStore(StateStore):
     ) -> Sequence[Record]:
         check_read(after, limit)
         self._check("read")
-        first = max(0, after - self._streams.forgotten.get(stream, 0))
+        first = max(0, after - self._streams.forgotten[stream])
         records = self._streams.records.get(stream, [])[first:]
         return records[-limit:][::-1] if newest_first else records[:limit]
 
@@ -68,17 +69,14 @@ class MemoryStateStore(StateStore):
         check_forget(up_to)
         self._check("forget")
         records = self._streams.records.get(stream, [])
-        gone = min(max(0, up_to - self._streams.forgotten.get(stream, 0)), len(records))
+        gone = min(max(0, up_to - self._streams.forgotten[stream]), len(records))
         del records[:gone]
-        self._streams.forgotten[stream] = self._streams.forgotten.get(stream, 0) + gone
+        self._streams.forgotten[stream] += gone
 
     async def heads(self) -> Mapping[str, int]:
         self._check("heads")
-        forgotten = self._streams.forgotten
-        heads = {
-            name: forgotten.get(name, 0) + len(records) for name, records in self._streams.records.items()
-        }
-        return {stream: head for stream, head in heads.items() if head}
+        forgotten, records = self._streams.forgotten, self._streams.records
+        return {name: head for name in records if (head := forgotten[name] + len(records[name]))}
 
     async def announce(self, stream: str, text: str) -> None:
         if not self._streams.down:
