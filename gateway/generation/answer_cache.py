@@ -40,7 +40,7 @@ class AnswerCache:
 
     def figures(self) -> CacheFigures | None:
         """Return the figures of the stored answers; ``None`` without a cache, or if Redis stores them."""
-        return None if self.cache is None else self.cache.figures()
+        return None if self.cache is None else self.cache.store.figures()
 
     async def find(self, job: Job, timeout_s: float | None = None) -> CachedAnswer | None:
         """Return a stored answer to an equal or similar request; raises nothing but a cancellation."""

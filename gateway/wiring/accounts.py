@@ -15,8 +15,8 @@ from gateway.config.backends import PriceConfig
 from gateway.config.errors import ConfigError
 from gateway.config.price_file import read_price_file
 from gateway.config.settings import Settings
+from gateway.keys.ceilings import NANOUSD
 from gateway.wiring.backends import Engines
-from gateway.wiring.cache import NANOUSD
 from gateway.wiring.foundation import Foundation
 from resilience.leg_limits import Cost, free
 
