@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import orjson
 from msgspec import Struct, structs
-from pydantic import Field, Tag
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.checks import check_count, prompts_of
-from gateway.contracts.fields import ANYTHING, Body, Label, Listed, Name, Prompts, Text, TextOr
+from gateway.contracts.fields import ANYTHING, Body, Either, Label, Listed, Name, Prompts, Text, TextOr
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 
@@ -55,14 +55,7 @@ class EmbeddingsBody(Body):
     }
     model: Name
     input: Prompts | None = None
-    messages: (
-        Annotated[
-            Annotated[Listed[EmbeddedMessage], Tag("~one")]
-            | Annotated[Listed[Listed[EmbeddedMessage]], Tag("~batch")],
-            Field(union_mode="left_to_right"),
-        ]
-        | None
-    ) = None
+    messages: Either[Listed[EmbeddedMessage], Listed[Listed[EmbeddedMessage]]] | None = None
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None

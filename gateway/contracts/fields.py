@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, model_va
 from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
+U = TypeVar("U")
 MAX_NAME: Final = 128
 """Longest id or name, in characters (the public surface's bound of ``request_id``)."""
 MAX_LABEL: Final = 256
@@ -69,13 +70,12 @@ Priority = Annotated[int, Field(ge=-1, le=1)]
 
 # Validation of a list stops at its first bad item: a million bad items must not make a million errors.
 Listed = Annotated[list[T], Field(fail_fast=True)]
-TextOr = Annotated[
-    Annotated[Text, Tag("~text")] | Annotated[Listed[T], Tag("~items")], Field(union_mode="left_to_right")
+Either = Annotated[
+    Annotated[T, Tag("~first")] | Annotated[U, Tag("~second")], Field(union_mode="left_to_right")
 ]
+TextOr = Either[Text, Listed[T]]
 StopList = Annotated[Listed[StopText], Field(max_length=MAX_STOPS)]
-Stop = Annotated[
-    Annotated[StopText, Tag("~text")] | Annotated[StopList, Tag("~texts")], Field(union_mode="left_to_right")
-]
+Stop = Either[StopText, StopList]
 TokenIds = Listed[TokenId]
 Texts = Listed[Text]
 Prompts = Annotated[

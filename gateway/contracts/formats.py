@@ -1,14 +1,14 @@
 """Converts every way to ask for a shape of the answer to one :class:`ResponseFormat`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import orjson
-from pydantic import Field, Tag
+from pydantic import Field
 
 from engine.limits import MAX_SPEC_CHARS
 from gateway.contracts.checks import check_plain
-from gateway.contracts.fields import Body, Text, Texts
+from gateway.contracts.fields import Body, Either, Text, Texts
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
@@ -21,10 +21,7 @@ _MOST: Final[Mapping[str, int]] = {"properties": MAX_PROPERTIES, "enum": MAX_ENU
 
 _WRAPPER_FIELDS: Final = frozenset({"name", "schema", "strict", "description"})
 
-SchemaOrText = Annotated[
-    Annotated[dict[str, Any], Tag("~object")] | Annotated[Text, Tag("~text")],
-    Field(union_mode="left_to_right"),
-]
+SchemaOrText = Either[dict[str, Any], Text]
 
 
 class FormatBody(Body):

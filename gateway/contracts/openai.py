@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from budgeting.template import CONTINUES, GENERATES
@@ -16,6 +16,7 @@ from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MAX_TOKENS,
+    Either,
     Listed,
     MaxTokens,
     Prompts,
@@ -49,18 +50,12 @@ class ContentPart(PartBody, MessagePart):
     image_url: ImageUrl | None = None
 
 
-Content = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[Listed[ContentPart], Tag("~parts")],
-    Field(union_mode="left_to_right"),
-]
-
-
 class ChatMessage(MessagePart, CallFields):
     """One message; ``developer`` is OpenAI's newer word for ``system``."""
 
     neutral = openai_fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
+    content: Either[str, Listed[ContentPart]] | None = None
 
 
 def _needed(value: T | None, at: tuple[int | str, ...]) -> T:

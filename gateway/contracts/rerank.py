@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
 
 import orjson
 from msgspec import structs
-from pydantic import Field, Tag
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.embeddings import PooledAnswer, PooledRequest
-from gateway.contracts.fields import ANYTHING, Body, Label, Listed, Name, Text, TextOr
+from gateway.contracts.fields import ANYTHING, Body, Either, Label, Listed, Name, Text, TextOr
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 
@@ -39,12 +39,7 @@ class RerankBody(Body):
     }
     model: Name
     query: Text
-    documents: Listed[
-        Annotated[
-            Annotated[Text, Tag("~text")] | Annotated[Document, Tag("~object")],
-            Field(union_mode="left_to_right"),
-        ]
-    ]
+    documents: Listed[Either[Text, Document]]
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: TokenLimit | None = None

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field
 
-from gateway.contracts.fields import ANYTHING, Body, Listed, Name, StrictObject, Text
+from gateway.contracts.fields import ANYTHING, Body, Either, Listed, Name, StrictObject, Text
 
 MAX_TOOLS: Final = 128
 """Most tools of a request, as at OpenAI."""
@@ -95,17 +95,13 @@ class HistoryCall(Body):
 
 Tools = Annotated[Listed[ToolBody], Field(max_length=MAX_TOOLS)]
 Calls = Annotated[Listed[HistoryCall], Field(max_length=MAX_CALLS)]
-ChoiceField = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("~text")] | Annotated[ToolChoiceBody, Tag("~object")],
-    Field(union_mode="left_to_right"),
-]
 
 
 class ToolFields(Body):
     """The request's fields for tools, for reasoning and for the chat template."""
 
     tools: Tools | None = None
-    tool_choice: ChoiceField | None = None
+    tool_choice: Either[Literal["none", "auto", "required"], ToolChoiceBody] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None

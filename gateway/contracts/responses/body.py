@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from gateway.contracts.fields import (
     ANYTHING,
     Body,
+    Either,
     Label,
     Listed,
     MaxTokens,
@@ -205,14 +206,7 @@ class ResponsesBody(Body):
     top_p: TopP | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[Listed[ToolItem], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("~text")]
-            | Annotated[ChoiceObject, Tag("~object")],
-            Field(union_mode="left_to_right"),
-        ]
-        | None
-    ) = None
+    tool_choice: Either[Literal["none", "auto", "required"], ChoiceObject] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningBody | None = None
     text: TextBody | None = None
