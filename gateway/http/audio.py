@@ -46,7 +46,7 @@ async def _answer(task: Task, request: Request, call: CallerRequest) -> Response
         form = await in_time(services, read_form(request, most, arrived))
         try:
             asked = await _asked(task, form, most, origin_of(services, exchange, call.caller))
-            async with until_gone(exchange, request.receive, services.clock) as watch:
+            async with until_gone(exchange, request.receive, services.clock) as release:
                 if asked.recording.stream:
                     exchange.reported = True
                     return await _stream(asked, services, exchange)
@@ -54,7 +54,7 @@ async def _answer(task: Task, request: Request, call: CallerRequest) -> Response
                 async def run() -> Reply:
                     exchange.reported = True
                     answer = await in_time(services, services.embeddings.transcribe(asked, _no_event))
-                    watch.release()
+                    release()
                     body, media_type = transcript_body(asked, answer.body or {})
                     return Reply(200, body, media_type)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from starlette.types import Receive
@@ -16,16 +16,13 @@ STALL_S: Final = 60.0
 _CHECKS_PER_STALL: Final = 4
 
 
-class DisconnectWatch(Protocol):
-    """Watches the caller while a block of work runs."""
-
-    def release(self) -> None:
-        """Stop watching: the work is billed, so a disconnect must not prevent that its answer is stored."""
+Release = Callable[[], object]
+"""Stops the watch: once the work is billed, a disconnect must not prevent that its answer is stored."""
 
 
 def until_gone(
     exchange: Exchange, receive: Receive, clock: Callable[[], float], *, stall_s: float = STALL_S
-) -> AbstractAsyncContextManager[DisconnectWatch]:
+) -> AbstractAsyncContextManager[Release]:
     """Run the block; cancel it when the caller disconnects.
 
     Sluice's own server notifies the block. Under any other server, and for WebSockets, a task watches
@@ -46,14 +43,14 @@ class _ServerWatch(Struct, eq=False):
     _task: asyncio.Task[object] | None = None
     _cancels_before: int = 0
 
-    async def __aenter__(self) -> DisconnectWatch:
+    async def __aenter__(self) -> Release:
         if self._disconnect.gone:
             raise ClientGone
         task = asyncio.current_task(asyncio.get_running_loop())
         assert task is not None
         self._task, self._cancels_before = task, task.cancelling()
         self._disconnect.listener = self._left
-        return self
+        return self._release
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -64,7 +61,7 @@ class _ServerWatch(Struct, eq=False):
             if kind is asyncio.CancelledError and not others:
                 raise ClientGone from None
 
-    def release(self) -> None:
+    def _release(self) -> None:
         self._disconnect.listener = None
 
     def _left(self) -> None:
@@ -73,24 +70,16 @@ class _ServerWatch(Struct, eq=False):
             self._task.cancel()
 
 
-class _TaskWatch(Struct, eq=False):
-    """The watch under any other server: a task that reads ``receive``."""
-
-    _task: asyncio.Task[None]
-
-    def release(self) -> None:
-        self._task.cancel()
-
-
 @asynccontextmanager
 async def _watching(
     exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float
-) -> AsyncIterator[DisconnectWatch]:
+) -> AsyncIterator[Release]:
+    """The watch under any other server: a task that reads ``receive``."""
     try:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch(exchange, receive, clock, stall_s))
             try:
-                yield _TaskWatch(watcher)
+                yield watcher.cancel
             finally:
                 watcher.cancel()
     except BaseExceptionGroup as errors:

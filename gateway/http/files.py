@@ -53,21 +53,15 @@ async def upload(request: Request, call: CallerRequestDep) -> Response:
 
 
 async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
-    fields = dict(form.items())
-    file, purpose = fields.get("file"), fields.get("purpose")
+    file, texts = form.get("file"), {name: one for name, one in form.items() if isinstance(one, str)}
     if not isinstance(file, UploadFile):
         raise not_allowed("file", "is missing or is not a file", "one file")
-    if purpose not in PURPOSES:
+    if (purpose := texts.get("purpose")) not in PURPOSES:
         raise not_allowed("purpose", "is missing or has another value", ", ".join(PURPOSES))
-    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-    expires_s = expiry(
-        anchor if isinstance(anchor, str) else None, seconds if isinstance(seconds, str) else None
-    )
-    size = file.size or 0
-    if size > services.files.section.max_file_bytes:
-        raise BodyTooLarge(
-            f"the file is larger than {services.files.section.max_file_bytes} bytes", param="file"
-        )
+    expires_s = expiry(texts.get("expires_after[anchor]"), texts.get("expires_after[seconds]"))
+    size, most = file.size or 0, services.files.section.max_file_bytes
+    if size > most:
+        raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
     name = (file.filename or "file")[:MAX_FILENAME]
     file_id = services.new_id("file").replace("_", "-", 1)
     return await services.files.add(tenant, file_id, name, str(purpose), file.file, size, expires_s)

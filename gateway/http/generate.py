@@ -17,7 +17,7 @@ from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited,
 from gateway.generation.sink import Sink
 from gateway.http.authorize import caller_of
 from gateway.http.body import read_body
-from gateway.http.disconnect_watch import DisconnectWatch, until_gone
+from gateway.http.disconnect_watch import Release, until_gone
 from gateway.http.exchange import ClientGone, Exchange, Reply
 from gateway.http.fan_out import run_prompts
 from gateway.http.idempotency import Idempotency, fingerprint_of, key_of
@@ -140,17 +140,17 @@ class GenerationEndpoint:
             content = "" if key is None else fingerprint_of(scope["path"], body)
             del body  # frees its memory; the request has its content
             exchange.request_id = asked.request.request_id
-            async with until_gone(exchange, receive, services.clock) as watch:
+            async with until_gone(exchange, receive, services.clock) as release:
                 if asked.request.stream:
                     await self._stream(exchange, asked)
                 elif key is None:
-                    await exchange.reply(await self._whole(exchange, asked, watch))
+                    await exchange.reply(await self._whole(exchange, asked, release))
                 else:
                     once = self._idempotency.answer(
                         exchange,
                         key_of(key),
                         content,
-                        lambda: self._whole(exchange, asked, watch),
+                        lambda: self._whole(exchange, asked, release),
                         lambda: services.may_use(asked.request),
                     )
                     await exchange.reply(await once)
@@ -176,11 +176,11 @@ class GenerationEndpoint:
         journey = run_journey(self._services, asked.request, sink, asked.further)
         return _with_pings(sink, journey) if sink.pings else journey
 
-    async def _whole(self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch) -> Reply:
+    async def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
         sink = WholeSink()
         exchange.reported = True
         await run_journey(self._services, asked.request, sink, asked.further)
-        watch.release()
+        release()
         answer = sink.end
         assert answer is not None  # run_journey ends every sink
         if isinstance(answer, PublicError):

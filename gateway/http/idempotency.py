@@ -184,7 +184,7 @@ class CallerRequest(Struct, frozen=True):
     path: str
     key: str | None
     raw: bytes
-    release: Callable[[], None] = lambda: None
+    release: Callable[[], object] = lambda: None
 
     @property
     def caller(self) -> Caller:

@@ -23,9 +23,9 @@ from gateway.contracts.responses.body import CompactBody, Includable, InputItem,
 from gateway.contracts.responses.compact import compacted, summary_body
 from gateway.contracts.responses.request import INCLUDED_SEALED, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
-from gateway.contracts.values import Answer, Caller, GenerateRequest
+from gateway.contracts.values import Answer, Caller
 from gateway.errors import InvalidKey
-from gateway.http.disconnect_watch import DisconnectWatch
+from gateway.http.disconnect_watch import Release
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
 from gateway.http.idempotency import Idempotency
@@ -53,7 +53,7 @@ class ResponsesEndpoint(GenerationEndpoint):
         own = await asked_of(self._services, parse(ResponsesBody, short), origin)
         # A streaming client has events that a new run would not repeat; a front's tenant is not the key's.
         if own.background and not own.request.stream and not own.request.caller.by_front:
-            own = structs.replace(own, again=_packed(own.request, origin, body))
+            own = structs.replace(own, again=_packed(origin, body))
         return own
 
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
@@ -68,10 +68,10 @@ class ResponsesEndpoint(GenerationEndpoint):
             await exchange.body(event, more=True)
         await exchange.body(b"", more=False)
 
-    async def _whole(self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch) -> Reply:
+    async def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
         own = cast("ResponsesRequest", asked)
         if not own.background:
-            return await super()._whole(exchange, asked, watch)
+            return await super()._whole(exchange, asked, release)
         exchange.reported = True
         run = await self._services.background.start(own, partial(_run, self._services))
         return Reply(200, orjson.dumps(run.state()))
@@ -137,31 +137,22 @@ async def _run(services: Services, asked: ResponsesRequest, sink: Any) -> None:
 
 
 class _Again(msgspec.Struct, frozen=True):
-    """The data with which another gateway runs a background request again."""
+    """The data with which another gateway runs a background request again; ``origin`` has ``_OF_ORIGIN``."""
 
     body: bytes
     key_id: str
     own_salt: str | None
-    request_id: str
-    trace_id: str | None
-    created: int
-    allow_fallback: bool
-    session_id: str | None
-    auxiliary: bool
+    origin: dict[str, Any]
 
 
-def _packed(request: GenerateRequest, origin: RequestOrigin, body: bytes) -> bytes:
-    again = _Again(
-        body,
-        request.caller.key_id,
-        request.caller.own_salt,
-        request.request_id,
-        origin.trace_id,
-        request.created,
-        origin.allow_fallback,
-        origin.session_id,
-        origin.is_auxiliary,
-    )
+_OF_ORIGIN: Final = (
+    "request_id", "trace_id", "created", "allow_fallback", "session_id", "is_auxiliary",
+)  # fmt: skip
+
+
+def _packed(origin: RequestOrigin, body: bytes) -> bytes:
+    kept = {name: getattr(origin, name) for name in _OF_ORIGIN}
+    again = _Again(body, origin.caller.key_id, origin.caller.own_salt, kept)
     return zlib.compress(msgspec.msgpack.encode(again), 1)
 
 
@@ -182,16 +173,11 @@ class ResponsesRerun:
         if caller.tenant != row.tenant:
             raise InvalidKey("the key of the request now belongs to another tenant")
         origin = RequestOrigin(
-            request_id=again.request_id,
             generation_id=f"gen_{row.response_id.removeprefix('resp_')}",
             caller=caller,
             arrived_at=services.clock(),
-            created=again.created,
-            trace_id=again.trace_id,
-            allow_fallback=again.allow_fallback,
             max_messages=services.limits.max_messages,
-            session_id=again.session_id,
-            is_auxiliary=again.auxiliary,
+            **again.origin,
         )
         return await asked_of(services, parse(ResponsesBody, again.body), origin)
 
@@ -255,7 +241,7 @@ async def show_response(
     else:
         follow = run.follow(starting_after)
     headers = {name.decode(): value.decode() for name, value in STREAM_HEADERS}
-    return StreamingResponse(_after(follow, starting_after), headers=headers)
+    return StreamingResponse(follow, headers=headers)
 
 
 @router.delete("/{response_id}", response_model=DeletedBody)
@@ -309,16 +295,11 @@ def _sealed(services: Services, caller: Caller, model: str, items: list[Any]) ->
 
 
 async def _stored(services: Services, caller: Caller, response_id: str, after: int) -> AsyncIterator[bytes]:
-    """The events of a response that runs on another gateway; they are sent once it has ended."""
+    """The events after this number of a response that runs on another gateway, once it has ended."""
     row = await services.responses.get(caller.tenant, response_id)
     while row.open(services.responses.now()):
         await asyncio.sleep(LOOK_S)
         row = await services.responses.get(caller.tenant, response_id)
     for event in split(events_of(row, after)):
-        yield event
-
-
-async def _after(events: AsyncIterator[bytes], number: int) -> AsyncIterator[bytes]:
-    async for event in events:
-        if number_of(event) > number:
+        if number_of(event) > after:
             yield event

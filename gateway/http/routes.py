@@ -165,9 +165,9 @@ class DirectRoute(CountedRoute):
         await services.limiter.enter(caller)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         given = parse(self._model, body)
-        async with until_gone(exchange, receive, services.clock) as watch:
+        async with until_gone(exchange, receive, services.clock) as release:
             key = sent_key(exchange)
-            call = CallerRequest(services, exchange, idempotency, scope["path"], key, body, watch.release)
+            call = CallerRequest(services, exchange, idempotency, scope["path"], key, body, release)
             reply = await self.endpoint(given, call)
         await exchange.reply(reply)
 

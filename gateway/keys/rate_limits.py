@@ -82,7 +82,7 @@ class KeyLimiter:
     returns the context manager in which a request of a key runs.
 
     Args:
-        quotas: this process's own counts; ``None``: nothing is limited.
+        quotas: this process's own counts.
         shared: the counts of all processes; ``None``: this is the only process. While their store cannot be
             reached, this process decides by its last answer and by its own counts, which it always updates.
         tenant_budgets: budgets of tenants, in addition to those of their keys.
@@ -101,8 +101,8 @@ class KeyLimiter:
     ) -> None:
         self.running = ceilings.running
         self._ceilings = ceilings
-        self._quotas = quotas
-        self._spent = None if quotas is None else Quotas(clock=unix_time)
+        self._quotas = quotas or Quotas(clock=time.monotonic)
+        self._spent = Quotas(clock=unix_time)
         self._tenant_budgets = tenant_budgets
         self._unix_time = unix_time
         self._shared = shared
@@ -116,24 +116,23 @@ class KeyLimiter:
             await self._count(caller.key_id, caller.limits)
 
     async def _count(self, account: str, limits: KeyLimits) -> None:
-        quotas = self._quotas
-        if quotas is None or limits.requests_per_minute is None:
+        if limits.requests_per_minute is None:
             return
         ask = QuotaRequest(requests=1)
         verdict = None if self._shared is None else await self._shared.count(account, limits)
         if verdict is None:
-            self._decide("request", quotas, account, limits, ask)
+            self._decide("request", account, limits, ask)
             return
         if verdict.excess is None:
             # Counted here too, in case the shared counts become unreachable.
-            quotas.count(account, limits, ask)
+            self._quotas.count(account, limits, ask)
         self._decided("request", account, verdict.excess, shared=True)
 
     async def headers(self, caller: Caller) -> list[Header]:
         """Return the ``x-ratelimit-*`` headers of a key with limits."""
-        if self._quotas is None or caller.limits == NO_LIMITS:
+        if caller.limits == NO_LIMITS:
             return []
-        figures = _tightest(await self._figures(self._quotas, caller.key_id, caller.limits))
+        figures = _tightest(await self._figures(caller.key_id, caller.limits))
         return [
             (f"x-ratelimit-{word}-{name}".encode(), str(value).encode())
             for name, one in figures.items()
@@ -146,12 +145,12 @@ class KeyLimiter:
 
     async def used(self, key_id: str, limits: KeyLimits, model: str | None = None) -> dict[str, int]:
         """Return what is now used or reserved of a key's limits, or of those for a model, by limit name."""
-        return await self._used(self._quotas, _of_model(key_id, model), limits)
+        return await self._used(_of_model(key_id, model), limits)
 
-    async def _used(self, quotas: Quotas | None, account: str, limits: KeyLimits | Budget) -> dict[str, int]:
-        if quotas is None or limits in (NO_LIMITS, NO_BUDGET):
+    async def _used(self, account: str, limits: KeyLimits | Budget) -> dict[str, int]:
+        if limits in (NO_LIMITS, NO_BUDGET):
             return {}
-        figures = await self._figures(quotas, account, limits)
+        figures = await self._figures(account, limits)
         return {
             kind.name: one.limit - one.remaining
             for kind, one in zip(kinds_of(limits), figures, strict=True)
@@ -178,10 +177,7 @@ class KeyLimiter:
             BudgetExceeded: over the budget of a day or a month, of the key or its tenant.
         """
         self._ceilings.count_use(caller, tokens, cost)
-        quotas, spent, limits = self._quotas, self._spent, caller.limits
-        if quotas is None or spent is None:
-            return None
-        own = None
+        limits, own = caller.limits, None
         if caller.model_limits:
             own = next((one for one in caller.model_limits if one.model == model), None)
         accounts = [(caller.key_id, limits)]
@@ -197,22 +193,18 @@ class KeyLimiter:
         try:
             for account, limits in accounts:
                 if limits.tokens_per_minute is not None or limits.tokens_per_day is not None:
-                    reservation._settle_tokens.append(
-                        await self._hold_tokens(quotas, account, limits, tokens)
-                    )
+                    reservation._settle_tokens.append(await self._hold_tokens(account, limits, tokens))
             nanousd = cost() if budgets else 0
             for account, budget in budgets:
-                held = await self._hold("money", spent, account, budget, nanousd)
+                held = await self._hold("money", account, budget, nanousd)
                 reservation._settle_money.append(held)
         except BaseException:
             reservation.settle(0)
             raise
         return reservation if reservation._settle_tokens or budgets else None
 
-    async def _hold_tokens(
-        self, quotas: Quotas, account: str, limits: KeyLimits, tokens: int
-    ) -> Callable[[int], None]:
-        settle = await self._hold("tokens", quotas, account, limits, tokens)
+    async def _hold_tokens(self, account: str, limits: KeyLimits, tokens: int) -> Callable[[int], None]:
+        settle = await self._hold("tokens", account, limits, tokens)
 
         def settle_tokens(used: int) -> None:
             settle(used)
@@ -224,7 +216,7 @@ class KeyLimiter:
         """Return what a key has spent or reserved of its budget, or of that for a model, in nano US dollars,
         by budget name.
         """
-        return await self._used(self._spent, self._account("key", _of_model(key_id, model)), budget)
+        return await self._used(self._account("key", _of_model(key_id, model)), budget)
 
     def _budgets(
         self, caller: Caller, of_tenant: Budget, own: ModelLimits | None
@@ -239,8 +231,11 @@ class KeyLimiter:
         """Return the name of a month's account. No key's id contains a space."""
         return f"usd {kind} {name} {month_of(self._unix_time())[0]}"
 
+    def _counts(self, limits: KeyLimits | Budget) -> Quotas:
+        return self._spent if isinstance(limits, Budget) else self._quotas
+
     async def _hold(
-        self, kind: str, quotas: Quotas, account: str, limits: KeyLimits | Budget, amount: int
+        self, kind: str, account: str, limits: KeyLimits | Budget, amount: int
     ) -> Callable[[int], None]:
         """Hold an amount; return the function that replaces it by the used one."""
         verdict, hold = None, None
@@ -249,37 +244,33 @@ class KeyLimiter:
         own = hold or HoldId(_LOCAL, next(self._numbers))
         ask = QuotaRequest(tokens=amount, hold=own)
         if verdict is None:
-            self._decide(kind, quotas, account, limits, ask)
+            self._decide(kind, account, limits, ask)
         else:
             self._decided(kind, account, verdict.excess, shared=True)
-            quotas.count(account, limits, ask)
+            self._counts(limits).count(account, limits, ask)
 
         def settle(used: int) -> None:
-            quotas.settle(Settlement(account, limits, own, None, used))
+            self._counts(limits).settle(Settlement(account, limits, own, None, used))
             if self._shared is not None:
                 self._shared.settle(account, limits, hold, verdict, amount, used)
 
         return settle
 
-    def _decide(
-        self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest
-    ) -> None:
+    def _decide(self, kind: str, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest) -> None:
         """Decide without the store: by its last answer, and by this process's own counts."""
         excess = None if self._shared is None else self._shared.last_known(key_id, ask)
         if excess is None:
-            excess = quotas.take(key_id, limits, ask).excess
+            excess = self._counts(limits).take(key_id, limits, ask).excess
         self._decided(kind, key_id, excess, shared=False)
         if self._shared is not None:
             self._shared.count_passed(key_id, ask)
 
-    async def _figures(
-        self, quotas: Quotas, key_id: str, limits: KeyLimits | Budget
-    ) -> tuple[Figures | None, ...]:
+    async def _figures(self, key_id: str, limits: KeyLimits | Budget) -> tuple[Figures | None, ...]:
         if self._shared is not None:
             figures = await self._shared.figures(key_id, limits)
             if figures is not None:
                 return figures
-        return quotas.take(key_id, limits, QuotaRequest()).figures
+        return self._counts(limits).take(key_id, limits, QuotaRequest()).figures
 
     def _decided(self, kind: str, account: str, excess: Excess | None, *, shared: bool) -> None:
         self._emit(QuotaDecided(kind, None if excess is None else excess.name, shared))

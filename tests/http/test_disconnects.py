@@ -265,8 +265,8 @@ async def test_after_release_a_caller_who_leaves_no_longer_cancels() -> None:
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async with until_gone(exchange, receive, time.monotonic) as watcher:
-        watcher.release()
+    async with until_gone(exchange, receive, time.monotonic) as release:
+        release()
         gone.set()
         await asyncio.sleep(0.01)
 
@@ -335,8 +335,8 @@ async def test_a_caller_who_has_left_already_gets_no_work_done() -> None:
 
 async def test_a_disconnect_reported_after_release_cancels_nothing() -> None:
     exchange, disconnect = exchange_and_disconnect()
-    async with until_gone(exchange, never, time.monotonic) as watcher:
-        watcher.release()
+    async with until_gone(exchange, never, time.monotonic) as release:
+        release()
         disconnect.set()
         await asyncio.sleep(0)
 
