@@ -14,7 +14,7 @@ from adapters.errors import AdapterRejected
 from adapters.registry import AdapterRegistry
 from adapters.verify import Verified
 from gateway.contracts.evaluation_report import is_signed
-from gateway.contracts.fields import Body
+from gateway.contracts.fields import Body, from_attributes
 from gateway.errors import NoSuchAdapter
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.loader import LoraLoader
@@ -377,35 +377,22 @@ class AdapterAdmin:
 
     def _version_shown(self, version: Version, catalogue: Catalogue) -> AdapterBody:
         name = version.adapter_id
-        return {
-            "id": name,
-            "state": version.state.value,
-            "aliases": list(catalogue.named_by(name)),
-            "engine_id": version.engine_id,
-            "base_model": version.base_model,
-            "base_revision": version.base_revision,
-            "rank": version.rank,
-            "alpha": version.alpha,
-            "target_modules": list(version.target_modules),
-            "size_bytes": version.size_bytes,
-            "sha256": version.sha256,
-            "location": version.location,
-            "labels": dict(version.labels),
-            "pinned": version.pinned,
-            "resident": name in self.loader.resident,
-            "leases": self.registry.leased().get(name, 0),
-            "heat": round(self.loader.demand_of(name), 3),
-            "evaluation": dict(version.report) or None,
-            "author": version.author,
-            "at": datetime.fromtimestamp(version.at, UTC).isoformat(timespec="seconds"),
-        }
+        return from_attributes(
+            AdapterBody,
+            version,
+            id=name,
+            state=version.state.value,
+            aliases=list(catalogue.named_by(name)),
+            target_modules=list(version.target_modules),
+            labels=dict(version.labels),
+            resident=name in self.loader.resident,
+            leases=self.registry.leased().get(name, 0),
+            heat=round(self.loader.demand_of(name), 3),
+            evaluation=dict(version.report) or None,
+            at=datetime.fromtimestamp(version.at, UTC).isoformat(timespec="seconds"),
+        )
 
 
 def _alias_shown(alias: Alias) -> AliasBody:
-    return {
-        "alias": alias.name,
-        "target": alias.target,
-        "canary": alias.canary,
-        "percent": alias.percent if alias.canary else None,
-        "history": list(alias.history),
-    }
+    percent = alias.percent if alias.canary else None
+    return from_attributes(AliasBody, alias, alias=alias.name, percent=percent, history=list(alias.history))

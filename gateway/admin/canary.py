@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from typing_extensions import TypedDict
 
 from adapters.changes import NotEvaluatedError
-from gateway.contracts.fields import Body
+from gateway.contracts.fields import Body, from_attributes
 from gateway.errors import InvalidRequest, RevisionConflict
 from gateway.routing import canary
 from gateway.routing.canary_loop import CanaryDriver
@@ -250,39 +250,31 @@ def _wrong_phase(state: canary.CanaryState, allowed: str) -> RevisionConflict:
 
 def _shown(state: canary.CanaryState) -> CanaryStatus:
     plan = state.plan
-    return {
-        "id": plan.id,
-        "route": plan.route,
-        "backend": plan.backend,
-        "phase": state.phase.value,
-        "percent": state.wanted.get(plan.backend, 0.0) if state.applied else None,
-        "step": state.step + 1,
-        "steps": list(plan.steps),
-        "since": datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds"),
-        "reason": state.reason,
-        "author": plan.author,
-        "comment": plan.comment,
-        "min_samples": plan.min_samples,
-        "step_seconds": plan.step_s,
-        "window_seconds": plan.window_s,
-        "alpha": plan.alpha,
-        "tolerance": plan.tolerance,
-        "canary_requests": state.canary_requests,
-        "waiting_for": None if state.ended else _waiting(state),
-        "checks": {
-            check: {
-                "canary_bad": counts.canary_bad,
-                "canary": counts.canary,
-                "canary_interval": _interval(counts.canary_bad, counts.canary),
-                "baseline_bad": counts.baseline_bad,
-                "baseline": counts.baseline,
-                "baseline_interval": _interval(counts.baseline_bad, counts.baseline),
-                "log10_e": round(state.evidence.get(check, Evidence()).log_e / math.log(10), 2),
-                "log10_bound": round(plan.bound / math.log(10), 2),
-            }
+    return from_attributes(
+        CanaryStatus,
+        plan,
+        phase=state.phase.value,
+        percent=state.wanted.get(plan.backend, 0.0) if state.applied else None,
+        step=state.step + 1,
+        steps=list(plan.steps),
+        since=datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds"),
+        reason=state.reason,
+        step_seconds=plan.step_s,
+        window_seconds=plan.window_s,
+        canary_requests=state.canary_requests,
+        waiting_for=None if state.ended else _waiting(state),
+        checks={
+            check: from_attributes(
+                CanaryCheck,
+                counts,
+                canary_interval=_interval(counts.canary_bad, counts.canary),
+                baseline_interval=_interval(counts.baseline_bad, counts.baseline),
+                log10_e=round(state.evidence.get(check, Evidence()).log_e / math.log(10), 2),
+                log10_bound=round(plan.bound / math.log(10), 2),
+            )
             for check, counts in state.counts.items()
         },
-    }
+    )
 
 
 def _interval(bad: int, requests: int) -> tuple[float, float] | None:

@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 from typing_extensions import TypedDict
 
+from gateway.contracts.fields import from_attributes
 from gateway.state.audit import Audit
 from gateway.state.port import StateStore
 from observability.collectors import WorkerStatus
@@ -258,6 +260,10 @@ class ConsoleAdmin:
         await self.audit.record(who, "console.sign_in", address or "unknown address")
 
 
+_names = attrgetter(
+    *("request_id", "generation_id", "trace_id", "tenant", "key_id"),
+    *("model", "route", "backend_name", "error_code"),
+)
 _COUNTED = ("requests_per_second", "errors_last_minute", "fallbacks_last_minute", "shed_last_minute")
 _TIMED = ("ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99")
 
@@ -297,36 +303,7 @@ def _prefix_hits(recent: Iterable[RequestRecord]) -> dict[str, float]:
     return {name: cached / all_ for name, (cached, all_) in tokens.items()}
 
 
-def _names(record: RequestRecord) -> tuple[str | None, ...]:
-    return (
-        record.request_id,
-        record.generation_id,
-        record.trace_id,
-        record.tenant,
-        record.key_id,
-        record.model,
-        record.route,
-        record.backend_name,
-        record.error_code,
-    )
-
-
 def _line(at: float, record: RequestRecord) -> FinishedRequest:
-    return {
-        "at": at,
-        "request_id": record.request_id,
-        "tenant": record.tenant,
-        "contract": record.contract,
-        "route": record.route,
-        "model": record.model,
-        "backend": record.backend_name,
-        "status": record.status,
-        "error_code": record.error_code,
-        "fallback": record.fallback_kind,
-        "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens,
-        "cached_tokens": record.cached_tokens,
-        "queue_wait_ms": record.queue_wait_ms,
-        "ttft_ms": record.ttft_ms,
-        "total_ms": record.total_ms,
-    }
+    return from_attributes(
+        FinishedRequest, record, at=at, backend=record.backend_name, fallback=record.fallback_kind
+    )

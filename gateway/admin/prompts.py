@@ -15,6 +15,7 @@ from budgeting.token_ids import joined
 from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
 from gateway.backends.port import Backend, Fleet
 from gateway.contracts.features import Feature
+from gateway.contracts.fields import from_attributes
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.images.reading import ImageReader
@@ -149,16 +150,16 @@ class PromptAdmin:
     def versions(self) -> list[PromptListed]:
         routes = self.revision().routes
         return [
-            {
-                "id": version.id,
-                "sha256": version.sha256,
-                "published_at": self.publishing.published_at(version.id),
-                "routes": sorted(
+            from_attributes(
+                PromptListed,
+                version,
+                published_at=self.publishing.published_at(version.id),
+                routes=sorted(
                     name
                     for name, route in routes.items()
                     if version.id in (route.config.prompt_version, route.config.openai_prompt_version)
                 ),
-            }
+            )
             for version in self.registry.all
         ]
 
@@ -166,17 +167,7 @@ class PromptAdmin:
         """Return a version with its text as it is sent. Raises UnknownPromptVersion."""
         version = self.registry.get(version_id)
         [listed] = [one for one in self.versions() if one["id"] == version_id]
-        return {
-            **listed,
-            "system": version.system,
-            "policy": version.policy,
-            "grounding_rule": version.grounding_rule,
-            "budgets": version.budgets,
-            "reserve": version.reserve,
-            "summarizer": version.summarizer,
-            "volatile": version.volatile,
-            "stable_text": stable_text(version),
-        }
+        return from_attributes(PromptBody, version, **listed, stable_text=stable_text(version))
 
     async def count(self, request: GenerateRequest, offload: Offload) -> int:
         """Return the prompt's tokens, as an answer's usage would report them, even if there are too many.
@@ -222,7 +213,7 @@ class PromptAdmin:
         counts = plan.counts
         return {
             "route": target.route.name,
-            "prompt_version": None if version is None else {"id": version.id, "sha256": version.sha256},
+            "prompt_version": None if version is None else from_attributes(PromptNamed, version),
             "max_model_len": model.max_model_len,
             "input_tokens": counts.total,
             "generation_reserve": plan.generation_reserve,
@@ -233,13 +224,7 @@ class PromptAdmin:
                 }
                 for section in PromptSection
             },
-            "cuts": {
-                "dropped_chunks": list(plan.dropped_chunks),
-                "cut_chunks": list(plan.cut_chunks),
-                "merged_chunks": list(plan.merged_chunks),
-                "dropped_turns": plan.dropped_turns,
-                "summarized_turns": plan.summarized_turns,
-            },
+            "cuts": from_attributes(PreviewCuts, plan),
             "prefix": {
                 "tokens": boundary,
                 "block_size": block_size,
@@ -261,15 +246,9 @@ class PromptAdmin:
 
 
 def _volatile(canonical: Canonical) -> PreviewVolatile:
-    findings: list[PreviewFinding] = [
-        {
-            "kind": finding.kind.value,
-            "text": finding.text,
-            "sentence": finding.sentence,
-            "system_message": finding.message,
-            "action": canonical.action,
-        }
-        for finding in canonical.findings
+    findings = [
+        from_attributes(PreviewFinding, one, system_message=one.message, action=canonical.action)
+        for one in canonical.findings
     ]
     return {"policy": canonical.policy.value, "findings": findings}
 

@@ -1,9 +1,9 @@
-"""The strict base of every request model, and the field types they share."""
+"""The strict base of every request model, the field types they share, and bodies made of attributes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, cast
 
 from msgspec import Meta
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, model_validator
@@ -85,6 +85,13 @@ Prompts = Annotated[
     | Annotated[Listed[TokenIds], Tag("~batch")],
     Field(union_mode="left_to_right"),
 ]
+
+
+def from_attributes(body: type[T], source: object, **own: Any) -> T:
+    """The TypedDict ``body`` with the fields ``own``; its others are the source's attributes of that name."""
+    fields: Any = body
+    names = [name for name in fields.__annotations__ if name in own or name in fields.__required_keys__]
+    return cast("T", {name: own[name] if name in own else getattr(source, name) for name in names})
 
 
 def label_or_none(given: object) -> str | None:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from fastapi import Depends, Header, Query, Request, Response
 from typing_extensions import TypedDict
 
+from gateway.contracts.fields import from_attributes
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.model_lists import (
     AnthropicModel,
@@ -127,14 +128,7 @@ def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
 
 
 def _body(card: ModelCard, created: int, services: Services) -> ModelBody:
-    return {
-        "id": card.id,
-        "object": "model",
-        "created": created,
-        "owned_by": "sluice",
-        "root": card.root,
-        "parent": card.parent,
-        "max_model_len": card.max_model_len,
-        "counted_by": services.text(card.parent or card.root).tokenizer.encoder,
-        "pooling": card.pooling,
-    }
+    encoder = services.text(card.parent or card.root).tokenizer.encoder
+    return from_attributes(
+        ModelBody, card, object="model", created=created, owned_by="sluice", counted_by=encoder
+    )
