@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from budgeting.values import Message, Role
 from gateway.contracts.fields import SEED_MAX, SEED_MIN
-from gateway.contracts.refusals import given, not_allowed, path_of
+from gateway.contracts.refusals import given, not_allowed, path_of, walk
 from gateway.errors import InvalidRequest
 
 
@@ -55,34 +55,14 @@ MAX_DEPTH: Final = 32
 
 def check_plain(value: object, field: str) -> None:
     """Refuse what cannot be written as plain JSON text. Raises InvalidRequest."""
-    pending: list[tuple[tuple[int | str, ...], Any]] = [((field,), value)]
-    while pending:
-        path, item = pending.pop()
-        if isinstance(item, str):
-            _check_text(item, path)
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                raise _refused(path, item, "a finite number")
-        elif isinstance(item, int):
-            if not SEED_MIN <= item <= SEED_MAX:
-                raise _refused(path, item, "an integer of 64 bits")
-        elif isinstance(item, list | dict):
-            if len(path) > MAX_DEPTH:
-                raise not_allowed(field, f"is nested deeper than {MAX_DEPTH} levels", f"{MAX_DEPTH} or fewer")
-            pairs = enumerate(item) if isinstance(item, list) else item.items()
-            for key, inner in pairs:
-                if isinstance(key, str):
-                    _check_text(key, (*path, key))
-                pending.append(((*path, key), inner))
-
-
-def _check_text(text: str, path: tuple[int | str, ...]) -> None:
-    if "\x00" in text:
-        name = path_of(path)
-        message = f"{name} contains a null character (U+0000); allowed: text without it"
-        raise InvalidRequest(message, param=name)
-
-
-def _refused(path: tuple[int | str, ...], value: object, allowed: str) -> InvalidRequest:
-    name = path_of(path)
-    return not_allowed(name, f"is {given(value)}", f"{allowed}")
+    for path, item in walk(value, (field,)):
+        if "\x00" in str(path[-1]) or (isinstance(item, str) and "\x00" in item):
+            name = path_of(path)
+            message = f"{name} contains a null character (U+0000); allowed: text without it"
+            raise InvalidRequest(message, param=name)
+        if isinstance(item, float) and not math.isfinite(item):
+            raise not_allowed(path_of(path), f"is {given(item)}", "a finite number")
+        if isinstance(item, int) and not SEED_MIN <= item <= SEED_MAX:
+            raise not_allowed(path_of(path), f"is {given(item)}", "an integer of 64 bits")
+        if len(path) > MAX_DEPTH and isinstance(item, list | dict):
+            raise not_allowed(field, f"is nested deeper than {MAX_DEPTH} levels", f"{MAX_DEPTH} or fewer")

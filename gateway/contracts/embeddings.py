@@ -135,7 +135,6 @@ def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> Embedding
 def _conversations(
     body: EmbeddingsBody, given: Sequence[EmbeddedMessage | Sequence[EmbeddedMessage]], most: int
 ) -> Iterator[Conversation]:
-    """The one conversation of ``messages``, or each of a list of them."""
     for name in ("input", "add_special_tokens"):
         if getattr(body, name, None) is not None:
             raise not_allowed(name, "is given with messages", "either one alone")

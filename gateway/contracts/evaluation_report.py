@@ -38,7 +38,6 @@ def is_signed(report: Mapping[str, Any], key: bytes) -> bool:
 
 
 def is_sha256(value: object) -> bool:
-    """Whether this is a SHA-256 in hexadecimal digits."""
     return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 

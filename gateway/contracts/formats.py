@@ -9,7 +9,7 @@ from pydantic import Field
 from engine.limits import MAX_SPEC_CHARS
 from gateway.contracts.checks import check_plain
 from gateway.contracts.fields import Body, Either, Text, Texts
-from gateway.contracts.refusals import not_allowed, path_of
+from gateway.contracts.refusals import not_allowed, path_of, walk
 from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
 
@@ -77,7 +77,6 @@ def schema_shape(schema: Mapping[str, Any] | str | None, field: str) -> Response
 
 
 def text_shape(kind: FormatType, text: str | None, field: str) -> ResponseFormat | None:
-    """The shape of a pattern or a grammar."""
     if text is None:
         return None
     if not text:
@@ -119,25 +118,17 @@ def _bounded(kind: FormatType, spec: str, field: str) -> ResponseFormat:
 def _check_bounds(schema: Mapping[str, Any], field: str) -> None:
     """Refuse a schema whose grammar would be too large. Raises GrammarTooComplex, InvalidRequest."""
     if "x-guidance" in schema:
-        path = path_of((field, "x-guidance"))
-        raise InvalidRequest(f"{path} is not supported; it changes options of the compiler", param=path)
+        param = path_of((field, "x-guidance"))
+        raise InvalidRequest(f"{param} is not supported; it changes options of the compiler", param=param)
     counts = dict.fromkeys(_MOST, 0)
-    pending: list[tuple[str, Any]] = [(field, schema)]
-    while pending:
-        path, value = pending.pop()
-        if isinstance(value, list):
-            pending.extend((f"{path}.{index}", item) for index, item in enumerate(value))
-        elif isinstance(value, dict):
-            for name, inner in value.items():
-                if name in _MOST and isinstance(inner, dict | list):
-                    counts[name] += len(inner)
-                    if counts[name] > _MOST[name]:
-                        raise _too_large(field, f"has more than {_MOST[name]} {name}", f"{_MOST[name]}")
-                if name == "pattern" and isinstance(inner, str) and len(inner) > MAX_PATTERN_CHARS:
-                    raise _too_large(
-                        path_of((path, name)), f"has {len(inner)} characters", f"{MAX_PATTERN_CHARS}"
-                    )
-                pending.append((path_of((path, name)), inner))
+    for path, value in walk(schema, (field,)):
+        name = str(path[-1])
+        if name in _MOST and isinstance(value, dict | list):
+            counts[name] += len(value)
+            if counts[name] > _MOST[name]:
+                raise _too_large(field, f"has more than {_MOST[name]} {name}", f"{_MOST[name]}")
+        if name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
+            raise _too_large(path_of(path), f"has {len(value)} characters", f"{MAX_PATTERN_CHARS}")
 
 
 def _too_large(param: str, given: str, allowed: str) -> GrammarTooComplex:

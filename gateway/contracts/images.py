@@ -42,11 +42,9 @@ class ImageData(Struct, frozen=True):
 
     @property
     def base64_length(self) -> int:
-        """Number of characters of the base64."""
         return len(self.data) if self.in_base64 else (len(self.data) + 2) // 3 * 4
 
     def base64(self) -> Iterator[bytes | memoryview]:
-        """Its base64, piece by piece."""
         for at in range(0, len(self.data), _PIECE_BYTES):
             piece = self.data[at : at + _PIECE_BYTES]
             yield piece if self.in_base64 else b64encode(piece)
@@ -156,13 +154,11 @@ def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message
 def made_of_parts(
     parts: Sequence[str | ImageContent], role: Role = Role.USER, tool_call_id: str | None = None
 ) -> Message:
-    """A user's message, or a tool's result, made of these parts."""
     text = "".join([part for part in parts if isinstance(part, str)])
     return with_parts(Message(role, text, tool_call_id=tool_call_id), parts)
 
 
 def join_messages(first: Message, second: Message, gap: str) -> Message:
-    """Two user messages as one, with ``gap`` between them."""
     content = f"{first.content}{gap}{second.content}"
     if not (first.parts or second.parts):
         return replace(first, content=content)
@@ -171,7 +167,6 @@ def join_messages(first: Message, second: Message, gap: str) -> Message:
 
 
 def image_features(messages: Sequence[Message]) -> frozenset[Feature]:
-    """The features that a backend needs for the images of a conversation."""
     return _IMAGES if any(map(_parts, messages)) else frozenset()
 
 

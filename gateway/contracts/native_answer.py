@@ -96,7 +96,6 @@ def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
 
 
 def answer_report(answer: Answer) -> dict[str, Any]:
-    """The fields of :class:`AnswerReport`."""
     return {
         "request_id": answer.request_id,
         "backend": answer.backend,

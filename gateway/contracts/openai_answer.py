@@ -203,7 +203,6 @@ def sluice_body(answer: Answer) -> dict[str, Any]:
 
 
 def error_body(error: PublicError) -> OpenAIErrorBody:
-    """OpenAI's error object; its ``type`` depends on the status."""
     status = sent_status(error, Contract.CHAT)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {

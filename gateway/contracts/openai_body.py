@@ -42,7 +42,6 @@ class MessagePart(StrictObject):
     """
 
     def unknown(self, path: str) -> tuple[str, ...]:
-        """The paths of the fields that Sluice does not know."""
         return tuple(f"{path}.{name}" for name in self.__pydantic_extra__ or () if name not in self.neutral)
 
 

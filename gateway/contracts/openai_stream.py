@@ -74,7 +74,6 @@ class ChunkFrames:
 
     @property
     def opening(self) -> bytes:
-        """The chunk with the role; empty for text completions."""
         return self._role(0)
 
     def delta(self, delta: Delta) -> bytes:

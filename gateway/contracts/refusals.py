@@ -6,7 +6,7 @@ It never repeats text from the body, except the name of a field, shortened.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -121,33 +121,28 @@ def _not_json(reason: str, body: bytes) -> InvalidRequest:
     return InvalidJson(f"the body is not valid JSON: {reason}")
 
 
-def _surrogate_path(body: bytes) -> str | None:
-    try:
-        root = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    pending: list[tuple[tuple[int | str, ...], Any]] = [((), root)]
+def walk(value: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Any]]:
+    """A JSON value and all values in it, each with its path, in order; an object's keys end the paths."""
+    pending = [(path, value)]
     while pending:
         path, value = pending.pop()
-        if isinstance(value, str):
-            if not _encodable(value):
-                return path_of(path)
+        yield path, value
+        if isinstance(value, dict):
+            pending += [((*path, key), inner) for key, inner in reversed(value.items())]
         elif isinstance(value, list):
-            pending.extend(((*path, index), item) for index, item in reversed(list(enumerate(value))))
-        elif isinstance(value, dict):
-            for key in value:
-                if not _encodable(key):
-                    return path_of((*path, key))
-            pending.extend(((*path, key), item) for key, item in reversed(list(value.items())))
-    return None
+            pending += [((*path, index), value[index]) for index in range(len(value) - 1, -1, -1)]
 
 
-def _encodable(text: str) -> bool:
+def _surrogate_path(body: bytes) -> str | None:
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        for path, value in walk(json.loads(body)):
+            try:
+                "".join([one for one in (*path[-1:], value) if isinstance(one, str)]).encode()
+            except UnicodeEncodeError:
+                return path_of(path)
+    except (ValueError, RecursionError):
+        pass
+    return None
 
 
 def _tagged(part: int | str) -> bool:

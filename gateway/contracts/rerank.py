@@ -154,7 +154,6 @@ def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
 
 
 def _texts(body: ScoreBody, *names: str) -> tuple[str, list[str]]:
-    """The texts, and which of the names they have in the body. Raises InvalidRequest."""
     name, *more = [one for one in names if getattr(body, one) is not None] or names[:1]
     if more:
         raise not_allowed(more[0], f"is given with {name}", "one of the two")

@@ -178,6 +178,13 @@ def chat_ending(*, continues: bool | None, generates: bool | None) -> Mapping[st
     return _NO_KWARGS if generates is not False else {GENERATES: False}
 
 
+def chosen_name(name: str, kind: str, tools: Sequence[Tool], param: str) -> str:
+    """The name of a tool. Raises InvalidRequest: no tool of the request has that name and kind."""
+    if not any(tool.name == name and tool.kind == kind for tool in tools):
+        raise not_allowed(param, "is not the name of a tool", "a name in tools")
+    return name
+
+
 def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice | None:
     if given is None or (not tools and given in ("none", "auto")):
         return None
@@ -202,11 +209,8 @@ def refuse_others(choice: Body, *own: str) -> None:
 
 
 def _known(given: ToolChoiceBody | ToolReference, at: str, tools: Sequence[Tool]) -> str:
-    """The name of the referenced tool. Raises InvalidRequest: it is not a tool of the request."""
     named = _object(given.function if given.type == "function" else given.custom, f"{at}.{given.type}")
-    if not any(tool.name == named.name and tool.kind == given.type for tool in tools):
-        raise not_allowed(f"{at}.{given.type}.name", "is not the name of a tool", "a name in tools")
-    return named.name
+    return chosen_name(named.name, given.type, tools, f"{at}.{given.type}.name")
 
 
 def _object(value: T | None, param: str) -> T:

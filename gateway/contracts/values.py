@@ -202,12 +202,10 @@ class GenerateRequest(Struct, frozen=True):
 
     @property
     def template_variables(self) -> Mapping[str, Any]:
-        """The chat template's variables, with those that vLLM sets for a ``reasoning_effort``."""
         return template_variables(self.reasoning_effort, self.template_kwargs)
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must be a tool call."""
         choice = self.tool_choice
         return choice is not None and choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
@@ -337,6 +335,5 @@ class Answer(Struct, frozen=True):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All texts, in order."""
         first = Choice(self.output_text, self.finish_reason, self.logprobs, self.reasoning, self.tool_calls)
         return (first, *self.others)

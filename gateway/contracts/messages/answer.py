@@ -181,7 +181,6 @@ def _input(arguments: str) -> Any:
 
 
 def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
-    """Anthropic's error object; its ``type`` depends on the status."""
     status = sent_status(error, Contract.MESSAGES)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = error.message

@@ -134,7 +134,6 @@ class CountRequest(StrictObject):
 
     @property
     def unknown(self) -> list[str]:
-        """The names of the unknown fields."""
         return [name for name in self.__pydantic_extra__ or () if name not in self.neutral]
 
 

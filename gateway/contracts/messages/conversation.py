@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
-from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
+from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.images import join_messages, made_of_parts
 from gateway.contracts.messages.answer import own_call_id
 from gateway.contracts.messages.body import (
@@ -18,7 +18,7 @@ from gateway.contracts.messages.body import (
 )
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.tool_fields import MAX_CALLS
-from gateway.contracts.tools import checked_tools, function_tool
+from gateway.contracts.tools import checked_tools, chosen_name, function_tool
 
 ATTRIBUTION: Final = "x-anthropic-billing-header"
 """Beginning of the system prompt's block with the client's session. The block is left out: it differs between
@@ -188,13 +188,11 @@ def _tool(one: InputTool, at: str) -> Tool:
 
 def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice | None:
     """The tool choice. Raises InvalidRequest: it names a tool that the request does not have."""
-    if given is None or (not tools and given.type in ("auto", "none")):
+    if given is None or (not tools and given.type in ("none", "auto")):
         return None
     if not tools:
         raise not_allowed("tool_choice", "is given without tools", "with tools")
     if given.type != "tool":
         return ToolChoice(_MODES[given.type])
     name = required(given.name, "tool_choice.name")
-    if not any(tool.name == name for tool in tools):
-        raise not_allowed("tool_choice.name", "is not the name of a tool", "a name in tools")
-    return ToolChoice(ToolChoiceMode.NAMED, name)
+    return ToolChoice(ToolChoiceMode.NAMED, chosen_name(name, ToolKind.FUNCTION, tools, "tool_choice.name"))

@@ -55,7 +55,6 @@ STATUS: Final[Mapping[FinishReason, str]] = {
 
 
 def own_id(generation_id: str) -> str:
-    """A generation's id without its prefix."""
     return generation_id.removeprefix("gen_")
 
 
@@ -80,7 +79,6 @@ def response_body(
 
 
 def ended_response(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> dict[str, Any]:
-    """The response object of an answer."""
     status = STATUS[answer.finish_reason]
     own: dict[str, Any] = {"usage": usage_body(answer.usage), "sluice": sluice_body(answer)}
     if status == "incomplete":
@@ -125,7 +123,6 @@ def usage_body(usage: Usage) -> ResponseUsage:
 
 
 def output_of(asked: ResponsesRequest, answer: Answer) -> list[Item]:
-    """The items of a whole answer."""
     own, items = own_id(answer.generation_id), list[Item]()
     if answer.reasoning:
         items.append(reasoning_item(asked, f"rs_{own}_{len(items)}", answer.reasoning, "completed"))
@@ -167,7 +164,6 @@ def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:
 
 
 def text_logprobs(logprobs: Sequence[TokenLogprob]) -> list[ChatLogprob]:
-    """Log-probabilities in the format of chats."""
     return chat_logprobs(logprobs)["content"] if logprobs else []
 
 
@@ -177,7 +173,6 @@ def message_item(item_id: str, text: str, status: str, logprobs: Sequence[TokenL
 
 
 def call_prefix(kind: ToolKind) -> str:
-    """The prefix of the ids of call items of this kind."""
     return "ctc" if kind is ToolKind.CUSTOM else "fc"
 
 

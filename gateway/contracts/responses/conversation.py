@@ -16,7 +16,7 @@ from gateway.contracts.responses.body import (
     ResponsesBody,
     ToolItem,
 )
-from gateway.contracts.tools import custom_tool, function_tool, refuse_others
+from gateway.contracts.tools import chosen_name, custom_tool, function_tool, refuse_others
 
 NAMESPACE_JOINT = "__"
 """Separates a namespace and its member in the tool name that the model gets."""
@@ -104,7 +104,6 @@ def _text(part: ItemPart, at: str) -> str:
 
 
 def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageContent]:
-    """The texts and images, in order."""
     if isinstance(given, str):
         return [given]
     return [
@@ -205,6 +204,4 @@ def _known(given: NamedTool | ChoiceObject, at: str, tools: Sequence[Tool]) -> s
     name = required(given.name, f"{at}.name")
     if given.namespace is not None:
         name = f"{given.namespace}{NAMESPACE_JOINT}{name}"
-    if not any(tool.name == name and tool.kind == given.type for tool in tools):
-        raise not_allowed(f"{at}.name", "is not the name of a tool", "a name in tools")
-    return name
+    return chosen_name(name, given.type, tools, f"{at}.name")

@@ -109,7 +109,6 @@ class ResponseFrames:
         return self._closing + _frame(kind, self._next(), response=response)
 
     def state(self, status: str, **own: Any) -> dict[str, Any]:
-        """The response object with the output so far."""
         return response_body(self._asked, status, self._model, self._items, **own)
 
     def stop(self, response: Mapping[str, Any]) -> bytes:
