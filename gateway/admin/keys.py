@@ -133,7 +133,6 @@ class KeyAdmin:
     warnings_of: Callable[[KeyRecord], list[str]]
 
     def show_all(self) -> list[KeyShown]:
-        """Return the created keys that were not revoked, oldest first, without secrets."""
         return [self._shown(key) for key in self.ring.created]
 
     async def create(self, given: KeyBody, *, who: str) -> KeyMadeBody:

@@ -107,7 +107,6 @@ def with_changes(body: bytes, **changes: Any) -> bytes:
 
 
 def batch_body(row: BatchRow, counts: BatchCounts) -> dict[str, Any]:
-    """OpenAI's batch object."""
     stored: Mapping[str, Any] = orjson.loads(row.body)
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {

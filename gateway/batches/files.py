@@ -162,7 +162,6 @@ class Files:
 
 
 def file_body(row: FileRow) -> dict[str, Any]:
-    """OpenAI's file object."""
     return {
         "id": row.file_id,
         "object": "file",

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
@@ -23,7 +22,6 @@ class LineOutcome:
     """
 
     status: int
-    request_id: str
     body: bytes
     usage: UsageRow | None = None
     retry_s: float | None = None
@@ -31,20 +29,14 @@ class LineOutcome:
     failed_here: bool = False
 
 
-def at_fault(line: BatchLine, reason: str) -> LineOutcome:
+def at_fault(reason: str) -> LineOutcome:
     """The outcome of a line that is not tried again, because of ``reason``."""
     error = {"message": f"{reason}; it is not tried again", "type": "server_error", "code": "line_failed"}
-    return LineOutcome(500, _request_id(line.batch_id, line.number), orjson.dumps({"error": error}))
+    return LineOutcome(500, orjson.dumps({"error": error}))
 
 
 def output_line(line: BatchLine, outcome: LineOutcome) -> bytes:
-    """The record of a line in the output or the error file."""
-    response = {
-        "status_code": outcome.status,
-        "request_id": outcome.request_id,
-        "body": orjson.Fragment(outcome.body),
-    }
-    return _record(line.batch_id, line.number, line.custom_id, response=response)
+    return _record(line.batch_id, line.number, line.custom_id, outcome=outcome)
 
 
 def unrun_line(batch_id: str, number: int, custom_id: str, ending: str) -> bytes:
@@ -61,18 +53,11 @@ def _record(
     number: int,
     custom_id: str,
     *,
-    response: Mapping[str, Any] | None = None,
+    outcome: LineOutcome | None = None,
     error: Mapping[str, str] | None = None,
 ) -> bytes:
-    return orjson.dumps(
-        {
-            "id": _request_id(batch_id, number),
-            "custom_id": custom_id,
-            "response": response,
-            "error": error,
-        }
-    )
-
-
-def _request_id(batch_id: str, number: int) -> str:
-    return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
+    request_id, response = f"batch_req_{batch_id.removeprefix('batch_')}_{number}", None
+    if outcome is not None:
+        body = orjson.Fragment(outcome.body)
+        response = {"status_code": outcome.status, "request_id": request_id, "body": body}
+    return orjson.dumps({"id": request_id, "custom_id": custom_id, "response": response, "error": error})

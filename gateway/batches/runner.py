@@ -280,7 +280,7 @@ class BatchRunner:
     async def _line(self, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
         try:
             if line.takeovers >= MAX_TAKEOVERS:
-                outcome = at_fault(line, f"{line.takeovers} gateways ended while they ran the line")
+                outcome = at_fault(f"{line.takeovers} gateways ended while they ran the line")
             else:
                 self._reading += 1
                 try:
@@ -293,7 +293,7 @@ class BatchRunner:
             raise
         except OSError as error:
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
-            outcome = at_fault(line, "the line cannot be read from the input file")
+            outcome = at_fault("the line cannot be read from the input file")
         tries = line.failures + 1
         failed = (outcome.engine_died and tries < MAX_ENGINE_DEATHS) or (
             outcome.failed_here and tries < MAX_FAILURES

@@ -31,7 +31,6 @@ class S3Files:
         self._pieces = Pieces(cipher)
 
     def put(self, file_id: str, source: BinaryIO) -> None:
-        """Store a content by boto3's transfer manager."""
         from boto3.s3.transfer import TransferConfig
 
         pieces = io.BufferedReader(_Stream(self._pieces.stored(file_id, source)))

@@ -44,7 +44,6 @@ class Pieces:
         self._stored_bytes = CHUNK_BYTES + (0 if cipher is None else cipher.overhead)
 
     def stored(self, file_id: str, source: BinaryIO) -> Iterator[bytes]:
-        """The pieces of a content as they are stored."""
         number = 0
         while piece := source.read(CHUNK_BYTES):
             yield piece if self._cipher is None else self._cipher.encrypt(piece, _place(file_id, number))
@@ -104,8 +103,6 @@ class LocalFiles:
             unfinished.unlink(missing_ok=True)
 
     def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """Read a part, one piece at a time."""
-
         def read_from(at: int, end: int | None) -> BinaryIO:
             source = self._path(file_id).open("rb")
             source.seek(at)

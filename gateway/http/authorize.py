@@ -36,9 +36,9 @@ def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) ->
     return caller
 
 
-def require_role(services: Services, exchange: Exchange, *roles: CallerRole) -> Caller:
+def require_role(services: Services, exchange: Exchange, *roles: CallerRole, reads: bool = False) -> Caller:
     """The caller, if its role is one of ``roles`` or admin. Raises Forbidden, and as :func:`caller_of`."""
-    caller = caller_of(services, exchange)
+    caller = caller_of(services, exchange, reads=reads)
     allowed = dict.fromkeys((*roles, CallerRole.ADMIN))
     if caller.role not in allowed:
         shown = " or ".join(f"'{one.value}'" for one in allowed)

@@ -92,7 +92,7 @@ class BatchLines:
         finally:
             bill = self._bills.take(f"gen_{own}")
         if isinstance(answered, bytes):
-            return LineOutcome(200, request_id, answered, bill)
+            return LineOutcome(200, answered, bill)
         return self._failed(batch, request_id, answered)
 
     async def _answer(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> bytes | PublicError:
@@ -142,7 +142,7 @@ class BatchLines:
         dialect = self._dialects.get(batch.endpoint)
         tell = error_json if dialect is None else dialect.error
         status, body = tell(error, request_id)
-        outcome = LineOutcome(status, request_id, body)
+        outcome = LineOutcome(status, body)
         kind = error.message.partition(":")[0]
         if kind in _ENGINE_DEATHS:
             return replace(outcome, engine_died=True)

@@ -40,7 +40,6 @@ class UnsupportedBody(InvalidRequest, status=415, code="invalid_request"):
 
 
 def unsupported(exchange: Exchange, header: bytes, allowed: str) -> UnsupportedBody:
-    """The refusal of a body because of its encoding or type header."""
     value = path_of([exchange.headers.get(header, b"").decode("latin-1")])
     name = header.decode()
     return UnsupportedBody(f"the header {name} is '{value}'; allowed: {allowed}", param=name)

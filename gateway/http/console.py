@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Forbidden, InvalidKey, MissingKey, RateLimited
-from gateway.http.authorize import caller_of, require_role
+from gateway.http.authorize import require_role
 from gateway.http.body import read_body
 from gateway.http.exchange import EVENT_STREAM, Exchange
 from gateway.http.respond import CALLER_ERRORS, json_of
@@ -33,7 +33,8 @@ HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-ROLES: Final = (CallerRole.VIEWER, CallerRole.OPERATOR, CallerRole.ADMIN)
+ROLES: Final = (CallerRole.VIEWER, CallerRole.OPERATOR)
+"""Roles besides admin that may use the console."""
 _FOLDER: Final = files("gateway") / "bundled" / "console"
 
 
@@ -50,7 +51,7 @@ async def _session(request: Request) -> Response:
         return _answer({}, "", 0, request)
     if request.method == "GET":
         try:
-            return json_of(_who(_operating(caller_of(services, exchange))))
+            return json_of(_who(require_role(services, exchange, *ROLES)))
         except (MissingKey, InvalidKey, Forbidden):
             return json_of(None)  # a refusal would be an error in the browser's log
     caller = await _signed_in(services, exchange, request)
@@ -68,14 +69,8 @@ async def _signed_in(services: Services, exchange: Exchange, request: Request) -
     if not isinstance(key, str) or not key:
         raise not_allowed("key", "is missing or is not text", "a key of role viewer, operator or admin")
     exchange.headers[b"authorization"] = b"Bearer " + key.encode("latin-1", "replace")
-    caller = _operating(caller_of(services, exchange, reads=True))
+    caller = require_role(services, exchange, *ROLES, reads=True)
     await services.console.signed_in(caller.key_id, exchange.address or "")
-    return caller
-
-
-def _operating(caller: Caller) -> Caller:
-    if caller.role not in ROLES:
-        raise Forbidden(f"the key's role is '{caller.role.value}'; allowed: viewer, operator or admin")
     return caller
 
 
@@ -96,7 +91,7 @@ def _answer(body: object, token: str, seconds: int, request: Request) -> Respons
 async def _live(request: Request) -> Response:
     """The state of this process every two seconds, as server-sent events."""
     services, exchange = request.app.state.services, Exchange.of(request.scope)
-    require_role(services, exchange, CallerRole.VIEWER, CallerRole.OPERATOR)
+    require_role(services, exchange, *ROLES)
     console = services.console
     if console.streams >= console.most_streams:
         raise RateLimited(f"{console.most_streams} consoles are open at this gateway", retry_after_ms=5_000)
@@ -118,7 +113,7 @@ async def _live(request: Request) -> Response:
 def _may_look(services: Services, exchange: Exchange) -> bool:
     """Whether the key is still accepted, and the session has not ended."""
     try:
-        require_role(services, exchange, CallerRole.VIEWER, CallerRole.OPERATOR)
+        require_role(services, exchange, *ROLES)
     except CALLER_ERRORS:
         return False
     return True

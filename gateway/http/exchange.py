@@ -224,7 +224,6 @@ class Exchange(Struct, eq=False):
         await self.begin(reply.status, (*about, *reply.headers), reply.body, more=False)
 
     def id_headers(self) -> list[Header]:
-        """The headers that every response carries."""
         request_id = self.request_id
         shown = request_id if _is_plain(request_id) else quote(request_id, safe=_PRINTABLE)
         shared = [

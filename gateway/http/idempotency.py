@@ -188,7 +188,6 @@ class CallerRequest(Struct, frozen=True):
 
     @property
     def caller(self) -> Caller:
-        """The authenticated caller."""
         assert self.exchange.caller is not None
         return self.exchange.caller
 

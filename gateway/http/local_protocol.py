@@ -22,7 +22,6 @@ class LocalProtocol(GatewayProtocol):
     own_hosts: ClassVar[frozenset[str]] = frozenset()
 
     def on_headers_complete(self) -> None:
-        """The headers are complete."""
         host = next((value for name, value in self.headers if name == b"host"), None)
         if host is not None and self.server is not None and self.server[1] in self.local_ports:
             name = host_of(f"//{host.decode('latin-1')}")

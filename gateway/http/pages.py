@@ -12,7 +12,6 @@ ASSETS: Final = "/docs/assets"
 
 
 async def _docs(request: Request) -> HTMLResponse:
-    """The page of Swagger UI, which loads ``/openapi.json``."""
     root = request.scope.get("root_path", "").rstrip("/")
     return get_swagger_ui_html(
         openapi_url=f"{root}{request.app.openapi_url}",

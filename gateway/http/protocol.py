@@ -172,7 +172,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self.scope[SCOPE_KEY] = self._disconnect  # type: ignore[typeddict-unknown-key]  # ours
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the request line."""
         self._head_bytes += len(url)
         if self._head_bytes > MAX_HEAD_BYTES:
             self._stop(_HEAD_TOO_LARGE)
@@ -254,13 +253,11 @@ class GatewayProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self.linger_s, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """The caller reads nothing."""
         super().pause_writing()
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(self.stall_s, self._abort_stalled)
 
     def resume_writing(self) -> None:
-        """The caller reads again."""
         super().resume_writing()
         self._cancel_stall_timer()
 

@@ -50,7 +50,6 @@ class FromJson:
     def __get_pydantic_core_schema__(
         self, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """The schema for pydantic: parse the bytes first, then validate as usual."""
         return core_schema.no_info_before_validator_function(partial(parse, source), handler(source))
 
 

@@ -98,7 +98,6 @@ class StreamSink:
 
     @property
     def pings(self) -> bool:
-        """Whether the contract has pings."""
         return bool(self._frames.ping)
 
     async def keep_alive(self) -> None:

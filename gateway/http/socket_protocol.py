@@ -69,7 +69,6 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._stall_timer = self.loop.call_later(self.stall_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
         super().resume_writing()
         if not self.read_paused:
             self.transport.resume_reading()

@@ -22,7 +22,6 @@ def nothing(path: str) -> bool:
 
 
 def without_admin(path: str) -> bool:
-    """All paths but the operators'."""
     return not path.startswith(_ADMIN)
 
 

@@ -41,7 +41,6 @@ class GenerateSocket:
         self._dialect = NativeDialect()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry; answers through the exchange, not through ``send``."""
         exchange = Exchange.of(scope)
         await receive()  # websocket.connect
         try:

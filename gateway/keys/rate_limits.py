@@ -193,7 +193,7 @@ class KeyLimiter:
         try:
             for account, limits in accounts:
                 if limits.tokens_per_minute is not None or limits.tokens_per_day is not None:
-                    reservation._settle_tokens.append(await self._hold_tokens(account, limits, tokens))
+                    reservation._settle_tokens.append(await self._hold("tokens", account, limits, tokens))
             nanousd = cost() if budgets else 0
             for account, budget in budgets:
                 held = await self._hold("money", account, budget, nanousd)
@@ -202,15 +202,6 @@ class KeyLimiter:
             reservation.settle(0)
             raise
         return reservation if reservation._settle_tokens or budgets else None
-
-    async def _hold_tokens(self, account: str, limits: KeyLimits, tokens: int) -> Callable[[int], None]:
-        settle = await self._hold("tokens", account, limits, tokens)
-
-        def settle_tokens(used: int) -> None:
-            settle(used)
-            self._emit(QuotaSettled(tokens, used))
-
-        return settle_tokens
 
     async def spent(self, key_id: str, budget: Budget, model: str | None = None) -> dict[str, int]:
         """Return what a key has spent or reserved of its budget, or of that for a model, in nano US dollars,
@@ -221,7 +212,6 @@ class KeyLimiter:
     def _budgets(
         self, caller: Caller, of_tenant: Budget, own: ModelLimits | None
     ) -> list[tuple[str, Budget]]:
-        """Return the budgets of the caller's key, tenant and model limits, with their accounts."""
         budgets = [("key", caller.key_id, caller.budget), ("tenant", caller.tenant, of_tenant)]
         if own is not None:
             budgets.append(("key", _of_model(caller.key_id, own.model), own.budget))
@@ -253,6 +243,8 @@ class KeyLimiter:
             self._counts(limits).settle(Settlement(account, limits, own, None, used))
             if self._shared is not None:
                 self._shared.settle(account, limits, hold, verdict, amount, used)
+            if kind == "tokens":
+                self._emit(QuotaSettled(amount, used))
 
         return settle
 

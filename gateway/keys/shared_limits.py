@@ -171,7 +171,6 @@ class SharedLimits:
         return None
 
     def count_passed(self, key_id: str, ask: QuotaRequest) -> None:
-        """Count a request that passed without the store."""
         known = self._known.get(key_id)
         if known is not None:
             known.use(ask.requests, ask.tokens)

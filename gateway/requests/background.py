@@ -53,19 +53,16 @@ class BackgroundRun:
 
     @property
     def row(self) -> StoredResponse:
-        """The response as a row of the store, in its current state."""
         return self._stored.packed(self.asked, self.state())
 
     def state(self) -> dict[str, Any]:
         return self.frames.state("in_progress" if self.events else "queued")
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Use the name of the answering model in the events."""
         if not self.events:
             self.frames = ResponseFrames(self.asked, model)
 
     async def delta(self, delta: Delta) -> None:
-        """Add a chunk of the answer to the events."""
         if delta.__class__ is not Delta:
             self._add(self.frames.event(delta))
         elif delta.text or delta.logprobs:
@@ -177,7 +174,6 @@ class BackgroundResponses:
         self._log = structlog.get_logger("gateway.responses")
 
     def of(self, tenant: str, response_id: str) -> BackgroundRun | None:
-        """Return the response if it runs here."""
         return self._runs.get((tenant, response_id))
 
     def run_abandoned(self, rerun: Rerun) -> None:
@@ -306,7 +302,6 @@ class BackgroundResponses:
 
 
 def split(data: bytes) -> list[bytes]:
-    """Split a part of a stream into its events."""
     return [one + b"\n\n" for one in data.split(b"\n\n") if one]
 
 

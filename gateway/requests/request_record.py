@@ -213,7 +213,6 @@ class RequestRecorder(Struct, eq=False):
         return ToolCallCounts(**counts)
 
     def _slow(self, record: RequestRecord) -> bool:
-        """Whether the request took longer than the route's targets."""
         if self._target is None:
             return False
         slo = self._target.route.config.slo

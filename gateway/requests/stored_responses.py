@@ -42,7 +42,6 @@ class StoredResponses:
 
     @property
     def enabled(self) -> bool:
-        """Whether responses can be stored."""
         return self._store is not None
 
     @property
@@ -55,7 +54,6 @@ class StoredResponses:
     def packed(
         self, asked: ResponsesRequest, response: Mapping[str, Any], events: bytes | None = None
     ) -> StoredResponse:
-        """Pack a response into a row of the store."""
         now = self.now()
         return StoredResponse(
             tenant=asked.request.caller.tenant,

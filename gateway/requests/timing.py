@@ -20,7 +20,6 @@ class StageTimer(Struct, eq=False):
     ended_at: dict[str, float] = {}
 
     def stage_ms(self) -> dict[str, float]:
-        """Return the milliseconds that each stage took, in order."""
         stage_ms, began_at = {}, self.arrived_at
         for stage, ended_at in self.ended_at.items():
             stage_ms[stage] = (ended_at - began_at) * 1000
@@ -28,7 +27,6 @@ class StageTimer(Struct, eq=False):
         return stage_ms
 
     def total_ms(self) -> float:
-        """Return the milliseconds since arrival."""
         return (self.clock() - self.arrived_at) * 1000
 
     def at_ms(self, at: float | None) -> float | None:

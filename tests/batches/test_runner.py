@@ -44,7 +44,7 @@ def answered(line: BatchLine, attempt: int) -> LineOutcome:
         f"gen_{line.number}", f"req_{line.number}", "acme", "key_1", "openai", "main", 1_800_000_000.0,
         input_tokens=10, output_tokens=2,
     )  # fmt: skip
-    return LineOutcome(200, f"req_{line.number}", b'{"attempt":%d}' % attempt, row)
+    return LineOutcome(200, b'{"attempt":%d}' % attempt, row)
 
 
 @dataclass
@@ -213,7 +213,8 @@ async def test_every_line_is_answered_and_billed_once(rig: BatchRig) -> None:
     assert (done["error_file_id"], done["metadata"], done["model"]) == (None, {"team": "search"}, "demo")
     assert done["usage"]["input_tokens"] == 400 and done["usage"]["total_tokens"] == 480
     assert output.keys() == {f"r{number}" for number in range(1, 41)}
-    assert output["r7"]["response"] == {"status_code": 200, "request_id": "req_7", "body": {"attempt": 1}}
+    request_id = f"batch_req_{batch_id.removeprefix('batch_')}_7"
+    assert output["r7"]["response"] == {"status_code": 200, "request_id": request_id, "body": {"attempt": 1}}
     assert await rig.rows() == {f"gen_{number}": 1 for number in range(1, 41)}
 
 
@@ -235,13 +236,13 @@ async def test_a_wrong_line_fails_the_whole_batch_before_anything_runs(rig: Batc
 async def test_failures_are_tried_again_and_then_told_in_the_error_file(rig: BatchRig) -> None:
     def outcome(line: BatchLine, attempt: int) -> LineOutcome:
         if line.number == 1:  # the caller's fault
-            return LineOutcome(400, "req_1", b'{"error":{"code":"x"}}')
+            return LineOutcome(400, b'{"error":{"code":"x"}}')
         if line.number == 2 and attempt < 3:  # refused for now
-            return LineOutcome(429, "req_2", b"{}", retry_s=0.01)
+            return LineOutcome(429, b"{}", retry_s=0.01)
         if line.number == 3 and attempt < 2:
-            return LineOutcome(500, "req_3", b"{}", failed_here=True)
+            return LineOutcome(500, b"{}", failed_here=True)
         if line.number == 4:
-            return LineOutcome(503, "req_4", b'{"error":{"code":"dead"}}', engine_died=True)
+            return LineOutcome(503, b'{"error":{"code":"dead"}}', engine_died=True)
         return answered(line, attempt)
 
     lines = Lines(outcome)
@@ -266,7 +267,7 @@ async def test_a_line_that_an_engine_died_on_runs_alone(rig: BatchRig) -> None:
 
     def outcome(line: BatchLine, attempt: int) -> LineOutcome:
         if line.number == 1 and attempt == 1:
-            return LineOutcome(503, "req_1", b"{}", engine_died=True)
+            return LineOutcome(503, b"{}", engine_died=True)
         return answered(line, attempt)
 
     async with rig.gateway(Watching(outcome)) as batches:

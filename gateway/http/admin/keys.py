@@ -60,7 +60,6 @@ async def _with_use(services: Services, key: KeyShown) -> KeyListed:
 async def _use(
     services: Services, key_id: str, limits: Mapping[str, float], model: str | None = None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """The used part of a key's limits, and the spent part of its budget."""
     used = await services.limiter.used(key_id, limits_of(limits), model)
     budget = budget_of(limits.get("usd_per_day"), limits.get("usd_per_month"))
     spent = await services.limiter.spent(key_id, budget, model)
