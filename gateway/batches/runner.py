@@ -60,18 +60,11 @@ class LineRunner(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A line that runs on this gateway; ``ends``: it was cancelled."""
+    """A line that runs on this gateway; one whose task is cancelled waits to run again."""
 
     batch: BatchRow
     line: BatchLine
     task: asyncio.Task[None]
-    ends: bool = False
-
-    def cancel(self) -> None:
-        """Cancel the line; it then waits to run again."""
-        if not self.ends:
-            self.ends = True
-            self.task.cancel()
 
 
 class BatchRunner:
@@ -124,8 +117,8 @@ class BatchRunner:
             return
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._keep_claims())
-                tasks.create_task(self._keep_sweeping())
+                tasks.create_task(self._every(KEEP_S, self._keep_claims, "claims are not kept"))
+                tasks.create_task(self._every(SWEEP_S, self._files.sweep, "files are not swept"))
                 polled_at, away = float("-inf"), False
                 while True:
                     try:
@@ -160,23 +153,17 @@ class BatchRunner:
                 return True
         return False
 
-    async def _keep_claims(self) -> None:
+    async def _every(self, pause_s: float, work: Callable[[], Awaitable[None]], failed: str) -> None:
         while True:
-            await asyncio.sleep(KEEP_S)
-            if not self.running and not self._busy:
-                continue
             try:
-                await self._files.store.extend_leases(self._unix_time() + LEASE_S)
+                await work()
             except LedgerUnavailable as error:
-                self._log.warning("claims are not kept", reason=str(error))
+                self._log.warning(failed, reason=str(error))
+            await asyncio.sleep(pause_s)
 
-    async def _keep_sweeping(self) -> None:
-        while True:
-            try:
-                await self._files.sweep()
-            except LedgerUnavailable as error:
-                self._log.warning("files are not swept", reason=str(error))
-            await asyncio.sleep(SWEEP_S)
+    async def _keep_claims(self) -> None:
+        if self.running or self._busy:
+            await self._files.store.extend_leases(self._unix_time() + LEASE_S)
 
     async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
         store, now = self._files.store, self._unix_time()
@@ -187,8 +174,8 @@ class BatchRunner:
         in_progress = {one.batch_id for one in self.batches if one.status == "in_progress"}
         stops = runner.stopping()
         for one in self.running:
-            if stops or one.batch.batch_id not in in_progress:
-                one.cancel()
+            if (stops or one.batch.batch_id not in in_progress) and not one.task.cancelling():
+                one.task.cancel()
         for batch in self.batches:
             if batch.batch_id in self._busy:
                 continue
@@ -229,7 +216,7 @@ class BatchRunner:
             self._unfinished.pop()
             self.outcomes["returned"] += 1
         if waiting := self._capacity.waiting():
-            for youngest in [one for one in self.running if not one.ends][-waiting:]:
+            for youngest in [one.task for one in self.running if not one.task.cancelling()][-waiting:]:
                 youngest.cancel()
             return
         room = min(self._capacity.room() - self._reading, STARTED_AT_ONCE)

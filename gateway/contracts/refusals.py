@@ -171,16 +171,8 @@ def _message(path: str, errors: Sequence[Any]) -> str:
     error = errors[0]
     subject = path or "the body"
     kind, context = error["type"], error.get("ctx", {})
-    if kind == "missing":
-        return f"{subject} is missing; it is required"
-    if kind in ("unknown_field", "extra_forbidden"):
-        return f"{subject} is not a known field"
-    if kind == "unsupported_field":
-        return f"{subject} is not supported; allowed: {context['allowed']}"
-    if kind == "null_character":
-        return f"{subject} contains a null character (U+0000); allowed: text without it"
-    if kind == "unprintable":
-        return f"{subject} is blank or has control characters; allowed: printable text"
+    if (fault := _FAULTS.get(kind)) is not None:
+        return f"{subject} {fault.format_map(context)}"
     wanted = dict.fromkeys(allowed(one["type"], one.get("ctx", {})) for one in errors)
     return f"{subject} is {given(error['input'])}; allowed: {' or '.join(wanted)}"
 
@@ -194,6 +186,15 @@ def allowed(kind: str, context: Mapping[str, Any]) -> str:
     describe = _ALLOWED.get(kind)
     return describe(context) if describe is not None else "a value of the documented type and range"
 
+
+_FAULTS: Final[Mapping[str, str]] = {
+    "missing": "is missing; it is required",
+    "unknown_field": "is not a known field",
+    "extra_forbidden": "is not a known field",
+    "unsupported_field": "is not supported; allowed: {allowed}",
+    "null_character": "contains a null character (U+0000); allowed: text without it",
+    "unprintable": "is blank or has control characters; allowed: printable text",
+}
 
 _A_TIME: Final = "an ISO 8601 time with an offset, or seconds since 1970"
 
