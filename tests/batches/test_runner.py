@@ -101,7 +101,7 @@ class Engines:
         return self.places - len(self.lines.at_work)
 
     def waiting(self) -> int:
-        return self.callers
+        return max(0, self.callers - len(self.lines.cancelled))  # each cancelled line makes room for one
 
 
 class BatchRig:
