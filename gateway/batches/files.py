@@ -1,7 +1,7 @@
 """Files of callers: uploads, and the results of batches."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, BinaryIO, Final
 
@@ -129,10 +129,6 @@ class Files:
         if not await self.store.delete_file(tenant, file_id):
             raise NotFound(f"no file {file_id!r} is stored", param="file_id")
         await asyncio.to_thread(self.storage.delete, file_id)
-
-    def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """The content; blocks. Raises OSError."""
-        return self.storage.chunks(file_id, start, size)
 
     async def sweep(self) -> None:
         """Delete expired files, and contents without a row. Raises LedgerUnavailable."""

@@ -293,7 +293,7 @@ class BatchRunner:
             await self._stored(line, lambda: self._finish_line(line, outcome))
 
     def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
-        data = b"".join(self._files.chunks(batch.input_file_id, line.start, line.size))
+        data = b"".join(self._files.storage.chunks(batch.input_file_id, line.start, line.size))
         return orjson.dumps(orjson.loads(data)["body"])
 
     async def _finish_line(self, line: BatchLine, outcome: LineOutcome) -> None:

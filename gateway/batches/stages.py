@@ -35,7 +35,7 @@ class BatchStages:
                 checked,
                 batch.batch_id,
                 batch.endpoint,
-                self._files.chunks(batch.input_file_id),
+                self._files.storage.chunks(batch.input_file_id),
                 body_fault,
                 max_lines=section.max_lines,
             )

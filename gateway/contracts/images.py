@@ -14,7 +14,7 @@ from budgeting.values import ImageContent, Message, Role
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import StrictObject, Text
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, required
 from gateway.errors import InvalidRequest
 
 LONG_BYTES: Final = 65_536
@@ -126,13 +126,12 @@ def read_content(
         return content, ()
     parts: list[str | ImageContent] = []
     for number, part in enumerate(content):
-        where, image, text = f"{at}.content.{number}.{part.type}", part.image_url, part.text
-        if part.type == "text" and text is not None:
-            parts.append(text)
-        elif part.type == "image_url" and image is not None:
-            parts.append(ImageContent(image.url, image.detail, f"{where}.url"))
+        where = f"{at}.content.{number}.{part.type}"
+        if part.type == "text":
+            parts.append(required(part.text, where))
         else:
-            raise InvalidRequest(f"{where} is missing; it is required", param=where)
+            image = required(part.image_url, where)
+            parts.append(ImageContent(image.url, image.detail, f"{where}.url"))
     return "".join([part for part in parts if isinstance(part, str)]), parts
 
 

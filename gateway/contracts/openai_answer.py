@@ -155,7 +155,7 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
 
 OVERLOADED: Final = 529
 """Anthropic's status code in place of 503."""
-_ERROR_TYPES: Final[Mapping[int, str]] = {
+ERROR_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -204,7 +204,7 @@ def sluice_body(answer: Answer) -> dict[str, Any]:
 
 def error_body(error: PublicError) -> OpenAIErrorBody:
     status = sent_status(error, Contract.CHAT)
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
         "error": {
             "message": error.message,

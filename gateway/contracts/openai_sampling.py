@@ -104,12 +104,10 @@ def _token_id(key: str) -> int:
     # At most ten digits: longer ones are out of range anyway and slow to convert.
     if key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID:
         return int(key)
-    path = path_of(("logit_bias", key))
-    raise not_allowed(path, "is not a token id", f"0 to {MAX_TOKEN_ID}")
+    raise not_allowed(path_of(("logit_bias", key)), "is not a token id", f"0 to {MAX_TOKEN_ID}")
 
 
 def _bias(key: str, value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100:
         return float(value)
-    path = path_of(("logit_bias", key))
-    raise not_allowed(path, f"is {given(value)}", "-100 to 100")
+    raise not_allowed(path_of(("logit_bias", key)), f"is {given(value)}", "-100 to 100")

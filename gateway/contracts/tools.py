@@ -7,7 +7,7 @@ keep the caller's order, since a model writes arguments in that order.
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -17,7 +17,7 @@ from gateway.contracts.checks import check_plain
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import MAX_NAME, Body
 from gateway.contracts.formats import bounded_schema
-from gateway.contracts.refusals import not_allowed, path_of
+from gateway.contracts.refusals import not_allowed, path_of, required
 from gateway.contracts.tool_fields import (
     CallFields,
     HistoryCall,
@@ -28,7 +28,6 @@ from gateway.contracts.tool_fields import (
 )
 from gateway.errors import InvalidRequest
 
-T = TypeVar("T")
 _calls: Final = attrgetter("tool_calls")
 _call_id: Final = attrgetter("tool_call_id")
 MAX_TOOLS_CHARS: Final = 524_288
@@ -94,9 +93,9 @@ def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
 
 def _placed(one: ToolBody, at: str) -> tuple[str, Tool]:
     if one.type == "function":
-        own = _object(one.function, at)
+        own = required(one.function, at)
         return at, function_tool(own.name, own.description, own.parameters, own.strict, f"{at}.parameters")
-    form = _object(one.custom, at)
+    form = required(one.custom, at)
     return at, custom_tool(form.name, form.description, form.format, f"{at}.format")
 
 
@@ -136,10 +135,10 @@ def to_calls(bodies: Sequence[HistoryCall], at: str) -> tuple[ToolCall, ...]:
     calls = []
     for index, one in enumerate(bodies):
         if one.type == "function":
-            function = _object(one.function, f"{at}.{index}.function")
+            function = required(one.function, f"{at}.{index}.function")
             calls.append(ToolCall(one.id, function.name, function.arguments or ""))
         else:
-            custom = _object(one.custom, f"{at}.{index}.custom")
+            custom = required(one.custom, f"{at}.{index}.custom")
             calls.append(ToolCall(one.id, custom.name, custom.input, ToolKind.CUSTOM))
     return tuple(calls)
 
@@ -195,7 +194,7 @@ def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolCh
     refuse_others(given, given.type)
     if given.type == "allowed_tools":
         at = "tool_choice.allowed_tools"
-        only = _object(given.allowed_tools, at)
+        only = required(given.allowed_tools, at)
         names = tuple(_known(one, f"{at}.tools.{index}", tools) for index, one in enumerate(only.tools))
         return ToolChoice(ToolChoiceMode(only.mode), allowed=names)
     return ToolChoice(ToolChoiceMode.NAMED, _known(given, "tool_choice", tools))
@@ -209,14 +208,8 @@ def refuse_others(choice: Body, *own: str) -> None:
 
 
 def _known(given: ToolChoiceBody | ToolReference, at: str, tools: Sequence[Tool]) -> str:
-    named = _object(given.function if given.type == "function" else given.custom, f"{at}.{given.type}")
+    named = required(given.function if given.type == "function" else given.custom, f"{at}.{given.type}")
     return chosen_name(named.name, given.type, tools, f"{at}.{given.type}.name")
-
-
-def _object(value: T | None, param: str) -> T:
-    if value is None:
-        raise not_allowed(param, "is missing", "an object")
-    return value
 
 
 _FIRST: Final = ("type", "description", "enum", "items", "properties", "required")

@@ -51,14 +51,11 @@ class BatchLines:
     def __init__(self, services: Services, bills: HeldRows, stopping: Callable[[], bool]) -> None:
         self._services = services
         self._bills = bills
-        self._stopping = stopping
+        self.stopping = stopping
         self._dialects = dialects_of(services)
 
     def ready(self) -> bool:
-        return not self._stopping() and self._services.health.ready()[0]
-
-    def stopping(self) -> bool:
-        return self._stopping()
+        return not self.stopping() and self._services.health.ready()[0]
 
     def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
         """The fault for which the contract refuses a line; an engine's refusal is in the line's result."""

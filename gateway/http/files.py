@@ -93,7 +93,7 @@ async def show_file(file_id: str, services: ServicesDep, caller: AuthenticatedCa
 async def file_content(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
     """One file's content."""
     row = await services.files.get(caller.tenant, file_id)
-    chunks = services.files.chunks(row.file_id)
+    chunks = services.files.storage.chunks(row.file_id)
     headers = {"content-length": str(row.bytes), "x-content-type-options": "nosniff"}
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 

@@ -53,14 +53,6 @@ class ModelListBody(TypedDict):
 router = callers_router(CallerRoute, 401, prefix="/v1/models")
 
 
-async def _created(request: Request) -> int:
-    created: int = request.app.state.created
-    return created
-
-
-Created = Annotated[int, Depends(_created)]
-
-
 async def _is_anthropic(
     request: Request,
     anthropic_version: Annotated[str | None, Header(description="Asks for Anthropic's shape.")] = None,
@@ -81,7 +73,7 @@ Lifecycles = Annotated[
 async def list_models(
     services: ServicesDep,
     caller: AuthenticatedCaller,
-    created: Created,
+    request: Request,
     is_anthropic: IsAnthropic,
     lifecycle: Lifecycles,
     client_version: str | None = None,
@@ -92,7 +84,7 @@ async def list_models(
     """All served models. With the header ``anthropic-version``, a page of Anthropic's list instead; with
     ``client_version``, Codex's list in addition.
     """
-    cards = services.models(caller)
+    cards, created = services.models(caller), request.app.state.created
     if is_anthropic:
         listed = cards if not lifecycle or "active" in lifecycle else ()  # all served models are active
         return json_of(anthropic_models(listed, created, 20 if limit is None else limit, after_id, before_id))
@@ -111,10 +103,10 @@ async def list_models(
     "/{id:path}", response_model=ModelBody | AnthropicModel, responses=errors(404, model=OpenAIErrorBody)
 )
 async def show_model(
-    id: str, services: ServicesDep, caller: AuthenticatedCaller, created: Created, is_anthropic: IsAnthropic
+    id: str, services: ServicesDep, caller: AuthenticatedCaller, request: Request, is_anthropic: IsAnthropic
 ) -> ModelBody | Response:
     """One served model; its id may contain slashes."""
-    card = card_of(services, caller, id)
+    card, created = card_of(services, caller, id), request.app.state.created
     return json_of(anthropic_model(card, created)) if is_anthropic else _body(card, created, services)
 
 

@@ -1,6 +1,7 @@
 """The paths that monitors read: ``/ping``, ``/health``, ``/ready``, ``/health/deep``, ``/metrics``."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -32,9 +33,7 @@ async def ping(services: ServicesDep) -> dict[str, Any]:
 @router.get("/ready", responses={503: {"description": "Not ready"}})
 async def ready(response: Response, services: ServicesDep) -> dict[str, Any]:
     """Readiness."""
-    is_ready, body = services.health.ready()
-    _set_status(response, is_ready)
-    return dict(body)
+    return _shown(response, *services.health.ready())
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -55,11 +54,11 @@ async def deep(response: Response, services: ServicesDep) -> dict[str, Any]:
         if not bound.expired():
             raise
         raise BackendUnavailable(f"no generation ended within {DEEP_TIMEOUT_S:g} s") from None
-    _set_status(response, healthy)
-    return dict(body)
+    return _shown(response, healthy, body)
 
 
-def _set_status(response: Response, good: bool) -> None:
+def _shown(response: Response, good: bool, body: Mapping[str, object]) -> dict[str, Any]:
     response.status_code = 200 if good else 503
     if not good:
         response.headers["retry-after"] = "1"
+    return dict(body)

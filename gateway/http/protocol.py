@@ -26,6 +26,7 @@ from gateway.http.body import BODY_TIMEOUT_S
 from gateway.http.connections import PROBES, ConnectionLimits, ConnectionTable
 from gateway.http.disconnect_watch import STALL_S
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect
+from gateway.http.respond import error_reply
 from gateway.http.security import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
 from gateway.http.socket_protocol import SocketProtocol
 
@@ -372,19 +373,18 @@ class GatewayProtocol(HttpToolsProtocol):
         elif cycle is not None and not cycle.response_complete:
             return
         request_id = f"req_{secrets.token_hex(10)}"
-        status, body = error_json(error, request_id)
+        reply = error_reply(error, request_id, error_json)
         headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
+            (b"content-type", reply.content_type),
+            (b"content-length", str(len(reply.body)).encode()),
             (b"connection", b"close"),
             (b"x-request-id", request_id.encode()),
             (b"x-trace-id", secrets.token_hex(16).encode()),
             *SECURITY_HEADERS,
+            *reply.headers,
         ]
-        if error.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body]
-        self.transport.write(b"".join(lines))
+        lines = (b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"".join([STATUS_LINE[reply.status], *lines, b"\r\n", reply.body]))
         self.transport.close()
         self._bound_close()
 

@@ -155,11 +155,10 @@ class MessageTokens(TypedDict):
     input_tokens: int
 
 
-class ResponseTokens(TypedDict):
+class ResponseTokens(MessageTokens):
     """The number of tokens of the whole prompt, cached or not."""
 
     object: str
-    input_tokens: int
 
 
 messages = callers_router(

@@ -197,7 +197,7 @@ async def until_true(condition: Callable[[], bool]) -> None:
 def results(batches: Batches, file_id: str | None) -> dict[str, Any]:
     if file_id is None:
         return {}
-    content = b"".join(batches.files.chunks(file_id))
+    content = b"".join(batches.files.storage.chunks(file_id))
     parsed = [orjson.loads(one) for one in content.splitlines()]
     assert len({one["custom_id"] for one in parsed}) == len(parsed)
     return {one["custom_id"]: one for one in parsed}
@@ -451,7 +451,7 @@ async def test_tenants_take_turns(rig: BatchRig) -> None:
         file = await rig.upload(batches.files, 4)
         other = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
         globex = Caller("globex", CallerRole.CALLER, "key_2")
-        content = b"".join(batches.files.chunks(file.file_id))
+        content = b"".join(batches.files.storage.chunks(file.file_id))
         await batches.files.add("globex", "file-gx", "in.jsonl", "batch", io.BytesIO(content), len(content))
         await batches.create(globex, "batch_g", other.model_copy(update={"input_file_id": "file-gx"}))
         await until(batches, "batch_g", "in_progress", tenant="globex")
@@ -469,10 +469,10 @@ async def test_contents_without_a_row_are_swept_after_a_day(tmp_path: Path) -> N
     await files.sweep()
     rig.now += 86_000
     await files.sweep()
-    assert b"".join(files.chunks("file-ff"))
+    assert b"".join(files.storage.chunks("file-ff"))
     rig.now += 4_000
     await files.sweep()
     with pytest.raises(FileNotFoundError):
-        list(files.chunks("file-ff"))
-    assert b"".join(files.chunks(file.file_id))
+        list(files.storage.chunks("file-ff"))
+    assert b"".join(files.storage.chunks(file.file_id))
     await files.store.close()

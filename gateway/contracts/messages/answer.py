@@ -8,7 +8,7 @@ from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from gateway.contracts.dialect import ParsedRequest
-from gateway.contracts.openai_answer import OVERLOADED, SluiceBody, sent_status, sluice_body
+from gateway.contracts.openai_answer import ERROR_TYPES, OVERLOADED, SluiceBody, sent_status, sluice_body
 from gateway.contracts.values import Answer, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
@@ -90,12 +90,9 @@ STOP_REASONS: Final[Mapping[FinishReason, str]] = {
 """Anthropic has reasons for texts complete, cut short or refused, and calls; ``sluice`` has the exact one."""
 
 _ERROR_TYPES: Final[Mapping[int, str]] = {
-    401: "authentication_error",
+    **ERROR_TYPES,
     402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
     413: "request_too_large",
-    429: "rate_limit_error",
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }

@@ -12,7 +12,6 @@ from gateway.contracts.messages.body import (
     BlockMessage,
     ContentBlock,
     CountRequest,
-    ImageSource,
     InputTool,
     InputToolChoice,
 )
@@ -94,7 +93,7 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
         if block.type == "text":
             parts.append(required(block.text, f"{where}.text"))
         elif block.type == "image":
-            parts.append(_image(required(block.source, f"{where}.source"), f"{where}.source"))
+            parts.append(_image(block, f"{where}.source"))
         elif block.type == "tool_result":
             if any(parts):
                 yield made_of_parts(parts)
@@ -106,7 +105,8 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
         yield made_of_parts(parts)
 
 
-def _image(source: ImageSource, at: str) -> ImageContent:
+def _image(block: ContentBlock, at: str) -> ImageContent:
+    source = required(block.source, at)
     if source.type == "url":
         return ImageContent(required(source.url, f"{at}.url"), param=f"{at}.url")
     if source.type != "base64":
@@ -122,7 +122,7 @@ def _result(block: ContentBlock, at: str) -> Message:
     for number, one in enumerate(() if isinstance(given, str) else given):
         where = f"{at}.content.{number}"
         if one.type == "image":
-            parts.append(_image(required(one.source, f"{where}.source"), f"{where}.source"))
+            parts.append(_image(one, f"{where}.source"))
         elif one.type != "text":
             _not_served(one, where, "'text' or 'image'")
         elif text := required(one.text, f"{where}.text"):
