@@ -46,7 +46,7 @@ async def _answer(task: Task, request: Request, call: CallerRequest) -> Response
         form = await in_time(services, read_form(request, most, arrived))
         try:
             asked = await _asked(task, form, most, origin_of(services, exchange, call.caller))
-            async with until_gone(exchange, request.receive, services.clock) as release:
+            async with until_gone(exchange, request.receive) as release:
                 if asked.recording.stream:
                     exchange.reported = True
                     return await _stream(asked, services, exchange)

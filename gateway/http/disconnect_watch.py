@@ -21,7 +21,7 @@ Release = Callable[[], object]
 
 
 def until_gone(
-    exchange: Exchange, receive: Receive, clock: Callable[[], float], *, stall_s: float = STALL_S
+    exchange: Exchange, receive: Receive, *, stall_s: float = STALL_S
 ) -> AbstractAsyncContextManager[Release]:
     """Run the block; cancel it when the caller disconnects.
 
@@ -32,7 +32,7 @@ def until_gone(
     """
     if exchange.disconnect is not None:
         return _ServerWatch(exchange.disconnect)
-    return _watching(exchange, receive, clock, stall_s)
+    return _watching(exchange, receive, stall_s)
 
 
 class _ServerWatch(Struct, eq=False):
@@ -71,13 +71,11 @@ class _ServerWatch(Struct, eq=False):
 
 
 @asynccontextmanager
-async def _watching(
-    exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float
-) -> AsyncIterator[Release]:
+async def _watching(exchange: Exchange, receive: Receive, stall_s: float) -> AsyncIterator[Release]:
     """The watch under any other server: a task that reads ``receive``."""
     try:
         async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_watch(exchange, receive, clock, stall_s))
+            watcher = group.create_task(_watch(exchange, receive, stall_s))
             try:
                 yield watcher.cancel
             finally:
@@ -86,7 +84,7 @@ async def _watching(
         raise _single(errors) from None
 
 
-async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float) -> None:
+async def _watch(exchange: Exchange, receive: Receive, stall_s: float) -> None:
     """Wait for a disconnect, and raise it. One timer per quarter of ``stall_s`` replaces one per send."""
     while True:
         try:
@@ -94,7 +92,7 @@ async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float
                 message = await receive()
         except TimeoutError:
             since = exchange.sending_since
-            if since is not None and clock() - since >= stall_s:
+            if since is not None and exchange.clock() - since >= stall_s:
                 raise ClientGone from None
             continue
         if message["type"] in ("http.disconnect", "websocket.disconnect"):

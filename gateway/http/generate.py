@@ -140,7 +140,7 @@ class GenerationEndpoint:
             content = "" if key is None else fingerprint_of(scope["path"], body)
             del body  # frees its memory; the request has its content
             exchange.request_id = asked.request.request_id
-            async with until_gone(exchange, receive, services.clock) as release:
+            async with until_gone(exchange, receive) as release:
                 if asked.request.stream:
                     await self._stream(exchange, asked)
                 elif key is None:

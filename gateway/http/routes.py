@@ -113,7 +113,7 @@ class EdgeRoute(APIRoute):
             running = services.limiter.running(await _caller(request)) if self.counted else nullcontext()
 
             ends = request.method in self.ends_with_caller
-            watch = until_gone(exchange, request.receive, services.clock) if ends else nullcontext()
+            watch = until_gone(exchange, request.receive) if ends else nullcontext()
             async with watch:
                 with running:
                     return await handle(_ReadRequest(request, raw or b"{}"))
@@ -164,7 +164,7 @@ class DirectRoute(CountedRoute):
         await services.limiter.enter(caller)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         given = parse(self._model, body)
-        async with until_gone(exchange, receive, services.clock) as release:
+        async with until_gone(exchange, receive) as release:
             key = sent_key(exchange)
             call = CallerRequest(services, exchange, idempotency, scope["path"], key, body, release)
             reply = await self.endpoint(given, call)

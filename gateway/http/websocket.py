@@ -64,7 +64,7 @@ class GenerateSocket:
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
             exchange.request_id = asked.request.request_id
-            async with until_gone(exchange, receive, self._services.clock):
+            async with until_gone(exchange, receive):
                 exchange.reported = True
                 await run_journey(self._services, replace(asked.request, stream=True), sink)
             return

@@ -219,7 +219,7 @@ async def test_a_reader_who_takes_no_bytes_is_as_good_as_gone() -> None:
 
     exchange = exchange_over(stuck, clock)
     with pytest.raises(ClientGone):
-        async with until_gone(exchange, never, clock, stall_s=0.04):
+        async with until_gone(exchange, never, stall_s=0.04):
             await exchange.body(b"x", more=True)
 
 
@@ -230,7 +230,7 @@ async def test_a_slow_generation_is_not_a_slow_reader() -> None:
         await asyncio.sleep(0)
 
     exchange = exchange_over(quick, clock)
-    async with until_gone(exchange, never, clock, stall_s=0.02):
+    async with until_gone(exchange, never, stall_s=0.02):
         await exchange.body(b"x", more=True)
         clock.now += 1_000.0
         await asyncio.sleep(0.05)
@@ -239,7 +239,7 @@ async def test_a_slow_generation_is_not_a_slow_reader() -> None:
 async def test_an_error_of_the_work_comes_out_as_itself() -> None:
     exchange = exchange_over(never, time.monotonic)
     with pytest.raises(KeyError):
-        async with until_gone(exchange, never, time.monotonic):
+        async with until_gone(exchange, never):
             raise KeyError("x")
 
 
@@ -247,7 +247,7 @@ async def test_cancelling_from_outside_is_not_a_caller_who_left() -> None:
     exchange = exchange_over(never, time.monotonic)
 
     async def work() -> None:
-        async with until_gone(exchange, never, time.monotonic):
+        async with until_gone(exchange, never):
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
@@ -265,13 +265,13 @@ async def test_after_release_a_caller_who_leaves_no_longer_cancels() -> None:
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async with until_gone(exchange, receive, time.monotonic) as release:
+    async with until_gone(exchange, receive) as release:
         release()
         gone.set()
         await asyncio.sleep(0.01)
 
     with pytest.raises(ClientGone):
-        async with until_gone(exchange, receive, time.monotonic):
+        async with until_gone(exchange, receive):
             await asyncio.sleep(1)
 
 
@@ -318,7 +318,7 @@ def exchange_and_disconnect() -> tuple[Exchange, ClientDisconnect]:
 async def test_a_disconnect_that_the_server_reports_cancels_the_work() -> None:
     exchange, disconnect = exchange_and_disconnect()
     with pytest.raises(ClientGone):
-        async with until_gone(exchange, never, time.monotonic):
+        async with until_gone(exchange, never):
             disconnect.set()
             await asyncio.sleep(1)
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
@@ -329,13 +329,13 @@ async def test_a_caller_who_has_left_already_gets_no_work_done() -> None:
     exchange, disconnect = exchange_and_disconnect()
     disconnect.set()
     with pytest.raises(ClientGone):
-        async with until_gone(exchange, never, time.monotonic):
+        async with until_gone(exchange, never):
             raise AssertionError("the block ran")
 
 
 async def test_a_disconnect_reported_after_release_cancels_nothing() -> None:
     exchange, disconnect = exchange_and_disconnect()
-    async with until_gone(exchange, never, time.monotonic) as release:
+    async with until_gone(exchange, never) as release:
         release()
         disconnect.set()
         await asyncio.sleep(0)
@@ -343,7 +343,7 @@ async def test_a_disconnect_reported_after_release_cancels_nothing() -> None:
 
 async def test_a_disconnect_reported_after_the_work_cancels_nothing() -> None:
     exchange, disconnect = exchange_and_disconnect()
-    async with until_gone(exchange, never, time.monotonic):
+    async with until_gone(exchange, never):
         await asyncio.sleep(0)
     disconnect.set()
     await asyncio.sleep(0)
@@ -353,7 +353,7 @@ async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_le
     exchange, disconnect = exchange_and_disconnect()
 
     async def work() -> None:
-        async with until_gone(exchange, never, time.monotonic):
+        async with until_gone(exchange, never):
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
@@ -367,7 +367,7 @@ async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_le
 async def test_an_error_of_the_work_is_raised_rather_than_the_disconnect() -> None:
     exchange, disconnect = exchange_and_disconnect()
     with pytest.raises(KeyError):
-        async with until_gone(exchange, never, time.monotonic):
+        async with until_gone(exchange, never):
             try:
                 disconnect.set()
                 await asyncio.sleep(1)
