@@ -75,7 +75,7 @@ async def generate(
     given: Json[NativeRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> Any:
     """Serve a generation as a FastAPI route."""
-    asked = to_request(given, origin_of(services, Exchange.of(request.scope), caller))
+    asked = to_request(given, origin_of(Exchange.of(request.scope), caller))
     if asked.stream:
 
         async def events() -> AsyncIterator[bytes]:

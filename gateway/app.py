@@ -151,9 +151,7 @@ def create_app(
         WebSocketRoute(GENERATE_SOCKET, GenerateSocket(services)),
     ]
     endpoints = generating(services, idempotency) | {
-        route.path: partial(route.answer, services, idempotency)
-        for route in every
-        if isinstance(route, DirectRoute)
+        route.path: partial(route.answer, idempotency) for route in every if isinstance(route, DirectRoute)
     }
     routes = [route for route in every if shown(route.path)]
     labels = PathLabels([route.path for route in routes])

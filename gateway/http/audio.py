@@ -19,7 +19,6 @@ from gateway.http.idempotency import CallerRequest, CallerRequestDep
 from gateway.http.respond import CALLER_ERRORS, response_of
 from gateway.http.routes import CreationRoute, callers_router
 from gateway.http.sinks import STREAM_HEADERS
-from gateway.ports import Services
 
 HEAD_BYTES: Final = 32
 """Bytes of a recording's beginning that are read to estimate its length."""
@@ -45,11 +44,11 @@ async def _answer(task: Task, request: Request, call: CallerRequest) -> Response
     with services.recordings.holding(call.caller.tenant) as arrived:
         form = await in_time(services, read_form(request, most, arrived))
         try:
-            asked = await _asked(task, form, most, origin_of(services, exchange, call.caller))
+            asked = await _asked(task, form, most, origin_of(exchange, call.caller))
             async with until_gone(exchange, request.receive) as release:
                 if asked.recording.stream:
                     exchange.reported = True
-                    return await _stream(asked, services, exchange)
+                    return await _stream(asked, exchange)
 
                 async def run() -> Reply:
                     exchange.reported = True
@@ -81,7 +80,7 @@ async def _asked(task: Task, form: FormData, most: int, origin: RequestOrigin) -
     )
 
 
-async def _stream(asked: AudioRequest, services: Services, exchange: Exchange) -> Response:
+async def _stream(asked: AudioRequest, exchange: Exchange) -> Response:
     """Send the worker's events as they arrive; the status 200 is sent with the first one."""
 
     async def send(event: bytes) -> None:
@@ -90,7 +89,7 @@ async def _stream(asked: AudioRequest, services: Services, exchange: Exchange) -
         await exchange.body(b"data: " + event.replace(b"\n", b"\ndata: ") + b"\n\n", more=True)
 
     try:
-        await in_time(services, services.embeddings.transcribe(asked, send))
+        await in_time(exchange.services, exchange.services.embeddings.transcribe(asked, send))
         await send(b"[DONE]")
     except CALLER_ERRORS as error:
         if not exchange.started:

@@ -5,10 +5,9 @@ from gateway.contracts.front_headers import on_behalf
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Forbidden, InvalidKey
 from gateway.http.exchange import Exchange
-from gateway.ports import Services
 
 
-def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
+def caller_of(exchange: Exchange, *, reads: bool = False) -> Caller:
     """The caller, by key and headers or by a console session; ``reads``: the request changes nothing.
 
     Its limits are reported in the answer's headers.
@@ -16,7 +15,7 @@ def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) ->
     Raises MissingKey, InvalidKey, RateLimited, InvalidRequest; Forbidden: a viewer may only read, and
     without a key a page of another origin may do nothing.
     """
-    key, token = exchange.key, None
+    services, key, token = exchange.services, exchange.key, None
     try:
         if key is None and (token := exchange.session) is not None:
             exchange.check_origin()
@@ -36,9 +35,9 @@ def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) ->
     return caller
 
 
-def require_role(services: Services, exchange: Exchange, *roles: CallerRole, reads: bool = False) -> Caller:
+def require_role(exchange: Exchange, *roles: CallerRole, reads: bool = False) -> Caller:
     """The caller, if its role is one of ``roles`` or admin. Raises Forbidden, and as :func:`caller_of`."""
-    caller = caller_of(services, exchange, reads=reads)
+    caller = caller_of(exchange, reads=reads)
     allowed = dict.fromkeys((*roles, CallerRole.ADMIN))
     if caller.role not in allowed:
         shown = " or ".join(f"'{one.value}'" for one in allowed)

@@ -19,7 +19,6 @@ from gateway.http.body import read_body
 from gateway.http.exchange import EVENT_STREAM, Exchange
 from gateway.http.respond import CALLER_ERRORS, json_of
 from gateway.keys.sessions import COOKIE, SESSION_S
-from gateway.ports import Services
 
 PATH: Final = "/console"
 MAX_BODY: Final = 4_096
@@ -46,20 +45,20 @@ async def _page(request: Request) -> Response:
 
 async def _session(request: Request) -> Response:
     """``GET``: who is signed in; ``POST``: sign in with a key; ``DELETE``: sign out."""
-    services, exchange = request.app.state.services, Exchange.of(request.scope)
+    exchange = Exchange.of(request.scope)
     if request.method == "DELETE":
         return _answer({}, "", 0, request)
     if request.method == "GET":
         try:
-            return json_of(_who(require_role(services, exchange, *ROLES)))
+            return json_of(_who(require_role(exchange, *ROLES)))
         except (MissingKey, InvalidKey, Forbidden):
             return json_of(None)  # a refusal would be an error in the browser's log
-    caller = await _signed_in(services, exchange, request)
-    token = services.sessions.issue(caller.key_id)
+    caller = await _signed_in(exchange, request)
+    token = exchange.services.sessions.issue(caller.key_id)
     return _answer(_who(caller), token, SESSION_S, request)
 
 
-async def _signed_in(services: Services, exchange: Exchange, request: Request) -> Caller:
+async def _signed_in(exchange: Exchange, request: Request) -> Caller:
     exchange.check_origin()
     body = await read_body(exchange, request.receive, MAX_BODY)
     try:
@@ -69,8 +68,8 @@ async def _signed_in(services: Services, exchange: Exchange, request: Request) -
     if not isinstance(key, str) or not key:
         raise not_allowed("key", "is missing or is not text", "a key of role viewer, operator or admin")
     exchange.headers[b"authorization"] = b"Bearer " + key.encode("latin-1", "replace")
-    caller = require_role(services, exchange, *ROLES, reads=True)
-    await services.console.signed_in(caller.key_id, exchange.address or "")
+    caller = require_role(exchange, *ROLES, reads=True)
+    await exchange.services.console.signed_in(caller.key_id, exchange.address or "")
     return caller
 
 
@@ -90,9 +89,9 @@ def _answer(body: object, token: str, seconds: int, request: Request) -> Respons
 
 async def _live(request: Request) -> Response:
     """The state of this process every two seconds, as server-sent events."""
-    services, exchange = request.app.state.services, Exchange.of(request.scope)
-    require_role(services, exchange, *ROLES)
-    console = services.console
+    exchange = Exchange.of(request.scope)
+    require_role(exchange, *ROLES)
+    console = exchange.services.console
     if console.streams >= console.most_streams:
         raise RateLimited(f"{console.most_streams} consoles are open at this gateway", retry_after_ms=5_000)
 
@@ -101,7 +100,7 @@ async def _live(request: Request) -> Response:
             return
         console.streams += 1
         try:
-            while _may_look(services, exchange):
+            while _may_look(exchange):
                 yield b"data: " + orjson.dumps(console.live()) + b"\n\n"
                 await asyncio.sleep(console.pause_s)
         finally:
@@ -110,10 +109,10 @@ async def _live(request: Request) -> Response:
     return StreamingResponse(events(), media_type=EVENT_STREAM.decode())
 
 
-def _may_look(services: Services, exchange: Exchange) -> bool:
+def _may_look(exchange: Exchange) -> bool:
     """Whether the key is still accepted, and the session has not ended."""
     try:
-        require_role(services, exchange, *ROLES)
+        require_role(exchange, *ROLES)
     except CALLER_ERRORS:
         return False
     return True

@@ -92,7 +92,7 @@ async def _watch(exchange: Exchange, receive: Receive, stall_s: float) -> None:
                 message = await receive()
         except TimeoutError:
             since = exchange.sending_since
-            if since is not None and exchange.clock() - since >= stall_s:
+            if since is not None and exchange.services.clock() - since >= stall_s:
                 raise ClientGone from None
             continue
         if message["type"] in ("http.disconnect", "websocket.disconnect"):

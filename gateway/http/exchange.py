@@ -16,7 +16,8 @@ from gateway.contracts.values import Caller
 from gateway.errors import Forbidden, PublicError
 from gateway.http.security import SECURITY_HEADERS
 from gateway.keys.sessions import COOKIE
-from gateway.requests.body_memory import UNCOUNTED_BYTES, BodyMemory
+from gateway.ports import Services
+from gateway.requests.body_memory import UNCOUNTED_BYTES
 from observability.trace_context import usable_tracestate
 
 JSON: Final = b"application/json"
@@ -74,14 +75,14 @@ class Exchange(Struct, eq=False):
     """The edge's state of one request, and the way to answer it.
 
     ``request_id`` is the header's or a new one, and the body's once that is parsed. ``sending_since`` is when
-    the send in progress began: a client that reads nothing is noticed without a timer per send. ``bodies``
-    counts large bodies. ``disconnect`` is given if the server itself reports the caller's disconnect.
-    ``reported``: a journey reports the request's outcome; if not, the edge does, from ``status``, ``error``
-    and others. ``is_anthropic``: the client uses Anthropic's contract.
+    the send in progress began: a client that reads nothing is noticed without a timer per send.
+    ``disconnect`` is given if the server itself reports the caller's disconnect. ``reported``: a journey
+    reports the request's outcome; if not, the edge does, from ``status``, ``error`` and others.
+    ``is_anthropic``: the client uses Anthropic's contract.
     """
 
     raw_send: Send
-    clock: Callable[[], float]
+    services: Services
     arrived_at: float
     # Of a repeated header only the last value counts.
     headers: dict[bytes, bytes]
@@ -92,7 +93,6 @@ class Exchange(Struct, eq=False):
     trace_id: str
     trace_parent: str | None = None
     trace_state: str | None = None
-    bodies: BodyMemory | None = None
     # Called when the answer begins, so that the headers report the key's limits at that time.
     limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
     reported: bool = False
@@ -108,14 +108,7 @@ class Exchange(Struct, eq=False):
     is_anthropic: bool = False
 
     @staticmethod
-    def open(
-        scope: Scope,
-        send: Send,
-        *,
-        clock: Callable[[], float],
-        new_id: Callable[[str], str],
-        bodies: BodyMemory | None = None,
-    ) -> "Exchange":
+    def open(scope: Scope, send: Send, services: Services) -> "Exchange":
         """Create the exchange of a request that has just arrived, and store it for :meth:`of`."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path: str = scope.get("path", "")
@@ -123,15 +116,14 @@ class Exchange(Struct, eq=False):
         trace_id = None if traceparent is None else trace_of(traceparent)
         exchange = scope[_SCOPE_KEY] = Exchange(
             raw_send=send,
-            clock=clock,
-            arrived_at=clock(),
+            services=services,
+            arrived_at=services.clock(),
             headers=headers,
             address=(scope.get("client") or ("",))[0],
             method=scope.get("method", "WS"),
             disconnect=scope.get(SCOPE_KEY),
-            request_id=(label and usable_request_id(label)) or new_id("req"),
+            request_id=(label and usable_request_id(label)) or services.new_id("req"),
             trace_id=trace_id or os.urandom(16).hex(),
-            bodies=bodies,
             is_anthropic=path.startswith("/v1/messages")
             or (b"anthropic-version" in headers and path.startswith("/v1/models")),
         )
@@ -151,17 +143,17 @@ class Exchange(Struct, eq=False):
 
         Raises TooManyBodies, RateLimited: the bodies in memory have reached a limit.
         """
-        if size <= UNCOUNTED_BYTES or size <= self.held_bytes or self.bodies is None:
+        if size <= UNCOUNTED_BYTES or size <= self.held_bytes:
             return
         if not self.held_bytes:
             self.held_by = "" if self.caller is None else self.caller.tenant
-        self.bodies.hold(self.held_by, size - self.held_bytes)
+        self.services.bodies.hold(self.held_by, size - self.held_bytes)
         self.held_bytes = size
 
     def end(self, scope: Scope) -> None:
         """End the request: release its body and break the reference cycle of scope and exchange."""
-        if self.held_bytes and self.bodies is not None:
-            self.bodies.release(self.held_by, self.held_bytes)
+        if self.held_bytes:
+            self.services.bodies.release(self.held_by, self.held_bytes)
             self.held_bytes = 0
         scope.pop(_SCOPE_KEY, None)
 
@@ -169,7 +161,7 @@ class Exchange(Struct, eq=False):
         """Send one ASGI message; after a disconnect nothing is sent and nothing raised."""
         if self.client_gone:
             return
-        self.sending_since = self.clock()
+        self.sending_since = self.services.clock()
         try:
             await self.raw_send(message)
         except OSError:

@@ -93,9 +93,9 @@ async def in_time(services: Services, work: Awaitable[T]) -> T:
         raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
 
 
-def origin_of(services: Services, exchange: Exchange, caller: Caller) -> RequestOrigin:
+def origin_of(exchange: Exchange, caller: Caller) -> RequestOrigin:
     """What the edge knows of a generation besides its body."""
-    headers = exchange.headers
+    headers, services = exchange.headers, exchange.services
     session = headers.get(b"x-claude-code-session-id")
     return RequestOrigin(
         request_id=exchange.request_id,
@@ -129,7 +129,7 @@ class GenerationEndpoint:
         exchange = Exchange.of(scope)
         services = self._services
         try:
-            caller = caller_of(services, exchange)
+            caller = caller_of(exchange)
             await services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
             if len(body) > LONG_BYTES:  # it may contain long images
@@ -161,7 +161,7 @@ class GenerationEndpoint:
 
     async def _asked(self, exchange: Exchange, caller: Caller, body: bytes, short: bytes) -> ParsedRequest:
         """The request in ``short``, which is the body or has marks in place of the body's long images."""
-        return self._dialect.parse(short, origin_of(self._services, exchange, caller))
+        return self._dialect.parse(short, origin_of(exchange, caller))
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
         """Store a streamed answer before its end is sent, if its contract stores answers."""

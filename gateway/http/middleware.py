@@ -30,10 +30,7 @@ class EdgeMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        services = self._services
-        exchange = Exchange.open(
-            scope, send, clock=services.clock, new_id=services.new_id, bodies=services.bodies
-        )
+        exchange = Exchange.open(scope, send, self._services)
 
         async def through_exchange(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

@@ -40,7 +40,7 @@ async def ready(response: Response, services: ServicesDep) -> dict[str, Any]:
 async def metrics(request: Request, services: ServicesDep) -> Response:
     """Prometheus metrics; the configuration may require an operator's or a front's key."""
     if not services.open_metrics:
-        require_role(services, Exchange.of(request.scope), CallerRole.OPERATOR, CallerRole.FRONT)
+        require_role(Exchange.of(request.scope), CallerRole.OPERATOR, CallerRole.FRONT)
     return Response(services.metrics(), media_type=PROMETHEUS)
 
 

@@ -97,13 +97,14 @@ class EdgeRoute(APIRoute):
             parameters |= CLIENTS_PARAMETERS
 
         async def checked(request: Request) -> Response:
-            services, exchange = await services_of(request), Exchange.of(request.scope)
+            exchange = Exchange.of(request.scope)
+            services = exchange.services
             if self.role is None:
-                caller_of(services, exchange)
+                caller_of(exchange)
             else:
                 reads = request.method == "GET" and self.role is CallerRole.OPERATOR
                 viewers = (CallerRole.VIEWER,) if reads else ()
-                require_role(services, exchange, *viewers, self.role)
+                require_role(exchange, *viewers, self.role)
             _check_query(request, parameters)
             if self.counted:
                 await services.limiter.enter(await _caller(request))
@@ -154,13 +155,12 @@ class DirectRoute(CountedRoute):
         self.app = _direct(path)
         self._model: type[BaseModel] = get_type_hints(endpoint)["given"]
 
-    async def answer(
-        self, services: Services, idempotency: Idempotency, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def answer(self, idempotency: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request as a plain ASGI app; the middleware answers errors."""
         exchange = Exchange.of(scope)
+        services = exchange.services
         await services.turns.next()
-        caller = caller_of(services, exchange)
+        caller = caller_of(exchange)
         await services.limiter.enter(caller)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         given = parse(self._model, body)
@@ -222,7 +222,7 @@ class Command(Struct, frozen=True):
 
     def require_admin(self) -> None:
         """Raises Forbidden, if the key is not an admin's."""
-        require_role(self.services, self.exchange, CallerRole.ADMIN)
+        require_role(self.exchange, CallerRole.ADMIN)
 
 
 async def _command(request: Request) -> Command:

@@ -172,7 +172,7 @@ async def count_tokens(
     given: Json[CountRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> MessageTokens:
     """The number of tokens of a prompt."""
-    asked = counted_request(given, origin_of(services, Exchange.of(request.scope), caller))
+    asked = counted_request(given, origin_of(Exchange.of(request.scope), caller))
     return {"input_tokens": await _counted(asked, request, services, caller)}
 
 
@@ -181,7 +181,7 @@ async def input_tokens(
     given: Json[ResponsesBody], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> ResponseTokens:
     """The number of tokens of a prompt; the body is that of ``/v1/responses``."""
-    asked = await asked_of(services, given, origin_of(services, Exchange.of(request.scope), caller))
+    asked = await asked_of(services, given, origin_of(Exchange.of(request.scope), caller))
     count = await _counted(asked.request, request, services, caller)
     return {"object": "response.input_tokens", "input_tokens": count}
 

@@ -44,7 +44,7 @@ class GenerateSocket:
         exchange = Exchange.of(scope)
         await receive()  # websocket.connect
         try:
-            caller = caller_of(self._services, exchange)
+            caller = caller_of(exchange)
         except CALLER_ERRORS as error:
             await _deny(exchange, error, scope)
             return
@@ -58,11 +58,11 @@ class GenerateSocket:
         try:
             body = await self._first_frame(receive, sink)
             # The key may have been revoked since the handshake.
-            caller = caller_of(self._services, exchange)
+            caller = caller_of(exchange)
             await self._services.limiter.enter(caller)
             # Time counts from the request, not from the handshake.
             exchange.arrived_at = self._services.clock()
-            asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
+            asked = self._dialect.parse(body, origin_of(exchange, caller))
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive):
                 exchange.reported = True

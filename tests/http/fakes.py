@@ -12,6 +12,7 @@ from gateway.admin.prompts import PreviewBody, PromptBody, PromptListed
 from gateway.contracts.values import Caller, CallerRole, GenerateRequest
 from gateway.errors import UnknownPromptVersion
 from gateway.http.exchange import Exchange
+from gateway.testing import fake_services
 
 
 class FakePrompts:
@@ -90,6 +91,6 @@ def exchange_of(tenant: str) -> Exchange:
     async def send(message: object) -> None:
         """Send nothing."""
 
-    exchange = Exchange.open({"headers": []}, send, clock=time.monotonic, new_id=str)
+    exchange = Exchange.open({"headers": []}, send, fake_services())
     exchange.caller = Caller(tenant, CallerRole.CALLER, "key")
     return exchange

@@ -88,8 +88,9 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         assert limits.tokens_per_day == 10**6
         small = order.model_limits["small"]
         assert (small.tokens_per_minute, small.usd_per_day, small.requests_per_minute) == (10, 0.5, None)
+        of_small = {"tokens_per_minute": 0, "usd_per_day": 0.0}
         assert (await client.get("/admin/keys", headers=ADMIN)).json() == {
-            "keys": [{**SHOWN, "used": {}, "spent": {}, "model_used": {"small": {}}}]
+            "keys": [{**SHOWN, "used": {}, "spent": {}, "model_used": {"small": of_small}}]
         }
         gone = await client.delete("/admin/keys/key_1", headers=ADMIN)
         assert (gone.status_code, gone.content) == (204, b"") and "content-length" not in gone.headers

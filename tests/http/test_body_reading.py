@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +38,7 @@ def exchange(**headers: str) -> Exchange:
 
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "headers": encoded}
-    return Exchange.open(scope, send, clock=time.monotonic, new_id=str)
+    return Exchange.open(scope, send, fake_services())
 
 
 async def test_pieces_are_joined_up_to_the_limit() -> None:

@@ -203,7 +203,7 @@ class Clock:
 
 def exchange_over(send: Any, clock: Callable[[], float]) -> Exchange:
     scope = {"type": "http", "headers": []}
-    return Exchange.open(scope, send, clock=clock, new_id=str)
+    return Exchange.open(scope, send, fake_services(clock=clock))
 
 
 async def never() -> Any:

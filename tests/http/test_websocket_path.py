@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -140,7 +139,7 @@ async def test_the_sink_sends_the_close_frame_together_with_its_last_event() -> 
     async def send(message: Any) -> None:
         sent.append((message["type"], message.get("code")))
 
-    exchange = Exchange.open({"type": "websocket", "headers": []}, send, clock=time.monotonic, new_id=str)
+    exchange = Exchange.open({"type": "websocket", "headers": []}, send, fake_services())
     await SocketSink(exchange).fail(PublicError(503, "draining", "no"), request_id="r", trace_id="t")
     assert sent == [("websocket.send", None), ("websocket.close", 1000)]
 

@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 from gateway.contracts.dialect import Header
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange, Reply
 from gateway.http.protocol import GatewayProtocol
+from gateway.testing import fake_services
 
 
 def connection(sent: list[bytes]) -> ClientDisconnect:
@@ -23,7 +24,7 @@ def exchange(disconnect: ClientDisconnect | None) -> Exchange:
     async def send(message: MutableMapping[str, Any]) -> None:
         raise AssertionError("nothing is sent through the server")
 
-    return Exchange.open({"headers": [], SCOPE_KEY: disconnect}, send, clock=lambda: 0.0, new_id=str)
+    return Exchange.open({"headers": [], SCOPE_KEY: disconnect}, send, fake_services())
 
 
 def test_a_piece_is_sent_as_one_chunk_before_write_returns() -> None:
@@ -78,7 +79,7 @@ async def answered(request: bytes, reply: Reply, *, pieces: int = 0) -> Wire:
     wire, done = Wire(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange.open(scope, send, clock=lambda: 0.0, new_id=str)
+        exchange = Exchange.open(scope, send, fake_services())
         try:
             if pieces:
                 await exchange.begin(reply.status, reply.headers, reply.body, more=True)
@@ -145,6 +146,6 @@ async def test_under_another_server_an_answer_is_sent_as_two_messages() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    await Exchange.open({"headers": []}, send, clock=lambda: 0.0, new_id=str).reply(Reply(200, b"{}"))
+    await Exchange.open({"headers": []}, send, fake_services()).reply(Reply(200, b"{}"))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[1] == {"type": "http.response.body", "body": b"{}", "more_body": False}

@@ -71,7 +71,7 @@ async def preview_budget(
     caller: AuthenticatedCaller,
 ) -> PreviewBody:
     """The prompt that would be sent for a request; generates nothing and bills nothing."""
-    origin = origin_of(services, Exchange.of(request.scope), caller)
+    origin = origin_of(Exchange.of(request.scope), caller)
     if isinstance(given, ChatPreview):
         return await services.prompts.preview(chat_request(given.openai, origin).request)
     return await services.prompts.preview(to_request(given, origin))
