@@ -44,7 +44,7 @@ async def _answer(task: Task, request: Request, call: CallerRequest) -> Response
     with services.recordings.holding(call.caller.tenant) as arrived:
         form = await in_time(services, read_form(request, most, arrived))
         try:
-            asked = await _asked(task, form, most, origin_of(exchange, call.caller))
+            asked = await _asked(task, form, most, origin_of(exchange))
             async with until_gone(exchange, request.receive) as release:
                 if asked.recording.stream:
                     exchange.reported = True

@@ -30,7 +30,7 @@ router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
 def embeddings(given: Json[EmbeddingsBody], call: CallerRequestDep) -> Awaitable[Reply]:
     """Vectors of texts or token ids."""
-    asked = embeddings_request(given, origin_of(call.exchange, call.caller))
+    asked = embeddings_request(given, origin_of(call.exchange))
     ask = partial(call.services.embeddings.run, asked)
     return pooled(call, asked, ask, lambda answer: vectors_body(answer, given))
 

@@ -226,6 +226,12 @@ class Exchange(Struct, eq=False):
         return [(b"request-id", shown.encode()), *shared] if self.is_anthropic else shared
 
     @property
+    def known_caller(self) -> Caller:
+        """The caller, after its key was checked."""
+        assert self.caller is not None
+        return self.caller
+
+    @property
     def key(self) -> str | None:
         """The key of ``Authorization: Bearer KEY``, else of ``x-api-key`` or ``api-key``."""
         scheme, _, key = self.headers.get(b"authorization", b"").partition(b" ")

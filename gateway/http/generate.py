@@ -12,7 +12,7 @@ from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
 from gateway.contracts.fields import label_or_none
 from gateway.contracts.images import LONG_BYTES, parse_around_images
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.values import Answer, Caller, GenerateRequest
+from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
 from gateway.http.authorize import caller_of
@@ -93,9 +93,10 @@ async def in_time(services: Services, work: Awaitable[T]) -> T:
         raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
 
 
-def origin_of(exchange: Exchange, caller: Caller) -> RequestOrigin:
+def origin_of(exchange: Exchange) -> RequestOrigin:
     """What the edge knows of a generation besides its body."""
-    headers, services = exchange.headers, exchange.services
+    headers, services, caller = exchange.headers, exchange.services, exchange.caller
+    assert caller is not None  # its key was checked
     session = headers.get(b"x-claude-code-session-id")
     return RequestOrigin(
         request_id=exchange.request_id,
@@ -133,9 +134,9 @@ class GenerationEndpoint:
             await services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
             if len(body) > LONG_BYTES:  # it may contain long images
-                asked = await parse_around_images(body, partial(self._asked, exchange, caller, body))
+                asked = await parse_around_images(body, partial(self._asked, exchange, body))
             else:
-                asked = await self._asked(exchange, caller, body, body)
+                asked = await self._asked(exchange, body, body)
             key = exchange.headers.get(b"idempotency-key")
             content = "" if key is None else fingerprint_of(scope["path"], body)
             del body  # frees its memory; the request has its content
@@ -159,9 +160,9 @@ class GenerationEndpoint:
         except CALLER_ERRORS as error:
             await refuse(exchange, error, self._dialect.error)
 
-    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes, short: bytes) -> ParsedRequest:
+    async def _asked(self, exchange: Exchange, body: bytes, short: bytes) -> ParsedRequest:
         """The request in ``short``, which is the body or has marks in place of the body's long images."""
-        return self._dialect.parse(short, origin_of(exchange, caller))
+        return self._dialect.parse(short, origin_of(exchange))
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
         """Store a streamed answer before its end is sent, if its contract stores answers."""

@@ -98,8 +98,7 @@ class Idempotency:
         Raises IdempotencyConflict; DuplicateRequest: the first one is still running after ``wait_s``, or too
         many wait; BackendUnavailable: the store cannot be read.
         """
-        assert exchange.caller is not None
-        tenant = exchange.caller.tenant
+        tenant = exchange.known_caller.tenant
         turn = self._turns.setdefault((tenant, key), _Turn(fingerprint))
         if turn.fingerprint != fingerprint:
             raise _conflict()
@@ -188,8 +187,7 @@ class CallerRequest(Struct, frozen=True):
 
     @property
     def caller(self) -> Caller:
-        assert self.exchange.caller is not None
-        return self.exchange.caller
+        return self.exchange.known_caller
 
     def once(
         self, run: Callable[[], Awaitable[Reply]], allowed: Callable[[], bool] = lambda: True

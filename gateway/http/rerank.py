@@ -38,7 +38,7 @@ def rerank_v2(given: Json[RerankBody], call: CallerRequestDep) -> Awaitable[Repl
 @router.post("/v1/score", response_model=ScoreAnswerBody)
 def score(given: Json[ScoreBody], call: CallerRequestDep) -> Awaitable[Reply]:
     """The scores of pairs of texts."""
-    asked = score_request(given, origin_of(call.exchange, call.caller))
+    asked = score_request(given, origin_of(call.exchange))
 
     async def body(answer: ScoreAnswer) -> bytes:
         return score_body(asked, answer)
@@ -47,7 +47,7 @@ def score(given: Json[ScoreBody], call: CallerRequestDep) -> Awaitable[Reply]:
 
 
 def _rerank(given: RerankBody, call: CallerRequest, *, documents: bool) -> Awaitable[Reply]:
-    asked = rerank_request(given, origin_of(call.exchange, call.caller))
+    asked = rerank_request(given, origin_of(call.exchange))
 
     async def body(answer: ScoreAnswer) -> bytes:
         return rerank_body(given, asked, answer, documents=documents)

@@ -48,8 +48,8 @@ class ResponsesEndpoint(GenerationEndpoint):
     def __init__(self, services: Services, idempotency: Idempotency) -> None:
         super().__init__(services, ResponsesDialect(), idempotency)
 
-    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes, short: bytes) -> ParsedRequest:
-        origin = origin_of(exchange, caller)
+    async def _asked(self, exchange: Exchange, body: bytes, short: bytes) -> ParsedRequest:
+        origin = origin_of(exchange)
         own = await asked_of(self._services, parse(ResponsesBody, short), origin)
         # A streaming client has events that a new run would not repeat; a front's tenant is not the key's.
         if own.background and not own.request.stream and not own.request.caller.by_front:
@@ -89,9 +89,9 @@ class ResponsesEndpoint(GenerationEndpoint):
 class CompactEndpoint(ResponsesEndpoint):
     """Answers with a conversation's summary by the model, in the form of an item for later requests."""
 
-    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes, short: bytes) -> ParsedRequest:
-        origin = origin_of(exchange, caller)
-        return await asked_of(self._services, summary_body(parse(CompactBody, short)), origin)
+    async def _asked(self, exchange: Exchange, body: bytes, short: bytes) -> ParsedRequest:
+        summary = summary_body(parse(CompactBody, short))
+        return await asked_of(self._services, summary, origin_of(exchange))
 
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
         return orjson.dumps(compacted(cast("ResponsesRequest", asked), answer))

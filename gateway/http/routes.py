@@ -107,11 +107,11 @@ class EdgeRoute(APIRoute):
                 require_role(exchange, *viewers, self.role)
             _check_query(request, parameters)
             if self.counted:
-                await services.limiter.enter(await _caller(request))
+                await services.limiter.enter(exchange.known_caller)
             raw = b""
             if self.body_field is not None:
                 raw = await read_body(exchange, request.receive, services.limits.max_body_bytes)
-            running = services.limiter.running(await _caller(request)) if self.counted else nullcontext()
+            running = services.limiter.running(exchange.known_caller) if self.counted else nullcontext()
 
             ends = request.method in self.ends_with_caller
             watch = until_gone(exchange, request.receive) if ends else nullcontext()
@@ -208,9 +208,7 @@ async def services_of(request: Request) -> Services:
 
 
 async def _caller(request: Request) -> Caller:
-    caller = Exchange.of(request.scope).caller
-    assert caller is not None
-    return caller
+    return Exchange.of(request.scope).known_caller
 
 
 class Command(Struct, frozen=True):
@@ -226,8 +224,8 @@ class Command(Struct, frozen=True):
 
 
 async def _command(request: Request) -> Command:
-    caller = await _caller(request)
-    return Command(await services_of(request), Exchange.of(request.scope), caller.key_id)
+    exchange = Exchange.of(request.scope)
+    return Command(exchange.services, exchange, exchange.known_caller.key_id)
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]

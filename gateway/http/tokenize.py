@@ -33,7 +33,7 @@ from gateway.http.generate import in_time, origin_of
 from gateway.http.models import card_of
 from gateway.http.respond import response_of
 from gateway.http.responses import asked_of
-from gateway.http.routes import AuthenticatedCaller, CountedRoute, Json, ServicesDep, callers_router
+from gateway.http.routes import CountedRoute, Json, callers_router
 from gateway.ports import Services
 from gateway.prompts.text import ModelText
 
@@ -50,29 +50,21 @@ router = callers_router(CountedRoute, 400, 401, 404, 413, 429, 503)
 
 
 @router.post("/tokenize", response_model=TokenizeBody)
-async def tokenize(
-    given: Json[TokenizeRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
-) -> Response:
+async def tokenize(given: Json[TokenizeRequest], request: Request) -> Response:
     """Convert a text or messages to token ids."""
-    most = services.limits.max_messages
-    return await _answer(request, services, caller, given.model, lambda text: _tokenized(text, given, most))
+    most = Exchange.of(request.scope).services.limits.max_messages
+    return await _answer(request, given.model, lambda text: _tokenized(text, given, most))
 
 
 @router.post("/detokenize", response_model=DetokenizeBody)
-async def detokenize(
-    given: Json[DetokenizeRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
-) -> Response:
+async def detokenize(given: Json[DetokenizeRequest], request: Request) -> Response:
     """Convert token ids to text."""
-    return await _answer(request, services, caller, given.model, lambda text: _text_of(text, given))
+    return await _answer(request, given.model, lambda text: _text_of(text, given))
 
 
-async def _answer(
-    request: Request,
-    services: Services,
-    caller: Caller,
-    model: str | None,
-    work: Callable[[ModelText], Tokenized],
-) -> Response:
+async def _answer(request: Request, model: str | None, work: Callable[[ModelText], Tokenized]) -> Response:
+    exchange = Exchange.of(request.scope)
+    services, caller = exchange.services, exchange.known_caller
     text = services.text(_base_model(services, caller, model))
     size = len(await request.body())
     await services.limiter.spend(caller, size // BYTES_PER_TOKEN)
@@ -168,24 +160,23 @@ responses = callers_router(CountedRoute, 400, 401, 403, 404, 413, 429, 504)
 
 
 @messages.post("/v1/messages/count_tokens")
-async def count_tokens(
-    given: Json[CountRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
-) -> MessageTokens:
+async def count_tokens(given: Json[CountRequest], request: Request) -> MessageTokens:
     """The number of tokens of a prompt."""
-    asked = counted_request(given, origin_of(Exchange.of(request.scope), caller))
-    return {"input_tokens": await _counted(asked, request, services, caller)}
+    exchange = Exchange.of(request.scope)
+    asked = counted_request(given, origin_of(exchange))
+    return {"input_tokens": await _counted(asked, request, exchange)}
 
 
 @responses.post("/v1/responses/input_tokens")
-async def input_tokens(
-    given: Json[ResponsesBody], request: Request, services: ServicesDep, caller: AuthenticatedCaller
-) -> ResponseTokens:
+async def input_tokens(given: Json[ResponsesBody], request: Request) -> ResponseTokens:
     """The number of tokens of a prompt; the body is that of ``/v1/responses``."""
-    asked = await asked_of(services, given, origin_of(Exchange.of(request.scope), caller))
-    count = await _counted(asked.request, request, services, caller)
+    exchange = Exchange.of(request.scope)
+    asked = await asked_of(exchange.services, given, origin_of(exchange))
+    count = await _counted(asked.request, request, exchange)
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
-async def _counted(asked: GenerateRequest, request: Request, services: Services, caller: Caller) -> int:
-    await services.limiter.spend(caller, len(await request.body()) // BYTES_PER_TOKEN)
+async def _counted(asked: GenerateRequest, request: Request, exchange: Exchange) -> int:
+    services = exchange.services
+    await services.limiter.spend(exchange.known_caller, len(await request.body()) // BYTES_PER_TOKEN)
     return await in_time(services, services.prompts.count(asked, services.text_threads.of(asked)))

@@ -62,7 +62,7 @@ class GenerateSocket:
             await self._services.limiter.enter(caller)
             # Time counts from the request, not from the handshake.
             exchange.arrived_at = self._services.clock()
-            asked = self._dialect.parse(body, origin_of(exchange, caller))
+            asked = self._dialect.parse(body, origin_of(exchange))
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive):
                 exchange.reported = True

@@ -15,7 +15,7 @@ from gateway.contracts.refusals import parse
 from gateway.errors import UnknownPromptVersion
 from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of
-from gateway.http.routes import OPERATORS, AuthenticatedCaller, CancellableRoute, ServicesDep
+from gateway.http.routes import OPERATORS, CancellableRoute, ServicesDep
 
 
 class NoSuchPrompt(UnknownPromptVersion, status=404, code="unknown_prompt_version"):
@@ -65,13 +65,11 @@ async def show_prompt(id: str, services: ServicesDep) -> PromptBody:
 
 @router.post("/budget/preview")
 async def preview_budget(
-    given: Annotated[NativeRequest | ChatPreview, BeforeValidator(_preview)],
-    request: Request,
-    services: ServicesDep,
-    caller: AuthenticatedCaller,
+    given: Annotated[NativeRequest | ChatPreview, BeforeValidator(_preview)], request: Request
 ) -> PreviewBody:
     """The prompt that would be sent for a request; generates nothing and bills nothing."""
-    origin = origin_of(Exchange.of(request.scope), caller)
+    exchange = Exchange.of(request.scope)
+    origin = origin_of(exchange)
     if isinstance(given, ChatPreview):
-        return await services.prompts.preview(chat_request(given.openai, origin).request)
-    return await services.prompts.preview(to_request(given, origin))
+        return await exchange.services.prompts.preview(chat_request(given.openai, origin).request)
+    return await exchange.services.prompts.preview(to_request(given, origin))
