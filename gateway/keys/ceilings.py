@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import Struct
 
@@ -64,7 +63,7 @@ class Ceilings:
         if self._nanousd is not None and caller.budget == NO_BUDGET:
             self._count("usd_per_minute", self._nanousd, caller, cost(), NANOUSD)
 
-    def running(self, caller: Caller) -> AbstractContextManager[None]:
+    def running(self, caller: Caller) -> "Running":
         """Return a context manager in which a request of the key runs. Raises RateLimited."""
         limit, key_id = self._concurrent, caller.key_id
         counted = limit is not None and caller.role is CallerRole.CALLER
@@ -74,7 +73,7 @@ class Ceilings:
                 "send fewer at a time",
                 retry_after_ms=1_000,
             )
-        return _Running(self._running, key_id) if counted else _UNCOUNTED
+        return Running(self._running, key_id) if counted else _UNCOUNTED
 
     def _count(self, name: str, limit: int, caller: Caller, amount: int, unit: int = 1) -> None:
         now = self._clock()
@@ -92,20 +91,23 @@ class Ceilings:
         self._used[name, caller.key_id] = before + amount
 
 
-class _Running(Struct, eq=False):
+class Running(Struct, eq=False):
     """Counts a running request until its block ends."""
 
-    _running: Counter[str]
+    _running: Counter[str] | None
     _key_id: str
 
     def __enter__(self) -> None:
-        self._running[self._key_id] += 1
+        if self._running is not None:
+            self._running[self._key_id] += 1
 
     def __exit__(self, *_: object) -> None:
-        self._running[self._key_id] -= 1
-        if not self._running[self._key_id]:
-            del self._running[self._key_id]
+        running = self._running
+        if running is not None:
+            running[self._key_id] -= 1
+            if not running[self._key_id]:
+                del running[self._key_id]
 
 
-_UNCOUNTED = nullcontext()
+_UNCOUNTED = Running(None, "")
 NO_CEILINGS = Ceilings(KeyLimits(), None, clock=lambda: 0.0)
