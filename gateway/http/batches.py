@@ -10,14 +10,7 @@ from gateway.errors import Forbidden
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import CallerRequestDep
 from gateway.http.respond import json_of, page_of, response_of
-from gateway.http.routes import (
-    AuthenticatedCaller,
-    CallerRoute,
-    CreationRoute,
-    Json,
-    ServicesDep,
-    callers_router,
-)
+from gateway.http.routes import CallerRoute, CreationRoute, ExchangeDep, Json, callers_router
 
 router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 503, prefix="/v1/batches")
 creation = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503)
@@ -39,23 +32,22 @@ async def create_batch(given: Json[BatchBody], call: CallerRequestDep) -> Respon
 
 @router.get("", response_model=BatchesBody)
 async def list_batches(
-    services: ServicesDep,
-    caller: AuthenticatedCaller,
+    exchange: ExchangeDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: str | None = None,
 ) -> Response:
     """The tenant's batches, newest first."""
-    found = await services.batches.page(caller.tenant, after=after, limit=limit + 1)
+    found = await exchange.services.batches.page(exchange.tenant, after=after, limit=limit + 1)
     return page_of(found, limit)
 
 
 @router.get("/{batch_id}", response_model=BatchObject)
-async def show_batch(batch_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
+async def show_batch(batch_id: str, exchange: ExchangeDep) -> Response:
     """A batch."""
-    return json_of(await services.batches.show(caller.tenant, batch_id))
+    return json_of(await exchange.services.batches.show(exchange.tenant, batch_id))
 
 
 @router.post("/{batch_id}/cancel", response_model=BatchObject)
-async def cancel_batch(batch_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
+async def cancel_batch(batch_id: str, exchange: ExchangeDep) -> Response:
     """Cancel a batch: no further line starts; the result files contain the lines that have ended."""
-    return json_of(await services.batches.cancel(caller.tenant, batch_id))
+    return json_of(await exchange.services.batches.cancel(exchange.tenant, batch_id))

@@ -232,6 +232,15 @@ class Exchange(Struct, eq=False):
         return self.caller
 
     @property
+    def tenant(self) -> str:
+        return self.known_caller.tenant
+
+    @property
+    def who(self) -> str:
+        """The id of the caller's key, for the audit log."""
+        return self.known_caller.key_id
+
+    @property
     def key(self) -> str | None:
         """The key of ``Authorization: Bearer KEY``, else of ``x-api-key`` or ``api-key``."""
         scheme, _, key = self.headers.get(b"authorization", b"").partition(b" ")

@@ -18,7 +18,7 @@ from gateway.http.body import BodyTooSlow, read_form
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import CallerRequestDep
 from gateway.http.respond import json_of, page_of, response_of
-from gateway.http.routes import AuthenticatedCaller, CallerRoute, CreationRoute, ServicesDep, callers_router
+from gateway.http.routes import CallerRoute, CreationRoute, ExchangeDep, callers_router
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
@@ -69,37 +69,36 @@ async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
 
 @router.get("", response_model=FilesBody)
 async def list_files(
-    services: ServicesDep,
-    caller: AuthenticatedCaller,
+    exchange: ExchangeDep,
     purpose: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> Response:
     """The tenant's files."""
-    rows = await services.files.page(
-        caller.tenant, after=after, limit=limit + 1, purpose=purpose, newest=order == "desc"
+    rows = await exchange.services.files.page(
+        exchange.tenant, after=after, limit=limit + 1, purpose=purpose, newest=order == "desc"
     )
     return page_of([file_body(row) for row in rows], limit)
 
 
 @router.get("/{file_id}", response_model=FileBody)
-async def show_file(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
+async def show_file(file_id: str, exchange: ExchangeDep) -> Response:
     """One file's object, without its content."""
-    return json_of(file_body(await services.files.get(caller.tenant, file_id)))
+    return json_of(file_body(await exchange.services.files.get(exchange.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
-async def file_content(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
+async def file_content(file_id: str, exchange: ExchangeDep) -> Response:
     """One file's content."""
-    row = await services.files.get(caller.tenant, file_id)
-    chunks = services.files.storage.chunks(row.file_id)
+    row = await exchange.services.files.get(exchange.tenant, file_id)
+    chunks = exchange.services.files.storage.chunks(row.file_id)
     headers = {"content-length": str(row.bytes), "x-content-type-options": "nosniff"}
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 
 
 @router.delete("/{file_id}", response_model=DeletedBody)
-async def delete_file(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> DeletedBody:
+async def delete_file(file_id: str, exchange: ExchangeDep) -> DeletedBody:
     """Delete a file; refused while a batch that has not ended reads it."""
-    await services.files.delete(caller.tenant, file_id)
+    await exchange.services.files.delete(exchange.tenant, file_id)
     return {"id": file_id, "object": "file", "deleted": True}

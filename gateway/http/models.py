@@ -16,11 +16,10 @@ from gateway.contracts.model_lists import (
 )
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed, path_of
-from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
 from gateway.http.exchange import Exchange
 from gateway.http.respond import json_of
-from gateway.http.routes import AuthenticatedCaller, CallerRoute, ServicesDep, callers_router, errors
+from gateway.http.routes import CallerRoute, ExchangeDep, callers_router, errors
 from gateway.ports import Services
 
 
@@ -71,8 +70,7 @@ Lifecycles = Annotated[
 
 @router.get("", response_model=ModelListBody | AnthropicModels)
 async def list_models(
-    services: ServicesDep,
-    caller: AuthenticatedCaller,
+    exchange: ExchangeDep,
     request: Request,
     is_anthropic: IsAnthropic,
     lifecycle: Lifecycles,
@@ -84,7 +82,8 @@ async def list_models(
     """All served models. With the header ``anthropic-version``, a page of Anthropic's list instead; with
     ``client_version``, Codex's list in addition.
     """
-    cards, created = services.models(caller), request.app.state.created
+    services, created = exchange.services, request.app.state.created
+    cards = services.models(exchange.known_caller)
     if is_anthropic:
         listed = cards if not lifecycle or "active" in lifecycle else ()  # all served models are active
         return json_of(anthropic_models(listed, created, 20 if limit is None else limit, after_id, before_id))
@@ -95,7 +94,7 @@ async def list_models(
                 name, "is given without the header anthropic-version", "in Anthropic's list alone"
             )
     data = [_body(card, created, services) for card in cards]
-    body: ModelListBody = {"object": "list", "sluice_role": caller.role.value, "data": data}
+    body: ModelListBody = {"object": "list", "sluice_role": exchange.known_caller.role.value, "data": data}
     return body if client_version is None else json_of({**body, "models": codex_models(cards)})
 
 
@@ -103,16 +102,18 @@ async def list_models(
     "/{id:path}", response_model=ModelBody | AnthropicModel, responses=errors(404, model=OpenAIErrorBody)
 )
 async def show_model(
-    id: str, services: ServicesDep, caller: AuthenticatedCaller, request: Request, is_anthropic: IsAnthropic
+    id: str, exchange: ExchangeDep, request: Request, is_anthropic: IsAnthropic
 ) -> ModelBody | Response:
     """One served model; its id may contain slashes."""
-    card, created = card_of(services, caller, id), request.app.state.created
-    return json_of(anthropic_model(card, created)) if is_anthropic else _body(card, created, services)
+    card, created = card_of(exchange, id), request.app.state.created
+    return (
+        json_of(anthropic_model(card, created)) if is_anthropic else _body(card, created, exchange.services)
+    )
 
 
-def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
+def card_of(exchange: Exchange, model: str) -> ModelCard:
     """The card of a served model. Raises UnknownModel: nothing of that name is served to this caller."""
-    for card in services.models(caller):
+    for card in exchange.services.models(exchange.known_caller):
         if card.id == model:
             return card
     name = path_of([model])

@@ -23,14 +23,14 @@ from gateway.contracts.responses.body import CompactBody, Includable, InputItem,
 from gateway.contracts.responses.compact import compacted, summary_body
 from gateway.contracts.responses.request import INCLUDED_SEALED, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
-from gateway.contracts.values import Answer, Caller
+from gateway.contracts.values import Answer
 from gateway.errors import InvalidKey
 from gateway.http.disconnect_watch import Release
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
 from gateway.http.idempotency import Idempotency
 from gateway.http.respond import json_of, page_of
-from gateway.http.routes import AuthenticatedCaller, CallerRoute, ServicesDep, callers_router
+from gateway.http.routes import CallerRoute, ExchangeDep, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 from gateway.requests.background import number_of, split
@@ -213,8 +213,7 @@ Seals = Annotated[bool, Depends(_seals)]
 @router.get("/{response_id}", response_model=ResponseBody)
 async def show_response(
     response_id: str,
-    services: ServicesDep,
-    caller: AuthenticatedCaller,
+    exchange: ExchangeDep,
     seals: Seals,
     stream: bool = False,
     starting_after: Annotated[int, Query(ge=-1)] = -1,
@@ -224,58 +223,54 @@ async def show_response(
 
     Events are those that were made when the response was; none are obfuscated.
     """
-    row = await services.responses.get(caller.tenant, response_id)
-    response, run = response_of(row), services.background.of(caller.tenant, response_id)
+    services, tenant = exchange.services, exchange.tenant
+    row = await services.responses.get(tenant, response_id)
+    response, run = response_of(row), services.background.of(tenant, response_id)
     if not stream:
         running = run is not None and row.status in UNFINISHED
         shown = run.state() if run is not None and running else response
         if seals:
-            shown["output"] = _sealed(services, caller, shown["model"], shown["output"])
+            shown["output"] = _sealed(exchange, shown["model"], shown["output"])
         return json_of(shown)
     if not response["background"]:
         raise not_allowed("stream", "is true", "false for a response that was not created in the background")
     if run is not None and not run.ended:
         await services.background.show(run)
-    if run is None:
-        follow = _stored(services, caller, response_id, starting_after)
-    else:
-        follow = run.follow(starting_after)
+    follow = _stored(exchange, response_id, starting_after) if run is None else run.follow(starting_after)
     headers = {name.decode(): value.decode() for name, value in STREAM_HEADERS}
     return StreamingResponse(follow, headers=headers)
 
 
 @router.delete("/{response_id}", response_model=DeletedBody)
-async def delete_response(
-    response_id: str, services: ServicesDep, caller: AuthenticatedCaller
-) -> DeletedBody:
+async def delete_response(response_id: str, exchange: ExchangeDep) -> DeletedBody:
     """Delete a stored response; if it still runs, it is cancelled."""
-    await services.responses.delete(caller.tenant, response_id)
+    await exchange.services.responses.delete(exchange.tenant, response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/{response_id}/cancel", response_model=ResponseBody)
-async def cancel_response(response_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
+async def cancel_response(response_id: str, exchange: ExchangeDep) -> Response:
     """Cancel a background response; one that has ended is returned unchanged."""
-    row = await services.responses.get(caller.tenant, response_id)
+    row = await exchange.services.responses.get(exchange.tenant, response_id)
     if not response_of(row)["background"]:
         raise not_allowed("response_id", "was not created in the background", "a background response")
     if row.status not in UNFINISHED:
         return json_of(response_of(row))
-    return json_of(await services.background.cancel(row))
+    return json_of(await exchange.services.background.cancel(row))
 
 
 @router.get("/{response_id}/input_items", response_model=InputItemsBody)
 async def list_input_items(
     response_id: str,
-    services: ServicesDep,
-    caller: AuthenticatedCaller,
+    exchange: ExchangeDep,
     seals: Seals,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> Response:
     """The model's input: the conversation before the response, and the response's own input."""
-    items = await services.responses.input_items(caller.tenant, response_id, services.limits.max_body_bytes)
+    services, tenant = exchange.services, exchange.tenant
+    items = await services.responses.input_items(tenant, response_id, services.limits.max_body_bytes)
     if order == "desc":
         items = items[::-1]
     if after is not None:
@@ -284,22 +279,23 @@ async def list_input_items(
             raise not_allowed("after", "is not an item of the response", "an id from the previous page")
         items = items[ids.index(after) + 1 :]
     if seals:
-        row = await services.responses.get(caller.tenant, response_id)
-        items = _sealed(services, caller, response_of(row)["model"], items)
+        row = await services.responses.get(tenant, response_id)
+        items = _sealed(exchange, response_of(row)["model"], items)
     return page_of(items, limit)
 
 
-def _sealed(services: Services, caller: Caller, model: str, items: list[Any]) -> list[Any]:
-    seal = services.seal
-    return items if seal is None else sealed_items(items, partial(seal.seal, caller.tenant, model))
+def _sealed(exchange: Exchange, model: str, items: list[Any]) -> list[Any]:
+    seal = exchange.services.seal
+    return items if seal is None else sealed_items(items, partial(seal.seal, exchange.tenant, model))
 
 
-async def _stored(services: Services, caller: Caller, response_id: str, after: int) -> AsyncIterator[bytes]:
+async def _stored(exchange: Exchange, response_id: str, after: int) -> AsyncIterator[bytes]:
     """The events after this number of a response that runs on another gateway, once it has ended."""
-    row = await services.responses.get(caller.tenant, response_id)
-    while row.open(services.responses.now()):
+    responses = exchange.services.responses
+    row = await responses.get(exchange.tenant, response_id)
+    while row.open(responses.now()):
         await asyncio.sleep(LOOK_S)
-        row = await services.responses.get(caller.tenant, response_id)
+        row = await responses.get(exchange.tenant, response_id)
     for event in split(events_of(row, after)):
         if number_of(event) > after:
             yield event

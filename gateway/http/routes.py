@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Header, Security, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from msgspec import Struct
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.contracts.native_answer import ErrorBody
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed, parse, path_of
-from gateway.contracts.values import Caller, CallerRole
+from gateway.contracts.values import CallerRole
 from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import until_gone
@@ -201,36 +200,16 @@ def _check_query(request: Request, allowed: Mapping[str, bool]) -> None:
         seen.add(name)
 
 
-async def services_of(request: Request) -> Services:
-    """The app's services; a FastAPI dependency."""
-    services: Services = request.app.state.services
-    return services
+async def _exchange(request: Request) -> Exchange:
+    return Exchange.of(request.scope)
 
 
-async def _caller(request: Request) -> Caller:
-    return Exchange.of(request.scope).known_caller
+async def _services(request: Request) -> Services:
+    return Exchange.of(request.scope).services
 
 
-class Command(Struct, frozen=True):
-    """An operator's request; ``who`` is the id of its key, for the audit log."""
-
-    services: Services
-    exchange: Exchange
-    who: str
-
-    def require_admin(self) -> None:
-        """Raises Forbidden, if the key is not an admin's."""
-        require_role(self.exchange, CallerRole.ADMIN)
-
-
-async def _command(request: Request) -> Command:
-    exchange = Exchange.of(request.scope)
-    return Command(exchange.services, exchange, exchange.known_caller.key_id)
-
-
-ServicesDep = Annotated[Services, Depends(services_of)]
-AuthenticatedCaller = Annotated[Caller, Depends(_caller)]
-CommandDep = Annotated[Command, Depends(_command)]
+ExchangeDep = Annotated[Exchange, Depends(_exchange)]
+ServicesDep = Annotated[Services, Depends(_services)]
 
 
 def errors(*statuses: int, model: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:

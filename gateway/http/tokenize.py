@@ -26,7 +26,7 @@ from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.contracts.tools import chat_ending, template_kwargs, to_tools
-from gateway.contracts.values import Caller, GenerateRequest
+from gateway.contracts.values import GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import in_time, origin_of
@@ -34,7 +34,6 @@ from gateway.http.models import card_of
 from gateway.http.respond import response_of
 from gateway.http.responses import asked_of
 from gateway.http.routes import CountedRoute, Json, callers_router
-from gateway.ports import Services
 from gateway.prompts.text import ModelText
 
 BYTES_PER_TOKEN: Final = 64
@@ -65,7 +64,7 @@ async def detokenize(given: Json[DetokenizeRequest], request: Request) -> Respon
 async def _answer(request: Request, model: str | None, work: Callable[[ModelText], Tokenized]) -> Response:
     exchange = Exchange.of(request.scope)
     services, caller = exchange.services, exchange.known_caller
-    text = services.text(_base_model(services, caller, model))
+    text = services.text(_base_model(exchange, model))
     size = len(await request.body())
     await services.limiter.spend(caller, size // BYTES_PER_TOKEN)
 
@@ -78,12 +77,12 @@ async def _answer(request: Request, model: str | None, work: Callable[[ModelText
     return response_of(Reply(200, body))
 
 
-def _base_model(services: Services, caller: Caller, model: str | None) -> str:
+def _base_model(exchange: Exchange, model: str | None) -> str:
     """The base model whose tokenizer is used; without a name the only one, or ``""`` for the engine's."""
     if model is not None:
-        card = card_of(services, caller, model)
+        card = card_of(exchange, model)
         return card.parent or card.root
-    bases = {one.root for one in services.models(caller) if one.kind is CardKind.BASE}
+    bases = {one.root for one in exchange.services.models(exchange.known_caller) if one.kind is CardKind.BASE}
     return bases.pop() if len(bases) == 1 else ""
 
 

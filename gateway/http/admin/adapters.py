@@ -4,7 +4,9 @@ from fastapi import APIRouter, Response
 
 from gateway.admin import adapters
 from gateway.contracts.fields import Body
-from gateway.http.routes import OPERATORS, CancellableRoute, CommandDep, Json, ServicesDep
+from gateway.contracts.values import CallerRole
+from gateway.http.authorize import require_role
+from gateway.http.routes import OPERATORS, CancellableRoute, ExchangeDep, Json, ServicesDep
 
 NOTHING = Body()
 """Default body of changes without fields; a body with fields is refused."""
@@ -21,7 +23,7 @@ async def list_adapters(services: ServicesDep) -> adapters.AdaptersBody:
     "", status_code=201, responses={200: {"model": adapters.AdapterOrAlias, "description": "A dry run"}}
 )
 async def add_adapter(
-    given: Json[adapters.AddBody], response: Response, by: CommandDep
+    given: Json[adapters.AddBody], response: Response, by: ExchangeDep
 ) -> adapters.AdapterOrAlias:
     """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
@@ -36,56 +38,58 @@ async def show_adapter(id: str, services: ServicesDep) -> adapters.AdapterOrAlia
 
 
 @router.post("/{id}/verify")
-async def verify_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.VerifiedBody:
+async def verify_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.VerifiedBody:
     """Check a version's copy on this machine again."""
     return await by.services.adapters.verify(id, who=by.who)
 
 
 @router.post("/{id}/preload")
-async def preload_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.AdapterBody:
+async def preload_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.AdapterBody:
     """Load a version in every gateway."""
     return await by.services.adapters.preload(id, who=by.who)
 
 
 @router.post("/{id}/promote")
 async def promote_adapter(
-    id: str, given: Json[adapters.PromoteBody], by: CommandDep
+    id: str, given: Json[adapters.PromoteBody], by: ExchangeDep
 ) -> adapters.AdapterOrAlias:
     """Promote a version."""
     if given.force:
-        by.require_admin()
+        require_role(by, CallerRole.ADMIN)
     return await by.services.adapters.promote(id, given, who=by.who)
 
 
 @router.post("/{id}/retire")
 async def retire_adapter(
-    id: str, given: Json[adapters.CommentBody], by: CommandDep
+    id: str, given: Json[adapters.CommentBody], by: ExchangeDep
 ) -> adapters.AdapterOrAlias:
     """Stop serving a version."""
     return await by.services.adapters.retire(id, given, who=by.who)
 
 
 @router.post("/{id}/pin")
-async def pin_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
+async def pin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
     """Keep a version loaded."""
     return await by.services.adapters.pin(id, True, who=by.who)
 
 
 @router.post("/{id}/unpin")
-async def unpin_adapter(id: str, by: CommandDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
+async def unpin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
     """Remove a version's pin."""
     return await by.services.adapters.pin(id, False, who=by.who)
 
 
 @router.post("/{id}/labels")
-async def label_adapter(id: str, given: Json[adapters.LabelsBody], by: CommandDep) -> adapters.AdapterOrAlias:
+async def label_adapter(
+    id: str, given: Json[adapters.LabelsBody], by: ExchangeDep
+) -> adapters.AdapterOrAlias:
     """Replace a version's labels."""
     return await by.services.adapters.label(id, given, who=by.who)
 
 
 @router.post("/{id}/evaluation")
 async def report_evaluation(
-    id: str, given: Json[adapters.ReportBody], by: CommandDep
+    id: str, given: Json[adapters.ReportBody], by: ExchangeDep
 ) -> adapters.AdapterOrAlias:
     """Store an evaluation's report with a version."""
     return await by.services.adapters.evaluated(id, given, who=by.who)
@@ -93,7 +97,7 @@ async def report_evaluation(
 
 @router.post("/aliases/{id}/rollback")
 async def roll_alias_back(
-    id: str, given: Json[adapters.RollbackBody], by: CommandDep
+    id: str, given: Json[adapters.RollbackBody], by: ExchangeDep
 ) -> adapters.AdapterOrAlias:
     """Point an alias to its previous version, or to a given one."""
     return await by.services.adapters.roll_back(id, given, who=by.who)
@@ -101,7 +105,7 @@ async def roll_alias_back(
 
 @router.post("/aliases/{id}/end-canary")
 async def end_alias_canary(
-    id: str, given: Json[adapters.CommentBody], by: CommandDep
+    id: str, given: Json[adapters.CommentBody], by: ExchangeDep
 ) -> adapters.AdapterOrAlias:
     """End an alias' canary."""
     return await by.services.adapters.end_canary(id, given, who=by.who)

@@ -4,7 +4,9 @@ from fastapi import APIRouter
 
 from gateway.admin.canary import CanaryAbortBody, CanaryBody, CanaryShownBody, CanaryStartBody
 from gateway.admin.evaluations import EvaluationBody, EvaluationsBody
-from gateway.http.routes import OPERATORS, CommandDep, Json, OperatorRoute, ServicesDep
+from gateway.contracts.values import CallerRole
+from gateway.http.authorize import require_role
+from gateway.http.routes import OPERATORS, ExchangeDep, Json, OperatorRoute, ServicesDep
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
 
@@ -16,27 +18,27 @@ async def show_canary(services: ServicesDep) -> CanaryShownBody:
 
 
 @router.post("/canary/start")
-async def start_canary(given: Json[CanaryStartBody], by: CommandDep) -> CanaryShownBody:
+async def start_canary(given: Json[CanaryStartBody], by: ExchangeDep) -> CanaryShownBody:
     """Start a canary: shift a route's traffic to a backend, step by step."""
     if given.force:
-        by.require_admin()
+        require_role(by, CallerRole.ADMIN)
     return await by.services.canary.start(given, who=by.who)
 
 
 @router.post("/canary/pause")
-async def pause_canary(given: Json[CanaryBody], by: CommandDep) -> CanaryShownBody:
+async def pause_canary(given: Json[CanaryBody], by: ExchangeDep) -> CanaryShownBody:
     """Pause the canary: its share stays, and it is not judged."""
     return await by.services.canary.pause(given, who=by.who)
 
 
 @router.post("/canary/resume")
-async def resume_canary(given: Json[CanaryBody], by: CommandDep) -> CanaryShownBody:
+async def resume_canary(given: Json[CanaryBody], by: ExchangeDep) -> CanaryShownBody:
     """Resume judging the canary."""
     return await by.services.canary.resume(given, who=by.who)
 
 
 @router.post("/canary/abort")
-async def abort_canary(given: Json[CanaryAbortBody], by: CommandDep) -> CanaryShownBody:
+async def abort_canary(given: Json[CanaryAbortBody], by: ExchangeDep) -> CanaryShownBody:
     """End the canary and restore the previous weights."""
     return await by.services.canary.abort(given, who=by.who)
 
@@ -48,6 +50,6 @@ async def show_evaluations(services: ServicesDep) -> EvaluationsBody:
 
 
 @router.post("/evaluations")
-async def store_evaluation(given: Json[EvaluationBody], by: CommandDep) -> EvaluationsBody:
+async def store_evaluation(given: Json[EvaluationBody], by: ExchangeDep) -> EvaluationsBody:
     """Store a signed evaluation report."""
     return await by.services.evaluations.add(given, who=by.who)

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from gateway.admin.chaos import ChaosAdmin, FaultsBody, FaultsRequest
-from gateway.http.routes import OPERATORS, AdminRoute, CommandDep, Json, ServicesDep
+from gateway.http.routes import OPERATORS, AdminRoute, ExchangeDep, Json, ServicesDep
 
 router = APIRouter(prefix="/admin/chaos", route_class=AdminRoute, **OPERATORS)
 
@@ -25,6 +25,6 @@ async def show_faults(chaos: Chaos) -> FaultsBody:
 
 
 @router.post("")
-async def replace_faults(given: Json[FaultsRequest], chaos: Chaos, by: CommandDep) -> FaultsBody:
+async def replace_faults(given: Json[FaultsRequest], chaos: Chaos, by: ExchangeDep) -> FaultsBody:
     """Replace the active faults."""
     return await chaos.replace(given, who=by.who)

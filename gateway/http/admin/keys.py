@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
 from gateway.admin.keys import KeyBody, KeyMadeBody, KeyShown, limits_of
-from gateway.http.routes import OPERATORS, AdminRoute, CommandDep, Json, ServicesDep
+from gateway.http.routes import OPERATORS, AdminRoute, ExchangeDep, Json, ServicesDep
 from gateway.keys.ceilings import NANOUSD
 from gateway.keys.rate_limits import budget_of
 from gateway.ports import Services
@@ -35,13 +35,13 @@ async def list_keys(services: ServicesDep) -> KeysBody:
 
 
 @router.post("", status_code=201)
-async def make_key(given: Json[KeyBody], by: CommandDep) -> KeyMadeBody:
+async def make_key(given: Json[KeyBody], by: ExchangeDep) -> KeyMadeBody:
     """Make a key."""
     return await by.services.key_admin.create(given, who=by.who)
 
 
 @router.delete("/{id}", status_code=204)
-async def revoke_key(id: str, by: CommandDep) -> Response:
+async def revoke_key(id: str, by: ExchangeDep) -> Response:
     """Revoke a key."""
     await by.services.key_admin.revoke(id, who=by.who)
     return Response(status_code=204)

@@ -8,7 +8,7 @@ from gateway.admin.admission import AdmissionBody
 from gateway.admin.console import RequestsBody
 from gateway.admin.drain import DrainBody
 from gateway.errors import NotFound
-from gateway.http.routes import OPERATORS, CommandDep, OperatorRoute, ServicesDep
+from gateway.http.routes import OPERATORS, ExchangeDep, OperatorRoute, ServicesDep
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
 
@@ -20,7 +20,7 @@ async def show_admission(services: ServicesDep) -> AdmissionBody:
 
 
 @router.post("/drain")
-async def drain(by: CommandDep) -> DrainBody:
+async def drain(by: ExchangeDep) -> DrainBody:
     """Drain this process: it takes no new requests."""
     return await by.services.drain.begin(by.who)
 

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
@@ -13,9 +13,8 @@ from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.openai import ChatRequest, chat_request
 from gateway.contracts.refusals import parse
 from gateway.errors import UnknownPromptVersion
-from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of
-from gateway.http.routes import OPERATORS, CancellableRoute, ServicesDep
+from gateway.http.routes import OPERATORS, CancellableRoute, ExchangeDep, ServicesDep
 
 
 class NoSuchPrompt(UnknownPromptVersion, status=404, code="unknown_prompt_version"):
@@ -65,10 +64,9 @@ async def show_prompt(id: str, services: ServicesDep) -> PromptBody:
 
 @router.post("/budget/preview")
 async def preview_budget(
-    given: Annotated[NativeRequest | ChatPreview, BeforeValidator(_preview)], request: Request
+    given: Annotated[NativeRequest | ChatPreview, BeforeValidator(_preview)], exchange: ExchangeDep
 ) -> PreviewBody:
     """The prompt that would be sent for a request; generates nothing and bills nothing."""
-    exchange = Exchange.of(request.scope)
     origin = origin_of(exchange)
     if isinstance(given, ChatPreview):
         return await exchange.services.prompts.preview(chat_request(given.openai, origin).request)

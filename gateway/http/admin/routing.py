@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from typing_extensions import TypedDict
 
 from gateway.admin import routing
-from gateway.http.routes import OPERATORS, CommandDep, Json, OperatorRoute, ServicesDep
+from gateway.http.routes import OPERATORS, ExchangeDep, Json, OperatorRoute, ServicesDep
 from gateway.routing.change import ConfigChange
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
@@ -39,26 +39,26 @@ async def show_routing(services: ServicesDep) -> routing.RevisionInForceBody:
 
 
 @router.put("/routing")
-async def apply_routing(given: Json[routing.RouteApplyBody], by: CommandDep) -> routing.RevisionMadeBody:
+async def apply_routing(given: Json[routing.RouteApplyBody], by: ExchangeDep) -> routing.RevisionMadeBody:
     """Apply a configuration."""
     return await by.services.routing.apply(given, who=by.who)
 
 
 @router.post("/routing/weights")
-async def set_weight(given: Json[routing.RouteWeightBody], by: CommandDep) -> routing.RevisionMadeBody:
+async def set_weight(given: Json[routing.RouteWeightBody], by: ExchangeDep) -> routing.RevisionMadeBody:
     """Set a backend's share of a route."""
     return await by.services.routing.set_weight(given, who=by.who)
 
 
 @router.post("/routing/promote")
-async def promote_backend(given: Json[routing.RoutePromoteBody], by: CommandDep) -> routing.RevisionMadeBody:
+async def promote_backend(given: Json[routing.RoutePromoteBody], by: ExchangeDep) -> routing.RevisionMadeBody:
     """Give a backend all of a route's traffic."""
     return await by.services.routing.promote(given, who=by.who)
 
 
 @router.post("/routing/rollback")
 async def roll_routing_back(
-    given: Json[routing.RouteRollbackBody], by: CommandDep
+    given: Json[routing.RouteRollbackBody], by: ExchangeDep
 ) -> routing.RevisionMadeBody:
     """Apply an earlier revision's configuration as a new revision."""
     return await by.services.routing.roll_back(given, who=by.who)
