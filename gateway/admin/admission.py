@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,21 +29,17 @@ class AdmissionBody(TypedDict):
     decisions: list[dict[str, Any]]
 
 
+@dataclass(eq=False)
 class AdmissionAdmin:
     """Stores the last decisions, and reads the gates on demand."""
 
-    def __init__(
-        self,
-        limits: AdmissionLimits,
-        *,
-        revision: Callable[[], Revision],
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-    ) -> None:
-        self._limits = limits
-        self._revision = revision
-        self._clock = clock
-        self._unix_time = unix_time
+    limits: AdmissionLimits
+    _: KW_ONLY
+    revision: Callable[[], Revision]
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._gates: Callable[[], Mapping[str, BackendGate]] = dict
         self._gate_name: Callable[[str], str] = str
         self._admitted: deque[tuple[float, Admitted]] = deque(maxlen=KEPT_ADMITTED)
@@ -55,19 +51,19 @@ class AdmissionAdmin:
 
     def observe(self, event: AdmissionEvent) -> None:
         if isinstance(event, Admitted):
-            self._admitted.append((self._unix_time(), event))
+            self._admitted.append((self.unix_time(), event))
         elif isinstance(event, RefusedEvent):
-            self._refused.append((self._unix_time(), event))
+            self._refused.append((self.unix_time(), event))
 
     def figures(self) -> Iterable[GateFigures]:
-        now, ladders = self._clock(), self._ladders()
+        now, ladders = self.clock(), self._ladders()
         return [_figures(name, gate, ladders.get(name, {}), now) for name, gate in self._gates().items()]
 
     def _ladders(self) -> Mapping[str, Mapping[str, tuple[Rung, ...]]]:
         """Return the routes' own degradation ladders, by gate and route."""
         found: dict[str, dict[str, tuple[Rung, ...]]] = {}
-        for route in self._revision().routes.values():
-            if route.limits is None or route.limits.rungs == self._limits.rungs:
+        for route in self.revision().routes.values():
+            if route.limits is None or route.limits.rungs == self.limits.rungs:
                 continue
             for backend in (*(name for name, _ in route.weights), *route.fallback):
                 found.setdefault(self._gate_name(backend), {})[route.name] = route.limits.rungs
@@ -75,10 +71,10 @@ class AdmissionAdmin:
 
     def show(self) -> AdmissionBody:
         """Return gates, limits and decisions; they contain no prompts."""
-        now, ladders = self._clock(), self._ladders()
+        now, ladders = self.clock(), self._ladders()
         routes = {
-            name: _limits(route.limits, self._limits)
-            for name, route in self._revision().routes.items()
+            name: _limits(route.limits, self.limits)
+            for name, route in self.revision().routes.items()
             if route.limits is not None
         }
         kept: list[tuple[float, Admitted | RefusedEvent]] = [*self._admitted, *self._refused]
@@ -87,7 +83,7 @@ class AdmissionAdmin:
             "backends": {
                 name: _shown(gate, ladders.get(name, {}), now) for name, gate in sorted(self._gates().items())
             },
-            "limits": {"default": _limits(self._limits), "routes": {k: v for k, v in routes.items() if v}},
+            "limits": {"default": _limits(self.limits), "routes": {k: v for k, v in routes.items() if v}},
             "decisions": [_decision(at, event) for at, event in kept],
         }
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -67,28 +67,23 @@ class _Running:
     task: asyncio.Task[None]
 
 
+@dataclass(eq=False)
 class BatchRunner:
     """Validates, runs and finishes batches; any number of gateways on one database share the work.
 
     Lines start only while there is idle capacity; the youngest ones are cancelled when callers wait.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        capacity: IdleCapacity,
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        *,
-        tick_s: float = TICK_S,
-        poll_s: float = POLL_S,
-    ) -> None:
-        self._files = files
-        self._stages = BatchStages(files, unix_time)
-        self._capacity = capacity
-        self._clock = clock
-        self._unix_time = unix_time
-        self._tick_s, self._poll_s = tick_s, poll_s
+    files: Files
+    capacity: IdleCapacity
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    _: KW_ONLY
+    tick_s: float = TICK_S
+    poll_s: float = POLL_S
+
+    def __post_init__(self) -> None:
+        self._stages = BatchStages(self.files, self.unix_time)
         self._runner: LineRunner | None = None
         # The unfinished batches in the database, lines that run here, and numbers of lines by outcome.
         self.batches: list[BatchRow] = []
@@ -113,17 +108,17 @@ class BatchRunner:
     async def run(self) -> None:
         """Run until cancelled; lines that run then are given back to other gateways."""
         runner = self._runner
-        if runner is None or not self._files.enabled:
+        if runner is None or not self.files.enabled:
             return
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._every(KEEP_S, self._keep_claims, "claims are not kept"))
-                tasks.create_task(self._every(SWEEP_S, self._files.sweep, "files are not swept"))
+                tasks.create_task(self._every(SWEEP_S, self.files.sweep, "files are not swept"))
                 polled_at, away = float("-inf"), False
                 while True:
                     try:
-                        if self._clock() - polled_at >= self._poll_s:
-                            polled_at = self._clock()
+                        if self.clock() - polled_at >= self.poll_s:
+                            polled_at = self.clock()
                             await self._look(tasks, runner)
                             if away:
                                 self._log.info("batches go on: the database is back")
@@ -134,22 +129,22 @@ class BatchRunner:
                             self._log.warning("batches wait for the database", reason=str(error))
                         away = True
                     if self.running or any(one.status == "in_progress" for one in self.batches):
-                        await asyncio.sleep(self._tick_s)
-                    elif await self._rests(self._poll_s if self.batches else REST * self._poll_s):
+                        await asyncio.sleep(self.tick_s)
+                    elif await self._rests(self.poll_s if self.batches else REST * self.poll_s):
                         polled_at = float("-inf")
         finally:
             try:
-                await self._files.store.give_all_back()
+                await self.files.store.give_all_back()
             except LedgerUnavailable as error:
                 self._log.warning("lines are not given back; their leases run out", reason=str(error))
-            await self._files.store.close()
+            await self.files.store.close()
 
     async def _rests(self, pause_s: float) -> bool:
         """Wait until a batch is submitted here, at most ``pause_s``; returns whether one was."""
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await self._files.submitted.wait()
-                self._files.submitted.clear()
+                await self.files.submitted.wait()
+                self.files.submitted.clear()
                 return True
         return False
 
@@ -163,10 +158,10 @@ class BatchRunner:
 
     async def _keep_claims(self) -> None:
         if self.running or self._busy:
-            await self._files.store.extend_leases(self._unix_time() + LEASE_S)
+            await self.files.store.extend_leases(self.unix_time() + LEASE_S)
 
     async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
-        store, now = self._files.store, self._unix_time()
+        store, now = self.files.store, self.unix_time()
         self.batches = await store.unfinished()
         known = {one.batch_id for one in self.batches}
         self._exhausted.clear()
@@ -194,14 +189,14 @@ class BatchRunner:
         now: float,
         work: Callable[[BatchRow], Awaitable[None]],
     ) -> None:
-        if not await self._files.store.claim(batch.batch_id, batch.status, now, now + LEASE_S):
+        if not await self.files.store.claim(batch.batch_id, batch.status, now, now + LEASE_S):
             return
         self._busy.add(batch.batch_id)
 
         async def done() -> None:
             try:
                 await work(batch)
-                await self._files.store.release(batch.batch_id)
+                await self.files.store.release(batch.batch_id)
             except (LedgerUnavailable, OSError) as error:
                 # The lease runs out; then this gateway or another one does the work again.
                 self._log.warning("batch waits", batch=batch.batch_id, reason=str(error))
@@ -212,18 +207,18 @@ class BatchRunner:
 
     async def _feed(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
         while self._unfinished:
-            await self._files.store.give_back(self._unfinished[-1])
+            await self.files.store.give_back(self._unfinished[-1])
             self._unfinished.pop()
             self.outcomes["returned"] += 1
-        if waiting := self._capacity.waiting():
+        if waiting := self.capacity.waiting():
             for youngest in [one.task for one in self.running if not one.task.cancelling()][-waiting:]:
                 youngest.cancel()
             return
-        room = min(self._capacity.room() - self._reading, STARTED_AT_ONCE)
-        room = min(room, self._files.section.max_running - len(self.running))
+        room = min(self.capacity.room() - self._reading, STARTED_AT_ONCE)
+        room = min(room, self.files.section.max_running - len(self.running))
         if room <= 0 or not runner.ready() or any(one.line.failures for one in self.running):
             return  # a line that has failed before runs alone, so that no other line is blamed
-        now = self._clock()
+        now = self.clock()
         in_turn = [one for one in self._in_turn() if self._not_before.get(one.batch_id, now) <= now]
         for left, batch in zip(range(len(in_turn), 0, -1), in_turn, strict=True):
             if room <= 0:
@@ -239,8 +234,8 @@ class BatchRunner:
                 return
 
     async def _claimed(self, batch: BatchRow, most: int) -> list[BatchLine]:
-        now = self._unix_time()
-        claim = partial(self._files.store.claim_lines, batch.batch_id, now, now + LEASE_S)
+        now = self.unix_time()
+        claim = partial(self.files.store.claim_lines, batch.batch_id, now, now + LEASE_S)
         return await claim(most) or ([] if self.running else await claim(1, failed_before=True))
 
     def _in_turn(self) -> list[BatchRow]:
@@ -252,9 +247,9 @@ class BatchRunner:
         return sorted(in_progress, key=lambda one: (at_work[one.tenant], one.created_at))
 
     async def _end_if_over(self, batch: BatchRow) -> None:
-        counts = await self._files.store.counts(batch.batch_id)
+        counts = await self.files.store.counts(batch.batch_id)
         if counts.of("done", "failed") >= batch.total:
-            await self._files.store.change(
+            await self.files.store.change(
                 batch.batch_id, ("in_progress",), status="finalizing", ending="completed"
             )
 
@@ -286,14 +281,14 @@ class BatchRunner:
             outcome.failed_here and tries < MAX_FAILURES
         )
         if failed or outcome.retry_s is not None:
-            self._not_before[batch.batch_id] = self._clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
-            await self._stored(line, lambda: self._files.store.give_back(line, int(failed)))
+            self._not_before[batch.batch_id] = self.clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
+            await self._stored(line, lambda: self.files.store.give_back(line, int(failed)))
             self.outcomes["returned"] += 1
         else:
             await self._stored(line, lambda: self._finish_line(line, outcome))
 
     def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
-        data = b"".join(self._files.storage.chunks(batch.input_file_id, line.start, line.size))
+        data = b"".join(self.files.storage.chunks(batch.input_file_id, line.start, line.size))
         return orjson.dumps(orjson.loads(data)["body"])
 
     async def _finish_line(self, line: BatchLine, outcome: LineOutcome) -> None:
@@ -304,9 +299,9 @@ class BatchRunner:
                 usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens
             )
         status = "done" if outcome.status == 200 else "failed"
-        if await self._files.store.finish(line, status, output, usage, tokens):
+        if await self.files.store.finish(line, status, output, usage, tokens):
             self.outcomes["completed" if status == "done" else "failed"] += 1
-            now, before = self._clock(), self._ended_at
+            now, before = self.clock(), self._ended_at
             self._ended_at = now
             if before is not None and now > before:
                 speed = 1.0 / (now - before)

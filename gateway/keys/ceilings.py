@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ MINUTE_S = 60.0
 NANOUSD = 10**9
 
 
+@dataclass(eq=False)
 class Ceilings:
     """Counts the use of callers' keys in one-minute windows, common to all keys, and their running requests.
 
@@ -26,18 +28,13 @@ class Ceilings:
         nanousd_per_minute: most money; a key's budget replaces it. ``None``: any amount.
     """
 
-    def __init__(
-        self,
-        limits: KeyLimits,
-        concurrent: int | None,
-        *,
-        clock: Callable[[], float],
-        nanousd_per_minute: int | None = None,
-    ) -> None:
-        self._limits = limits
-        self._nanousd = nanousd_per_minute
-        self._concurrent = concurrent
-        self._clock = clock
+    limits: KeyLimits
+    concurrent: int | None
+    _: KW_ONLY
+    clock: Callable[[], float]
+    nanousd_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
         self._ends_at = 0.0
         # By limit and key, so bounded by the number of keys.
         self._used: Counter[tuple[str, str]] = Counter()
@@ -47,7 +44,7 @@ class Ceilings:
         """Count a request. Raises RateLimited."""
         if caller.role is not CallerRole.CALLER:
             return
-        limit = self._limits.requests_per_minute
+        limit = self.limits.requests_per_minute
         if limit is not None and caller.limits.requests_per_minute is None:
             self._count("requests_per_minute", limit, caller, 1)
 
@@ -57,15 +54,15 @@ class Ceilings:
         """
         if caller.role is not CallerRole.CALLER:
             return
-        limit = self._limits.tokens_per_minute
+        limit = self.limits.tokens_per_minute
         if limit is not None and caller.limits.tokens_per_minute is None:
             self._count("tokens_per_minute", limit, caller, tokens)
-        if self._nanousd is not None and caller.budget == NO_BUDGET:
-            self._count("usd_per_minute", self._nanousd, caller, cost(), NANOUSD)
+        if self.nanousd_per_minute is not None and caller.budget == NO_BUDGET:
+            self._count("usd_per_minute", self.nanousd_per_minute, caller, cost(), NANOUSD)
 
     def running(self, caller: Caller) -> "Running":
         """Return a context manager in which a request of the key runs. Raises RateLimited."""
-        limit, key_id = self._concurrent, caller.key_id
+        limit, key_id = self.concurrent, caller.key_id
         counted = limit is not None and caller.role is CallerRole.CALLER
         if counted and self._running[key_id] >= (limit or 0):
             raise RateLimited(
@@ -76,7 +73,7 @@ class Ceilings:
         return Running(self._running, key_id) if counted else _UNCOUNTED
 
     def _count(self, name: str, limit: int, caller: Caller, amount: int, unit: int = 1) -> None:
-        now = self._clock()
+        now = self.clock()
         if now >= self._ends_at:
             self._used.clear()
             self._ends_at = now + MINUTE_S

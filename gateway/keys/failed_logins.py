@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 import structlog
@@ -18,22 +19,18 @@ WINDOW_S = 60.0
 MAX_ADDRESSES = 4_096
 
 
+@dataclass(eq=False, kw_only=True)
 class FailedLogins:
     """Counts wrong keys by address. A valid key is never refused here, whatever its address.
 
     ``proxies``: addresses that are never refused, because each stands for many callers.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        proxies: Sequence[Network] = (),
-        emit: Callable[[LoginFailed], None] = lambda event: None,
-    ) -> None:
-        self._clock = clock
-        self._proxies = proxies
-        self._emit = emit
+    clock: Callable[[], float] = time.monotonic
+    proxies: Sequence[Network] = ()
+    emit: Callable[[LoginFailed], None] = lambda event: None
+
+    def __post_init__(self) -> None:
         # By address: the start of its minute, and the number of wrong keys since then.
         self._counts: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._quiet_until = float("-inf")
@@ -41,12 +38,12 @@ class FailedLogins:
 
     def failed(self, address: str) -> None:
         """Count a wrong key of this address. Raises RateLimited if it has sent too many in this minute."""
-        source, now = source_of(address, self._proxies), self._clock()
+        source, now = source_of(address, self.proxies), self.clock()
         since, count = self._counts.get(source, (now, 0))
         if now - since >= WINDOW_S:
             since, count = now, 0
         throttled = bool(source) and count >= MAX_FAILED
-        self._emit(LoginFailed(throttled))
+        self.emit(LoginFailed(throttled))
         if throttled:
             if now >= self._quiet_until:
                 self._quiet_until = now + WINDOW_S

@@ -4,8 +4,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -75,6 +75,7 @@ class TokenReservation(Struct, eq=False):
         self._settle_tokens, self._settle_money = [], []
 
 
+@dataclass(eq=False)
 class KeyLimiter:
     """Counts keys' requests, and reserves tokens and money for requests.
 
@@ -89,29 +90,22 @@ class KeyLimiter:
         unix_time: selects the day and the month of a budget.
     """
 
-    def __init__(
-        self,
-        quotas: Quotas | None = None,
-        shared: SharedLimits | None = None,
-        *,
-        tenant_budgets: Mapping[str, Budget] = MappingProxyType({}),
-        unix_time: Callable[[], float] = time.time,
-        emit: Callable[[QuotaEvent], None] = lambda event: None,
-        ceilings: Ceilings = NO_CEILINGS,
-    ) -> None:
-        self.running = ceilings.running
-        self._ceilings = ceilings
-        self._quotas = quotas or Quotas(clock=time.monotonic)
-        self._spent = Quotas(clock=unix_time)
-        self._tenant_budgets = tenant_budgets
-        self._unix_time = unix_time
-        self._shared = shared
-        self._emit = emit
+    quotas: Quotas = field(default_factory=lambda: Quotas(clock=time.monotonic))
+    shared: SharedLimits | None = None
+    _: KW_ONLY
+    tenant_budgets: Mapping[str, Budget] = field(default_factory=dict)
+    unix_time: Callable[[], float] = time.time
+    emit: Callable[[QuotaEvent], None] = lambda event: None
+    ceilings: Ceilings = NO_CEILINGS
+
+    def __post_init__(self) -> None:
+        self.running = self.ceilings.running
+        self._spent = Quotas(clock=self.unix_time)
         self._numbers = itertools.count(1)
 
     async def enter(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
-        self._ceilings.count_request(caller)
+        self.ceilings.count_request(caller)
         if caller.limits.requests_per_minute is not None:
             await self._count(caller.key_id, caller.limits)
 
@@ -119,13 +113,13 @@ class KeyLimiter:
         if limits.requests_per_minute is None:
             return
         ask = QuotaRequest(requests=1)
-        verdict = None if self._shared is None else await self._shared.count(account, limits)
+        verdict = None if self.shared is None else await self.shared.count(account, limits)
         if verdict is None:
             self._decide("request", account, limits, ask)
             return
         if verdict.excess is None:
             # Counted here too, in case the shared counts become unreachable.
-            self._quotas.count(account, limits, ask)
+            self.quotas.count(account, limits, ask)
         self._decided("request", account, verdict.excess, shared=True)
 
     async def headers(self, caller: Caller) -> list[Header]:
@@ -176,7 +170,7 @@ class KeyLimiter:
             QuotaExceeded: over the tokens per day.
             BudgetExceeded: over the budget of a day or a month, of the key or its tenant.
         """
-        self._ceilings.count_use(caller, tokens, cost)
+        self.ceilings.count_use(caller, tokens, cost)
         limits, own = caller.limits, None
         if caller.model_limits:
             own = next((one for one in caller.model_limits if one.model == model), None)
@@ -184,7 +178,7 @@ class KeyLimiter:
         if own is not None:
             accounts.append((_of_model(caller.key_id, model), own.limits))
             await self._count(*accounts[1])
-        of_tenant = self._tenant_budgets.get(caller.tenant, NO_BUDGET)
+        of_tenant = self.tenant_budgets.get(caller.tenant, NO_BUDGET)
         tokens_are_free = limits.tokens_per_minute is limits.tokens_per_day is None
         if own is None and tokens_are_free and of_tenant is caller.budget is NO_BUDGET:
             return None
@@ -219,18 +213,18 @@ class KeyLimiter:
 
     def _account(self, kind: str, name: str) -> str:
         """Return the name of a month's account. No key's id contains a space."""
-        return f"usd {kind} {name} {month_of(self._unix_time())[0]}"
+        return f"usd {kind} {name} {month_of(self.unix_time())[0]}"
 
     def _counts(self, limits: KeyLimits | Budget) -> Quotas:
-        return self._spent if isinstance(limits, Budget) else self._quotas
+        return self._spent if isinstance(limits, Budget) else self.quotas
 
     async def _hold(
         self, kind: str, account: str, limits: KeyLimits | Budget, amount: int
     ) -> Callable[[int], None]:
         """Hold an amount; return the function that replaces it by the used one."""
         verdict, hold = None, None
-        if self._shared is not None:
-            verdict, hold = await self._shared.hold(account, limits, amount)
+        if self.shared is not None:
+            verdict, hold = await self.shared.hold(account, limits, amount)
         own = hold or HoldId(_LOCAL, next(self._numbers))
         ask = QuotaRequest(tokens=amount, hold=own)
         if verdict is None:
@@ -241,31 +235,31 @@ class KeyLimiter:
 
         def settle(used: int) -> None:
             self._counts(limits).settle(Settlement(account, limits, own, None, used))
-            if self._shared is not None:
-                self._shared.settle(account, limits, hold, verdict, amount, used)
+            if self.shared is not None:
+                self.shared.settle(account, limits, hold, verdict, amount, used)
             if kind == "tokens":
-                self._emit(QuotaSettled(amount, used))
+                self.emit(QuotaSettled(amount, used))
 
         return settle
 
     def _decide(self, kind: str, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest) -> None:
         """Decide without the store: by its last answer, and by this process's own counts."""
-        excess = None if self._shared is None else self._shared.last_known(key_id, ask)
+        excess = None if self.shared is None else self.shared.last_known(key_id, ask)
         if excess is None:
             excess = self._counts(limits).take(key_id, limits, ask).excess
         self._decided(kind, key_id, excess, shared=False)
-        if self._shared is not None:
-            self._shared.count_passed(key_id, ask)
+        if self.shared is not None:
+            self.shared.count_passed(key_id, ask)
 
     async def _figures(self, key_id: str, limits: KeyLimits | Budget) -> tuple[Figures | None, ...]:
-        if self._shared is not None:
-            figures = await self._shared.figures(key_id, limits)
+        if self.shared is not None:
+            figures = await self.shared.figures(key_id, limits)
             if figures is not None:
                 return figures
         return self._counts(limits).take(key_id, limits, QuotaRequest()).figures
 
     def _decided(self, kind: str, account: str, excess: Excess | None, *, shared: bool) -> None:
-        self._emit(QuotaDecided(kind, None if excess is None else excess.name, shared))
+        self.emit(QuotaDecided(kind, None if excess is None else excess.name, shared))
         if excess is None:
             return
         _, _, model = account.partition(MODEL_MARK)
@@ -275,7 +269,7 @@ class KeyLimiter:
     def _over_budget(self, excess: Excess, place: str) -> BudgetExceeded:
         wait_s = excess.wait_s
         if wait_s is not None and wait_s > RETRY_HELD_S and excess.name == BUDGETS[2].name:
-            now = self._unix_time()
+            now = self.unix_time()
             wait_s = month_of(now)[1] - now
         asked, limit = (f"{one / NANOUSD:g} USD" for one in (excess.asked, excess.limit))
         hint, retry_after_ms = _hint(wait_s)

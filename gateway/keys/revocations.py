@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ RETRY_S: Final = 0.5
 _KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+@dataclass(eq=False)
 class Revocations:
     """Refuses revoked keys and stores the revocations. Use it only on the event loop.
 
@@ -39,25 +41,21 @@ class Revocations:
         forget: makes this process refuse a key; ``knows``: whether this process accepts a key.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        folder: Path | None,
-        *,
-        forget: Callable[[str], None],
-        knows: Callable[[str], bool],
-    ) -> None:
-        self._store = store
-        self._folder = None if folder is None else folder / FOLDER
-        self._forget = forget
-        self._knows = knows
+    store: StateStore
+    folder: Path | None
+    _: KW_ONLY
+    forget: Callable[[str], None]
+    knows: Callable[[str], bool]
+
+    def __post_init__(self) -> None:
+        self._folder = None if self.folder is None else self.folder / FOLDER
         self._log = structlog.get_logger("keys")
         # Unstored revocations: authors by key id. All collections are bounded by the number of keys.
         self._unstored = self._read()
         self._refused = set(self._unstored)
         self._settled: set[str] = set()
         self._written: set[str] = set()
-        store.on_announcement(STREAM, self._announced)
+        self.store.on_announcement(STREAM, self._announced)
 
     def __contains__(self, key_id: str) -> bool:
         """Whether this process refuses the key, independent of the stream."""
@@ -75,7 +73,7 @@ class Revocations:
         except StateError:
             self._log.error("a revocation is not stored yet; this gateway refuses the key", key_id=key_id)
             await asyncio.to_thread(self._note)
-            await self._store.announce(STREAM, f"{key_id} {author}")
+            await self.store.announce(STREAM, f"{key_id} {author}")
             raise
 
     def stored(self, key_id: str) -> None:
@@ -93,11 +91,11 @@ class Revocations:
     def _refuse(self, key_id: str, author: str) -> None:
         self._refused.add(key_id)
         self._unstored[key_id] = author
-        self._forget(key_id)
+        self.forget(key_id)
 
     def _announced(self, text: str) -> None:
         key_id, _, author = text.partition(" ")
-        if self._knows(key_id):
+        if self.knows(key_id):
             self._log.warning("a revocation was heard of that is not stored", key_id=key_id)
             self._refuse(key_id, author[:MAX_AUTHOR])
 
@@ -132,11 +130,11 @@ class Revocations:
                         await self._append(key_id)
                         continue
                 # Not stored, or stored in a stream that lost records and that gateways no longer follow.
-                await self._store.announce(STREAM, f"{key_id} {author}")
+                await self.store.announce(STREAM, f"{key_id} {author}")
 
     async def _append(self, key_id: str) -> Record:
         author = self._unstored.get(key_id, "gateway")
-        record = await self._store.append(STREAM, msgspec.json.encode(Revoked(key_id)), author=author)
+        record = await self.store.append(STREAM, msgspec.json.encode(Revoked(key_id)), author=author)
         self._written.add(key_id)
         return record
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import structlog
@@ -150,6 +150,7 @@ class Rerun(Protocol):
         """Run the request to its end."""
 
 
+@dataclass(eq=False)
 class BackgroundResponses:
     """The responses that run in this process, while :meth:`run` runs.
 
@@ -158,16 +159,12 @@ class BackgroundResponses:
     ``look_s`` is the time between two heartbeats of all responses here, in seconds.
     """
 
-    def __init__(
-        self,
-        stored: StoredResponses | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        look_s: float = LOOK_S,
-    ) -> None:
-        self._stored = stored or StoredResponses()
-        self._look_s = look_s
-        self._clock = clock
+    stored: StoredResponses = field(default_factory=StoredResponses)
+    clock: Callable[[], float] = time.monotonic
+    _: KW_ONLY
+    look_s: float = LOOK_S
+
+    def __post_init__(self) -> None:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
         self._rerun: Rerun | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -182,26 +179,26 @@ class BackgroundResponses:
 
     async def show(self, begun: BackgroundRun) -> None:
         """Record that a client receives the response's events from now on. Raises LedgerUnavailable."""
-        await self._stored.store.forbid_rerun(begun.row)
+        await self.stored.store.forbid_rerun(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
         """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited."""
         if self._tasks is None or self._full:
             raise RateLimited(
                 f"{len(self._runs)} responses run in the background, the limit is"
-                f" {self._stored.section.max_background}; try again",
+                f" {self.stored.section.max_background}; try again",
                 param="background",
                 retry_after_ms=RETRY_MS,
             )
-        begun = BackgroundRun(asked, self._stored)
-        row = replace(begun.row, alive_until=self._stored.now() + LEASE_S, again=asked.again)
-        await self._stored.store.put(row)
+        begun = BackgroundRun(asked, self.stored)
+        row = replace(begun.row, alive_until=self.stored.now() + LEASE_S, again=asked.again)
+        await self.stored.store.put(row)
         self._begin(self._tasks, begun, row, run)
         return begun
 
     @property
     def _full(self) -> bool:
-        return len(self._runs) >= self._stored.section.max_background
+        return len(self._runs) >= self.stored.section.max_background
 
     def _begin(self, tasks: asyncio.TaskGroup, begun: BackgroundRun, row: StoredResponse, run: Run) -> None:
         key = row.tenant, row.response_id
@@ -215,17 +212,17 @@ class BackgroundResponses:
             begun.task.cancel()
             await asyncio.wait({begun.task}, timeout=CANCEL_S)
         else:
-            await self._stored.end(row, {**response_of(row), "status": CANCELLED})
-            pause_s = self._look_s / 4
+            await self.stored.end(row, {**response_of(row), "status": CANCELLED})
+            pause_s = self.look_s / 4
             for _ in range(round(CANCEL_S / pause_s)):  # the gateway that runs it notices and stores the rest
-                if not (await self._stored.get(row.tenant, row.response_id)).open(self._stored.now()):
+                if not (await self.stored.get(row.tenant, row.response_id)).open(self.stored.now()):
                     break
                 await asyncio.sleep(pause_s)
-        return response_of(await self._stored.get(row.tenant, row.response_id))
+        return response_of(await self.stored.get(row.tenant, row.response_id))
 
     async def run(self) -> None:
         """Run until cancelled; responses that still run are then abandoned."""
-        if not self._stored.enabled:
+        if not self.stored.enabled:
             return
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -235,7 +232,7 @@ class BackgroundResponses:
                 finally:
                     self._tasks = None
         finally:
-            await self._stored.store.close()
+            await self.stored.store.close()
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         swept, away = float("-inf"), False
@@ -243,9 +240,9 @@ class BackgroundResponses:
             try:
                 await self._say_alive()
                 await self._take_abandoned(tasks)
-                if self._clock() - swept >= SWEEP_S:
-                    swept = self._clock()
-                    await self._stored.store.sweep(self._stored.now())
+                if self.clock() - swept >= SWEEP_S:
+                    swept = self.clock()
+                    await self.stored.store.sweep(self.stored.now())
                 if away:
                     self._log.info("stored responses are back")
                 away = False
@@ -253,7 +250,7 @@ class BackgroundResponses:
                 if not away:
                     self._log.warning("stored responses away", reason=str(error))
                 away = True
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self.look_s)
 
     async def _run(self, key: tuple[str, str], begun: BackgroundRun, run: Run) -> None:
         try:
@@ -268,21 +265,21 @@ class BackgroundResponses:
             del self._runs[key]
 
     async def _say_alive(self) -> None:
-        until = self._stored.now() + LEASE_S
+        until = self.stored.now() + LEASE_S
         for key, begun in list(self._runs.items()):
-            if begun.ended or await self._stored.store.keep_alive(begun.row, until):
+            if begun.ended or await self.stored.store.keep_alive(begun.row, until):
                 continue
             if not begun.ended and begun.task is not None and key in self._runs:
                 begun.task.cancel()  # the response was deleted, or cancelled by another gateway
 
     async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> None:
-        now = self._stored.now()
-        for row in await self._stored.store.abandoned(now, ABANDONED):
+        now = self.stored.now()
+        for row in await self.stored.store.abandoned(now, ABANDONED):
             if row.again is None or self._rerun is None:
                 await self._fail(row, _GONE)
             elif not self._rerun.ready() or self._full:
                 continue  # another gateway may run it, or this one later
-            elif await self._stored.store.claim(row, now, now + LEASE_S):
+            elif await self.stored.store.claim(row, now, now + LEASE_S):
                 await self._run_again(tasks, row, self._rerun)
 
     async def _run_again(self, tasks: asyncio.TaskGroup, row: StoredResponse, rerun: Rerun) -> None:
@@ -293,12 +290,12 @@ class BackgroundResponses:
             await self._fail(row, public_error(error))
         else:
             self._log.info("run again", response=row.response_id)
-            begun = BackgroundRun(asked, self._stored)
+            begun = BackgroundRun(asked, self.stored)
             self._begin(tasks, begun, row, rerun.run)
 
     async def _fail(self, row: StoredResponse, error: PublicError) -> None:
         error_body = {"code": "server_error", "message": error.message}
-        await self._stored.end(row, {**response_of(row), "status": "failed", "error": error_body})
+        await self.stored.end(row, {**response_of(row), "status": "failed", "error": error_body})
 
 
 def split(data: bytes) -> list[bytes]:

@@ -42,7 +42,7 @@ async def test_a_request_over_the_concurrency_limit_is_429_and_a_later_one_is_an
         journey.resume()
         assert [(await one).status_code for one in held] == [200, 200]
         assert (await ask()).status_code == 200
-    assert not limiter._ceilings._running
+    assert not limiter.ceilings._running
 
 
 async def test_tokenize_and_embeddings_count_against_the_concurrency_limit_too(connect: Connect) -> None:
@@ -63,4 +63,4 @@ async def test_tokenize_and_embeddings_count_against_the_concurrency_limit_too(c
         assert (await held).status_code == 200
         for path, body in paths.items():
             assert (await client.post(path, json=body, headers=headers)).status_code == 200
-    assert not limiter._ceilings._running
+    assert not limiter.ceilings._running
