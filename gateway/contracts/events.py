@@ -79,6 +79,12 @@ def with_figures(event: Delta, given: Delta) -> Delta:
     )
 
 
+def counted(events: list[Delta], given: Delta) -> list[Delta]:
+    """The events made of ``given``; the first one gets the tokens and figures of ``given``."""
+    first, *others = events or [Delta("", 0, index=given.index)]
+    return [with_figures(first, given), *others]
+
+
 def joined(first: Delta, second: Delta, text: str) -> Delta:
     """Both pieces as one with ``text``; it has token ids if both have them."""
     tokens = first.tokens + second.tokens

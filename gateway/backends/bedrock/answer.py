@@ -8,12 +8,11 @@ from typing import Any
 
 from msgspec import structs
 
-from budgeting.values import ToolKind
 from engine.text import StopStrings
 from gateway.backends.bedrock.tools import ConverseTools
-from gateway.backends.custom_input import CustomInput
 from gateway.backends.port import Completion
-from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolArgs, ToolBegin, ToolEnd, counted
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import BackendFailure, FailureKind
 
@@ -156,9 +155,11 @@ class ConverseReader:
         stops: Sequence[str] = (),
     ) -> None:
         self._tools = tools
-        self._calls = 0
+        self._calls = ToolCallReader("", tools.custom, allowed=tools.allowed)
+        self._begun = 0  # calls of the answer
         self._left_out = 0
-        self._call: _Call | None = None
+        self._is_given = False  # whether the caller gets the last call, which has not ended
+        self._has_stopped = False  # whether that call has all its arguments
         self._blank = StopStrings([stop for stop in stops if stop and not stop.strip()])
         self._queue_wait_s = queue_wait_s
         self._estimated_input = estimated_input
@@ -224,7 +225,7 @@ class ConverseReader:
             self._bytes += len(text.encode("utf-8", "replace"))
             self._counted = max(self._pieces, self._bytes // BYTES_A_TOKEN)
         tokens = self._counted - before
-        if self._call is None and run[0].__class__ is Delta:
+        if not self._is_given and run[0].__class__ is Delta:
             return [Delta(self._uncut(text), tokens)]
         if isinstance(run[0], Reasoning):
             self._reasoning += tokens
@@ -236,57 +237,48 @@ class ConverseReader:
 
     def _take(self, piece: Delta) -> list[Delta]:
         """The piece as the caller gets it, after the events that must come before it."""
-        call = self._call
         if isinstance(piece, ToolArgs):
-            if call is None or not call.is_given:
-                return [Delta("", piece.tokens)]
-            call.has_arguments = True
-            text = piece.text if call.custom is None else call.custom.take(piece.text)
-            if not text:
-                return [Delta("", piece.tokens)]
-            return [structs.replace(piece, text=text, call=self._calls - 1)]
+            return self._call(piece, ToolText(arguments=piece.text)) if self._is_given else [_empty(piece)]
         if isinstance(piece, ToolEnd):
-            if call is not None:
-                call.has_stopped = True
+            self._has_stopped = True
             return []
         before = self._end_call()
         if piece.__class__ is Delta:
             return [*before, structs.replace(piece, text=self._uncut(piece.text))]
         if self.cut:
-            return [Delta("", piece.tokens)]
+            return [_empty(piece)]
         if held := self._blank.flush():
             before.append(Delta(held, 0))
         if not isinstance(piece, ToolBegin):
             return [*before, piece]
-        is_given = self._tools.may_call and not (self._tools.single and self._calls)
-        name = self._tools.original(piece.text)
-        if is_given and self._tools.allowed and name not in self._tools.allowed:
-            raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, "the model called a tool that is not allowed")
-        is_custom = name in self._tools.custom
-        self._call = _Call(is_given, CustomInput() if is_custom else None)
-        if not is_given:
+        if not self._tools.may_call or (self._tools.single and self._begun):
             self._left_out += 1
-            return [*before, Delta("", piece.tokens)]
-        self._calls += 1
-        kind = ToolKind.CUSTOM if is_custom else ToolKind.FUNCTION
-        return [*before, structs.replace(piece, text=name, call=self._calls - 1, kind=kind)]
+            return [*before, _empty(piece)]
+        self._begun += 1
+        self._is_given, self._has_stopped = True, False
+        return [*before, *self._call(piece, ToolText(self._tools.original(piece.text)))]
+
+    def _call(self, piece: ToolBegin | ToolArgs, text: ToolText) -> list[Delta]:
+        """The events of a piece of the last call."""
+        call_id = piece.id if isinstance(piece, ToolBegin) else None
+        try:
+            events = self._calls.take(0, ToolCallDelta(self._begun, call_id, text))
+        except IllegalEvent as error:
+            raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from error
+        return counted(events, piece)
 
     def _end_call(self) -> list[Delta]:
         """The end of the last call, once it is known that the model's limit did not cut it."""
-        call, self._call = self._call, None
-        if call is None or not (call.is_given and call.has_stopped):
-            return []
-        number = self._calls - 1
-        rest = call.custom.rest if call.custom is not None else "" if call.has_arguments else "{}"
-        arguments = [ToolArgs(rest, 0, call=number)] if rest else []
-        return [*arguments, ToolEnd("", 0, call=number)]
+        ended = self._calls.end(0) if self._is_given and self._has_stopped else []
+        self._is_given = False
+        return ended
 
     def finish(self) -> tuple[list[Delta], Completion]:
         """The last pieces, with the tokens that are not counted yet, and the completion."""
         reason = _FINISH.get(self._reason or "", FinishReason.STOP)
         if self.cut:
             reason = FinishReason.STOP
-        elif self._calls and self._reason in _AFTER_CALLS:
+        elif self._begun and self._reason in _AFTER_CALLS:
             reason = FinishReason.TOOL_CALLS
         rest = self._end_call() if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS) else []
         text, missing, cached_tokens = self._blank.flush(), 0, None
@@ -323,14 +315,9 @@ class ConverseReader:
         )
 
 
-@dataclass(slots=True)
-class _Call:
-    """The last call of the answer; ``is_given``: the caller gets it; ``custom``: unwraps a text."""
-
-    is_given: bool
-    custom: CustomInput | None = None
-    has_arguments: bool = False
-    has_stopped: bool = False
+def _empty(piece: Delta) -> Delta:
+    """Only the piece's tokens: the caller does not get its text."""
+    return Delta("", piece.tokens)
 
 
 def stops_for_bedrock(stops: Sequence[str]) -> list[str]:

@@ -47,10 +47,6 @@ FEATURES = frozenset(
     }
 )
 
-# Longest wait, seconds, for the thread of a call that was cut or is complete. A thread that takes longer
-# keeps its lane until the read timeout ends it.
-THREAD_END_WAIT_S = 0.5
-
 
 class BedrockBackend:
     """Generates on Bedrock, in threads of its own.
@@ -146,16 +142,16 @@ class BedrockBackend:
                 f"{self._max_input_tokens} (max_input_tokens)",
             )
         started_at = self._clock()
-        async with self._in_time():
-            call = await self._call(request)
+        async with self._in_time(), self._call(request) as call:
             share = rough_tokens(own) / rough_tokens(sent)
             waited_s = self._clock() - started_at
             estimated_input = round(estimate.expected * share) + work.image_tokens
             reader = ConverseReader(tools, waited_s, estimated_input, share, work.sampling.stop)
             return await self._relay(call, reader, sent, out)
 
-    async def _call(self, request: Mapping[str, Any]) -> EventBatches:
-        """Begin a call in a thread, once there is a lane."""
+    @contextlib.asynccontextmanager
+    async def _call(self, request: Mapping[str, Any]) -> AsyncIterator[EventBatches]:
+        """Make a call in a thread, once there is a lane; it is cut at the end of the block."""
         await self._lanes.enter()
         call = EventBatches(asyncio.get_running_loop())
         try:
@@ -165,7 +161,11 @@ class BedrockBackend:
             raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped") from error
         self._calls.add(call)
         thread.add_done_callback(partial(self._on_thread_done, call, asyncio.get_running_loop()))
-        return call
+        try:
+            yield call
+        finally:
+            call.cut()
+            await call.wait_thread_ended()
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -181,25 +181,21 @@ class BedrockBackend:
     async def _relay(
         self, call: EventBatches, reader: ConverseReader, sent: Sequence[Message], out: DeltaSink
     ) -> Completion:
-        try:
-            over = False
-            while not over and not reader.complete:
-                events, over = await call.take()
-                for piece in reader.feed(events):
-                    await out(piece)
-            if not reader.stopped and not reader.cut:
-                raise BackendFailure(
-                    FailureKind.STREAM_BROKEN, f"{self.name}: the stream ended before the answer did"
-                )
-            if not reader.cut:
-                # Wait for the last bytes: a connection that was read to its end can be reused.
-                await call.wait_thread_ended(THREAD_END_WAIT_S)
-            rest, completion = reader.finish()
-            for piece in rest:
+        over = False
+        while not over and not reader.complete:
+            events, over = await call.take()
+            for piece in reader.feed(events):
                 await out(piece)
-        finally:
-            call.cut()
-            await call.wait_thread_ended(THREAD_END_WAIT_S)
+        if not reader.stopped and not reader.cut:
+            raise BackendFailure(
+                FailureKind.STREAM_BROKEN, f"{self.name}: the stream ended before the answer did"
+            )
+        if not reader.cut:
+            # Wait for the last bytes: a connection that was read to its end can be reused.
+            await call.wait_thread_ended()
+        rest, completion = reader.finish()
+        for piece in rest:
+            await out(piece)
         usage = reader.usage
         if usage is None and reader.cut:
             self._log.debug("cut at a stop string of white space; tokens are estimated", model=self.model)
@@ -236,19 +232,15 @@ class _InvokingBackend(BedrockBackend):
     generates = False
 
     async def _invoked(self, request: Mapping[str, Any]) -> InvokedModel:
-        call = await self._call(request)
-        try:
+        async with self._call(request) as call:
             over = False
             while not over:
                 events, over = await call.take()
                 for event in events:
                     if isinstance(event, InvokedModel):
-                        await call.wait_thread_ended(THREAD_END_WAIT_S)
+                        await call.wait_thread_ended()
                         return event
-            raise BackendFailure(FailureKind.STREAM_BROKEN, f"{self.name} gave no answer")
-        finally:
-            call.cut()
-            await call.wait_thread_ended(THREAD_END_WAIT_S)
+        raise BackendFailure(FailureKind.STREAM_BROKEN, f"{self.name} gave no answer")
 
 
 class BedrockReranker(_InvokingBackend):

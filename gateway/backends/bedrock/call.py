@@ -15,6 +15,9 @@ MAX_WAITING = 16
 RETRY_AFTER_S = 1.0
 # Events that may wait for a slow reader; then the thread stops reading, and TCP slows Bedrock down.
 MAX_EVENTS = 256
+# Longest wait, seconds, for the thread of a call that was cut or is complete. A thread that takes longer
+# keeps its lane until the read timeout ends it.
+THREAD_END_WAIT_S = 0.5
 
 
 class Lanes:
@@ -149,8 +152,8 @@ class EventBatches:
         """Note that the thread has left the call; called on the loop."""
         self._thread_end.set()
 
-    async def wait_thread_ended(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` until the thread has left."""
+    async def wait_thread_ended(self) -> None:
+        """Wait at most ``THREAD_END_WAIT_S`` until the thread has left."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(THREAD_END_WAIT_S):
                 await self._thread_end.wait()

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
-from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolBegin, with_figures
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolBegin
 from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
 
@@ -174,9 +174,3 @@ def _entry(call: Any) -> ToolCallDelta:
     called = call.function
     function = None if called is None else ToolText(called.name, called.arguments)
     return ToolCallDelta(call.index, call.id, function)
-
-
-def counted(events: list[Delta], given: Delta) -> list[Delta]:
-    """The events parsed from ``given``; the first one gets the tokens and figures of ``given``."""
-    first, *others = events or [Delta("", 0, index=given.index)]
-    return [with_figures(first, given), *others]

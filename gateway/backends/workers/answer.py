@@ -14,7 +14,7 @@ from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
-from gateway.contracts.events import Delta, IllegalEvent, Reasoning, with_figures
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning, counted
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -223,16 +223,16 @@ class CompletionReader:
             reasoning = message.reasoning or message.reasoning_content
             if not (reasoning or message.tool_calls or message.refusal):
                 continue
-            found = events.setdefault(index, [])
+            made = events.setdefault(index, [])
             if reasoning:
-                found += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
+                made += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
             if message.refusal:
                 self._refused.add(index)
             if text := (message.content or "") + (message.refusal or ""):
-                found += [*self._tools.end(index), Delta(text, 0, index=index)]
+                made += [*self._tools.end(index), Delta(text, 0, index=index)]
             try:
                 for call in message.tool_calls or ():
-                    found += self._tools.take(index, call, cut=self._is_cut(choice))
+                    made += self._tools.take(index, call, cut=self._is_cut(choice))
             except CallNotAllowed as error:
                 raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from None
             except IllegalEvent as error:
@@ -240,11 +240,8 @@ class CompletionReader:
             choice.delta = _COUNTED
         deltas: list[Delta] = []
         for delta in self._joined([chunk]):
-            if delta.index not in events:
-                deltas += self._after_calls([delta])
-                continue
-            first, *others = events[delta.index] or [Delta("", 0, index=delta.index)]
-            deltas += [with_figures(first, delta), *others]
+            found = events.get(delta.index)
+            deltas += self._after_calls([delta]) if found is None else counted(found, delta)
         return deltas
 
     def _is_cut(self, choice: _Choice) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.backends.port import Completion
-from gateway.backends.vllm.answer_parser import AnswerParser, counted
-from gateway.contracts.events import Delta
+from gateway.backends.vllm.answer_parser import AnswerParser
+from gateway.contracts.events import Delta, counted
 from gateway.contracts.values import FinishReason, Sampling, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
 
