@@ -8,6 +8,8 @@ import orjson
 from budgeting.template_input import CUSTOM_INPUT
 
 _HEAD = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
+# The content of a JSON string up to its closing quote or an incomplete escape.
+_CONTENT = re.compile(r'(?:[^"\\]|\\u.{4}|\\[^u])*', re.DOTALL)
 
 
 class CustomInput:
@@ -26,7 +28,9 @@ class CustomInput:
                 return ""
             self._begun = True
             self._raw = self._raw[head.end() :]
-        whole = _whole_string(self._raw)
+        content = _CONTENT.match(self._raw)
+        assert content is not None, "the pattern matches the empty text"
+        whole = content[0]
         value: str = json.loads(f'"{whole}"', strict=False)
         if value and "\ud800" <= value[-1] <= "\udbff":  # half of a surrogate pair: the other half follows
             whole, value = whole[: whole.rindex("\\")], value[:-1]
@@ -47,16 +51,3 @@ class CustomInput:
 def wrapped(text: str) -> str:
     """The arguments of a function call with this input."""
     return orjson.dumps({CUSTOM_INPUT: text}).decode()
-
-
-def _whole_string(body: str) -> str:
-    """The content of a JSON string up to its closing quote or an incomplete escape."""
-    place = 0
-    while place < len(body) and body[place] != '"':
-        size = 1
-        if body[place] == "\\":
-            size = 6 if body[place + 1 : place + 2] == "u" else 2
-        if place + size > len(body):
-            break
-        place += size
-    return body[:place]
