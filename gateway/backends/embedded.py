@@ -46,9 +46,6 @@ from gateway.contracts.values import (
     Usage,
 )
 
-FEATURES = KNOWN_FEATURES
-CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED, Continue.EVENTS})
-
 _FINISH: Mapping[EngineFinish, FinishReason] = {
     EngineFinish.STOP: FinishReason.STOP,
     EngineFinish.LENGTH: FinishReason.LENGTH,
@@ -70,7 +67,7 @@ class EmbeddedBackend:
     """
 
     kind: ClassVar = "embedded"
-    continues: ClassVar = CONTINUES
+    continues: ClassVar = frozenset({Continue.TOKENS, Continue.SHAPED, Continue.EVENTS})
 
     name: str
     model: str
@@ -87,7 +84,7 @@ class EmbeddedBackend:
     @property
     def features(self) -> frozenset[Feature]:
         """The known features; adapters only if the engine has places for them, tools if it calls tools."""
-        known = FEATURES | TOOL_FEATURES if self.calls_tools else FEATURES
+        known = KNOWN_FEATURES | TOOL_FEATURES if self.calls_tools else KNOWN_FEATURES
         return known if self.adapters.places else known - {Feature.LORA}
 
     @property
@@ -253,10 +250,7 @@ def _wrapped(seed: int) -> int:
 
 
 # An engine that is not started yet is about to start.
-_STATES: Mapping[EngineState, BackendState] = {
-    **{state: BackendState(state) for state in EngineState if state is not EngineState.NEW},
-    EngineState.NEW: BackendState.STARTING,
-}
+_STATES = {one: BackendState("starting" if one is EngineState.NEW else one) for one in EngineState}
 
 
 def state_of(client: EngineClient) -> BackendState:

@@ -12,11 +12,9 @@ from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
 from gateway.backends.embedded import EmbeddedBackend, state_of
-from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
-from gateway.contracts.values import Sampling
 from observability.events import EngineFigures, LoraFigures
 
 
@@ -24,50 +22,33 @@ class EmbeddedHost:
     """Starts and stops the embedded engine's process and makes backends on it.
 
     Args:
-        defaults: sampling of the checkpoint, used where the caller sets none.
+        make_backend: makes a backend of the engine's fields ``name``, ``client``, ``adapters`` and
+            ``max_running``.
         on_step: called after each step with the number of preemptions so far.
-        encode: tokenizes the inputs of embeddings.
         on_death: called once, when the engine's process dies.
     """
 
     def __init__(
         self,
         config: EngineConfig,
+        make_backend: Callable[..., EmbeddedBackend],
         *,
-        model: str,
-        defaults: Sampling,
-        token_bytes: Callable[[int], bytes],
-        share_prefixes: bool,
         on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
         make_slots: MakeSlots = LoraSlots,
-        encode: EncodePart,
-        calls_tools: bool = False,
-        generates: bool = True,
         kv_blocks: int | None = None,
     ) -> None:
         if kv_blocks is not None:
             config = replace(config, num_blocks=kv_blocks)
         self._config = config
-        self._model = model
 
         def on_signals(signals: EngineSignals) -> None:
             on_step(signals.preemptions)
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
         self._adapters = make_slots(HeldAdapters(self._client), config.max_loras)
-        self._backend = EmbeddedBackend(
-            name="",
-            model=model,
-            client=self._client,
-            defaults=defaults,
-            max_running=config.max_num_seqs,
-            token_bytes=token_bytes,
-            adapters=self._adapters,
-            encode=encode,
-            share_prefixes=share_prefixes,
-            calls_tools=calls_tools,
-            generates=generates,
+        self._backend = make_backend(
+            name="", client=self._client, adapters=self._adapters, max_running=config.max_num_seqs
         )
         # The limits of the loaded engine; None until it has started.
         self.facts: EngineFacts | None = None
@@ -129,15 +110,15 @@ class EmbeddedHost:
         return replace(self._backend, name=name)
 
     def figures(self) -> EngineFigures | None:
-        facts, load = self.facts, self._backend.load
+        facts, load, model = self.facts, self._backend.load, self._backend.model
         signals, in_use = self._client.signals, self._adapters.in_use
         if facts is None:
             return None
         if load is None or signals is None:
             load = BackendLoad(block_size=facts.block_size, total_blocks=facts.total_blocks)
-            return EngineFigures(self._model, load)
+            return EngineFigures(model, load)
         return EngineFigures(
-            self._model,
+            model,
             load,
             prefix_queries=signals.prefix_queries,
             prefix_hits=signals.prefix_hits,

@@ -176,8 +176,8 @@ class SupervisedHost:
             self._run.backends[name] = self._run.host.backend(name)
         return self._run.backends[name]
 
-    def check_ready(self, name: str) -> None:
-        """Refuse work that would wait for a restart. Raises BackendFailure."""
+    def take_work(self, name: str) -> None:
+        """Note that the engine gets work: an idle one begins a step. Raises BackendFailure: it restarts."""
         state = self._supervisor.state
         if state is SupervisorState.RESTARTING:
             raise BackendFailure(
@@ -189,6 +189,7 @@ class SupervisedHost:
             raise BackendFailure(
                 FailureKind.ENGINE_DEAD, f"{name}: the engine has died too often and is not started again"
             )
+        self._supervisor.got_work(self._clock())
 
     async def wait_ready(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -200,10 +201,6 @@ class SupervisedHost:
                         break
                     await news.wait()
         return self.state is BackendState.READY
-
-    def working(self) -> None:
-        """Note that the engine gets work: an idle one begins a step."""
-        self._supervisor.heartbeat.got_work(self._clock())
 
     def notice_death(self) -> None:
         """Check whether the engine is dead; a failed request may detect that first."""
@@ -448,8 +445,7 @@ class SupervisedBackend(DelegatingBackend):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        self._host.check_ready(self._name)
-        self._host.working()
+        self._host.take_work(self._name)
         try:
             yield
         except BackendFailure as failure:

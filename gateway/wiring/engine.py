@@ -10,6 +10,7 @@ from pathlib import Path
 from budgeting.counting import ChatTokenizer
 from budgeting.tokenizer_files import read_tokenizer_files
 from engine.values import EngineConfig
+from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.embedded_vectors import EncodePart, ids_alone
 from gateway.backends.hermes import CALL_START
@@ -105,18 +106,17 @@ def engine_maker(
         config = engine_config(section)
         if section is not settings.engine:
             config = replace(config, max_loras=0)
-        return partial(
-            EmbeddedHost,
-            config,
+        make_backend = partial(
+            EmbeddedBackend,
             model=section.model_id,
             defaults=defaults,
             token_bytes=token_bytes,
+            encode=encode,
             share_prefixes=section.share_prefix_across_tenants,
             calls_tools=calls_as_text(section),
             generates=section.task == "generate",
-            make_slots=make_slots,
-            encode=encode,
         )
+        return partial(EmbeddedHost, config, make_backend, make_slots=make_slots)
     return partial(
         VllmHost,
         section,

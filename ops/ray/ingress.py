@@ -10,11 +10,11 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from gateway.app import create_app
-from gateway.backends import embedded
-from gateway.backends.vllm import backend as vllm
+from gateway.backends.embedded import EmbeddedBackend
+from gateway.backends.vllm.backend import VllmBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
-from gateway.contracts.features import Feature
+from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.http.surfaces import everything, without_admin
 from gateway.wiring.backends import PoolLinks
 from gateway.wiring.build import build
@@ -62,6 +62,7 @@ def build_ingress(
         raise ConfigError(
             "backends: none is of kind engine, so nothing would use engine replicas; allowed: one at least"
         )
+    engine = VllmBackend if settings.engine.kind == "vllm" else EmbeddedBackend
     reporter_name = f"{os.uname().nodename}-{secrets.token_hex(4)}"
 
     def make_ray_backend(name: str, links: PoolLinks) -> RayBackend:
@@ -71,7 +72,7 @@ def build_ingress(
             model=settings.engine.model_id,
             replicas=replicas,
             features=features_of(settings),
-            continues=vllm.CONTINUES if settings.engine.kind == "vllm" else embedded.CONTINUES,
+            continues=engine.continues,
             section=settings.ray,
             max_running=settings.engine.max_num_seqs,
             reporter_name=f"{reporter_name}/{name}",
@@ -90,6 +91,5 @@ def build_ingress(
 
 def features_of(settings: Settings) -> frozenset[Feature]:
     """The features that both the configured engine and its model support."""
-    features = vllm.FEATURES if settings.engine.kind == "vllm" else embedded.FEATURES
-    features -= settings.incapable(settings.engine.model_id)
+    features = KNOWN_FEATURES - settings.incapable(settings.engine.model_id)
     return features if settings.engine.max_loras else features - {Feature.LORA}

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ import yaml
 
 from adapters.values import Adapter
 from engine.values import EngineConfig
+from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.port import BackendState, Continue
@@ -81,14 +83,16 @@ async def embedded(folder: Path) -> AsyncIterator[Specimen]:
             max_loras=2,
             seed=0,
         ),
-        model="demo",
-        defaults=sampling_defaults(DEMO_MODEL),
-        token_bytes=tokenizer.token_bytes,
-        share_prefixes=False,
-        encode=ids_alone,
+        partial(
+            EmbeddedBackend,
+            model="demo",
+            defaults=sampling_defaults(DEMO_MODEL),
+            token_bytes=tokenizer.token_bytes,
+            encode=ids_alone,
+            calls_tools=True,
+        ),
         on_step=lambda preemptions: None,
         on_death=lambda error: None,
-        calls_tools=True,
     )
     await host.start()
     try:

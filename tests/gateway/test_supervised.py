@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from admission.values import BackendLoad
 from engine.client import EngineClient
 from engine.errors import EngineDead, EngineStartError
 from engine.values import EngineConfig
+from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
@@ -435,6 +437,13 @@ def embedded(*, max_loras: int = 0) -> MakeHost:
     config = EngineConfig(
         str(DEMO_MODEL), max_model_len=512, block_size=16, num_blocks=256, num_threads=1, max_loras=max_loras
     )
+    make_backend = partial(
+        EmbeddedBackend,
+        model="demo",
+        defaults=Sampling(),
+        token_bytes=demo_tokenizer().token_bytes,
+        encode=ids_alone,
+    )
 
     def make(
         *,
@@ -442,16 +451,7 @@ def embedded(*, max_loras: int = 0) -> MakeHost:
         on_death: Callable[[EngineDead], None],
         kv_blocks: int | None = None,
     ) -> EngineHost:
-        return EmbeddedHost(
-            config,
-            model="demo",
-            defaults=Sampling(),
-            token_bytes=demo_tokenizer().token_bytes,
-            share_prefixes=False,
-            encode=ids_alone,
-            on_step=on_step,
-            on_death=on_death,
-        )
+        return EmbeddedHost(config, make_backend, on_step=on_step, on_death=on_death)
 
     return make
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import yaml
 
-from gateway.backends.embedded import CONTINUES, FEATURES
+from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.port import Completion
 from gateway.config.ray import RaySection
 from gateway.contracts.events import Delta
+from gateway.contracts.features import KNOWN_FEATURES
 from gateway.contracts.values import FinishReason, Usage
 from ops.ray.backend import RayBackend
 from ops.ray.port import ClusterPlace, EngineReplicas
@@ -41,8 +42,8 @@ def make_backend(
         kind="embedded",
         model="demo",
         replicas=replicas,
-        features=FEATURES,
-        continues=CONTINUES,
+        features=KNOWN_FEATURES,
+        continues=EmbeddedBackend.continues,
         section=rules,
         max_running=MAX_RUNNING,
         reporter_name="gateway-1",

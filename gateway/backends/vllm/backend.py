@@ -64,12 +64,6 @@ async def _discard(delta: Delta) -> None:
     """Ignore the text."""
 
 
-FEATURES = KNOWN_FEATURES
-IMAGES = frozenset({Feature.IMAGES})
-TOOLS = frozenset({Feature.TOOLS, Feature.ALLOWED_TOOLS})
-CONTINUES = frozenset({Continue.TOKENS, Continue.EVENTS})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnVllm:
     """The common part of the backends on vLLM in the gateway's process tree.
@@ -115,23 +109,27 @@ class VllmBackend(OnVllm):
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         slots: the adapters' slots; shared by all backends of one engine.
         takes_tools: whether there is a parser of tool calls.
-        takes_images: whether the model takes images; true until the model has loaded.
     """
 
-    continues: ClassVar = CONTINUES
+    continues: ClassVar = frozenset({Continue.TOKENS, Continue.EVENTS})
 
     defaults: Sampling
     loaded: VllmAdapters
     slots: LoraSlots
     share_prefixes: bool
     takes_tools: Callable[[], bool]
-    takes_images: Callable[[], bool]
 
     @property
     def features(self) -> frozenset[Feature]:
-        """The known features; adapters only if the engine has places, tools only if it has a parser."""
-        features = FEATURES | TOOLS if self.takes_tools() else FEATURES
-        features |= IMAGES if self.takes_images() else frozenset()
+        """The known features; adapters only if the engine has places, tools only if it has a parser.
+
+        Images unless the model has loaded and takes none.
+        """
+        engine, features = self.engine(), KNOWN_FEATURES
+        if self.takes_tools():
+            features |= {Feature.TOOLS, Feature.ALLOWED_TOOLS}
+        if engine is None or engine.shape.takes_images:
+            features |= {Feature.IMAGES}
         return features if self.slots.places else features - {Feature.LORA}
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:

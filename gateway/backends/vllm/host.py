@@ -179,7 +179,6 @@ class VllmHost:
             loaded=self._adapters,
             slots=self._slots,
             takes_tools=lambda: self._parsers.tool is not None,
-            takes_images=lambda: self._engine is None or self._engine.shape.takes_images,
             share_prefixes=self._section.share_prefix_across_tenants,
         )
 
