@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -135,20 +134,18 @@ def start(script: Path, config: Path) -> subprocess.Popen[str]:
     )
 
 
-async def test_a_process_of_vllm_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
+async def test_a_process_of_vllm_ends_when_the_gateway_is_killed(
+    tmp_path: Path, captured: LogCapture
+) -> None:
     logs = ChildLogs()
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
-    received: list[object] = []
     owner = start(script, logs.write_config("WARNING"))
     try:
         assert owner.stdout is not None
         core = psutil.Process(int(owner.stdout.readline()))
-        deadline = time.monotonic() + 60
-        while not received and time.monotonic() < deadline:  # a log line shows that its logging is set up
-            received += list(logs.receive())
-            await asyncio.sleep(0.02)
-        assert received
+        logs.listen()
+        await until(lambda: captured.entries, 60.0)  # a log line shows that its logging is set up
         os.kill(owner.pid, signal.SIGKILL)
         await until(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE)
     finally:

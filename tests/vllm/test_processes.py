@@ -1,19 +1,19 @@
-"""Whether a process of vLLM runs, also while it ends."""
+"""Whether a process of an engine runs, also while it ends."""
 
 import subprocess
 import sys
 
 import psutil
 
-from gateway.backends.vllm.processes import runs
+from gateway.backends.host import gone_and_stopped
 
 
 def test_a_process_that_ends_while_it_is_looked_at_does_not_run() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
         process = psutil.Process(started.pid)
-        assert runs(process)
+        assert gone_and_stopped([process]) == (False, False)
         started.kill()
         psutil.wait_procs([process], timeout=10)
-        assert not runs(process), "ended, and reaped or not"
+        assert gone_and_stopped([process]) == (True, False), "ended, and reaped or not"
         started.wait()
-        assert not runs(process), "there is no such process any more"
+        assert gone_and_stopped([process]) == (True, False), "there is no such process any more"

@@ -31,14 +31,9 @@ _PASSED: Mapping[str, str] = {
 # All arguments that the gateway sets from a key of the section: the operator sets the key instead.
 OWN_KEYS: Mapping[str, str] = {
     **_PASSED,
-    "served_model_name": "served_model_name",
-    "max_num_batched_tokens": "max_num_batched_tokens",
+    **{name: name for name in ("served_model_name", "max_num_batched_tokens", "max_loras", "max_cpu_loras")},
+    **{name: name for name in ("max_lora_rank", "seed", "reasoning_parser")},
     "enable_lora": "max_loras",
-    "max_loras": "max_loras",
-    "max_cpu_loras": "max_cpu_loras",
-    "max_lora_rank": "max_lora_rank",
-    "seed": "seed",
-    "reasoning_parser": "reasoning_parser",
     "runner": "task",
 }
 FIXED = {

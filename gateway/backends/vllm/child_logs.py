@@ -1,7 +1,6 @@
 """Receives the log lines of vLLM's processes and writes them to the gateway's logs."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,18 +98,14 @@ class ChildLogs:
 
     def drain(self) -> None:
         """Log the lines that wait to be read, up to :data:`MAX_AT_ONCE`."""
-        for line in self.receive():
-            self._take(line)
-
-    def receive(self) -> Iterator[ChildLogLine]:
-        """The lines that wait to be read, up to :data:`MAX_AT_ONCE`; none once the socket is closed."""
         for _ in range(MAX_AT_ONCE):
             try:
-                data = self._socket.recv(RECEIVE_BYTES)
+                line = ChildLogLine(**json.loads(self._socket.recv(RECEIVE_BYTES)))
             except OSError:  # nothing waits, or it is closed
                 return
-            with contextlib.suppress(ValueError, TypeError):
-                yield ChildLogLine(**json.loads(data))
+            except (ValueError, TypeError):
+                continue
+            self._take(line)
 
     def _take(self, line: ChildLogLine) -> None:
         if line.level >= logging.ERROR:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from gateway.backends import host
+
 # The name that vLLM gives its core, and the command lines of its processes before and after they set titles.
 _CORE = "EngineCore"
 _TRACES = ("spawn_main", "vllm.model_executor.models.registry")
@@ -21,22 +23,15 @@ def children() -> frozenset[psutil.Process]:
     return frozenset(psutil.Process().children())
 
 
-def cores(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[BaseProcess]:
+def cores(mine: Callable[[psutil.Process], bool]) -> list[BaseProcess]:
     """The running cores of an engine; ``mine`` says whether a process is this engine's."""
-    living = {one.pid for one in children() if mine(one) and runs(one)}
+    living = {one.pid for one in filter(mine, children()) if not host.gone_and_stopped([one])[0]}
     # multiprocessing also lists processes that were reaped elsewhere.
     return [
         child
         for child in multiprocessing.active_children()
         if child.name.startswith(_CORE) and child.pid in living
     ]
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether the process has not ended; false if it ends during the check."""
-    with contextlib.suppress(psutil.Error):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def below(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[psutil.Process]:
@@ -74,7 +69,5 @@ def release(segments: Iterable[Path]) -> None:
 
 def kill(processes: Sequence[psutil.Process], timeout_s: float = 5.0) -> list[psutil.Process]:
     """Kill them; returns those that still run after ``timeout_s``. Blocks; not for the event loop."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    host.kill(processes)
     return list(psutil.wait_procs(processes, timeout_s)[1])
