@@ -15,7 +15,7 @@ from adapters.errors import AdapterError
 from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.client import Whole
-from gateway.backends.workers.inspection import list_of
+from gateway.backends.workers.inspection import read_models
 from gateway.backends.workers.loras import loaded_name, path_at_worker
 from gateway.backends.workers.pool_model import ModelReading
 from gateway.config.backends import OpenAIBackend
@@ -319,7 +319,7 @@ def test_a_worker_gets_the_path_of_an_adapter_as_it_is_mounted_there() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": 3}', b'{"data": [{"id": 4}]}', b"\xff"])
 def test_an_invalid_list_of_models_is_ignored(body: bytes) -> None:
-    assert list_of(Whole(200, body)) is None
+    assert Whole(200, body).read(read_models) is None
 
 
 async def test_only_workers_of_vllms_dialect_can_be_told_to_load() -> None:

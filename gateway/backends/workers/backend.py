@@ -49,7 +49,7 @@ from gateway.backends.workers.dialect import (
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import OUTAGE_PROBE_S, WorkersInService
-from gateway.backends.workers.inspection import Inspection, ServedModel
+from gateway.backends.workers.inspection import Inspection, ServedModel, inspect
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
@@ -242,11 +242,9 @@ class WorkersBackend:
         async with asyncio.TaskGroup() as tasks:
             asked = [
                 tasks.create_task(
-                    worker.inspect(
-                        model, sample_ids=sample_ids, max_model_len=max_model_len, generate=generate
-                    )
+                    inspect(worker.watcher, url, model, sample_ids, max_model_len, generate=generate)
                 )
-                for worker in self._workers.values()
+                for url, worker in self._workers.items()
             ]
         return [one.result() for one in asked]
 

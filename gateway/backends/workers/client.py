@@ -5,12 +5,15 @@ import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from gateway.backends.workers.api_key import NO_KEY, ApiKey
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
 from gateway.backends.workers.proxy import Proxy, connect_through
+
+T = TypeVar("T")
 
 # Longest answer that is read whole, bytes (an error, a list of models, metrics of tens of kilobytes).
 MAX_WHOLE_BYTES = 4 * 1024 * 1024
@@ -49,6 +52,13 @@ class Whole:
 
     status: int
     body: bytes
+
+    def read(self, decode: Callable[[bytes], T]) -> T | None:
+        """The body as ``decode`` reads it; ``None`` for a refusal, and if it raises ValueError."""
+        try:
+            return decode(self.body) if self.status == 200 else None
+        except ValueError:
+            return None
 
 
 class WorkerClient:

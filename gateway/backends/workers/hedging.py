@@ -10,8 +10,11 @@ extra load at a few percent and takes most of the tail.
 import asyncio
 import contextlib
 import math
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 
 from gateway.backends.port import Completion, DeltaSink
 from gateway.config.backends import HedgeSection
@@ -60,15 +63,11 @@ class HedgePolicy:
     def late_after_s(self, now: float) -> float | None:
         """How long to wait for a first token; ``None`` while there are too few samples."""
         self._rotate_window(now)
-        total = sum(self._recent) + sum(self._old)
-        if total < self._needed:
+        seen = list(accumulate(map(add, self._recent, self._old)))
+        if seen[-1] < self._needed:
             return None
-        wanted, seen = self._rules.quantile * total, 0
-        for bucket in range(_BUCKETS):
-            seen += self._recent[bucket] + self._old[bucket]
-            if seen >= wanted:
-                return max(self._rules.min_ms / 1000, SHORTEST_S * RATIO**bucket)
-        return LONGEST_S
+        bucket = bisect_left(seen, self._rules.quantile * seen[-1])
+        return max(self._rules.min_ms / 1000, SHORTEST_S * RATIO**bucket)
 
     def grant(self) -> bool:
         """Whether one more extra request may be sent; it is then counted as sent."""

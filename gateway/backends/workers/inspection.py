@@ -15,7 +15,7 @@ import orjson
 
 from gateway.backends.workers.client import Whole, WorkerClient
 from gateway.backends.workers.errors import TransportError
-from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, tokens_of
+from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, read_tokens
 from gateway.contracts.front_headers import SPEAKING
 
 INSPECT_S = 30.0
@@ -58,14 +58,6 @@ class ModelList(msgspec.Struct, frozen=True):
 
 # Raises msgspec.DecodeError or UnicodeDecodeError, both of which are ValueErrors.
 read_models = msgspec.json.Decoder(ModelList).decode
-
-
-def list_of(answer: Whole) -> ModelList | None:
-    """The list in an answer of ``/models``; ``None`` when it is not such an answer."""
-    try:
-        return read_models(answer.body) if answer.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +139,9 @@ async def inspect(
     client: WorkerClient,
     url: str,
     model: str | None,
-    *,
     sample_ids: Sequence[int] | None,
     max_model_len: int,
+    *,
     generate: bool,
 ) -> Inspection:
     """Ask one worker; raises nothing.
@@ -168,7 +160,7 @@ async def inspect(
     found: ServedModel | None = None
     faults = []
     if answer.status == 200:
-        models = list_of(answer)
+        models = answer.read(read_models)
         if models is None:
             return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
         offered = offers_of(models.data, model)
@@ -218,7 +210,7 @@ async def _one_token(client: WorkerClient, model: str) -> int:
 
 async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int] | None) -> str:
     body = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
-    found = tokens_of(await _post(client, TOKENIZE_PATH, body))
+    found = (await _post(client, TOKENIZE_PATH, body)).read(read_tokens)
     if found is None:
         return "not known"
     if sample_ids is None:

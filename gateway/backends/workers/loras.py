@@ -20,7 +20,7 @@ from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import TransportError
-from gateway.backends.workers.inspection import ServedModel, list_of
+from gateway.backends.workers.inspection import ServedModel, read_models
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.config.backends import OpenAIBackend
 
@@ -216,7 +216,7 @@ class WorkerLoras:
 
     async def _list(self) -> frozenset[str]:
         answer = await self._client.get(self._client.prefix + MODELS_PATH, timeout_s=LIST_TIMEOUT_S)
-        listed = list_of(answer)
+        listed = answer.read(read_models)
         return frozenset() if listed is None else listed.names
 
     def _refused(self, adapter: Adapter, path: str, status: int, body: bytes) -> errors.EngineAdapterError:

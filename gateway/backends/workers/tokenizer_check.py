@@ -11,7 +11,7 @@ import orjson
 from budgeting.errors import TemplateRefused
 from budgeting.learned_counter import PromptCounter
 from budgeting.values import Message, Role
-from gateway.backends.workers.client import Whole, WorkerClient
+from gateway.backends.workers.client import WorkerClient
 
 TOKENIZE_PATH = "/tokenize"
 # A text that tokenizers encode differently: spaces, digits, code, characters of several tokens.
@@ -37,12 +37,9 @@ class _Tokens(msgspec.Struct):
 _decode_tokens = msgspec.json.Decoder(_Tokens).decode
 
 
-def tokens_of(answer: Whole | None) -> tuple[int, ...] | None:
-    """The ids in an answer of ``/tokenize``; ``None`` when it is not such an answer."""
-    try:
-        return _decode_tokens(answer.body).tokens if answer is not None and answer.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+def read_tokens(body: bytes) -> tuple[int, ...]:
+    """The ids in an answer of ``/tokenize``. Raises ValueError."""
+    return _decode_tokens(body).tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +71,7 @@ class TokenizerCheck:
         for messages, ids in self.samples:
             shown = [{"role": one.role, "content": one.content} for one in messages]
             body = orjson.dumps({"model": model, "messages": shown, "add_generation_prompt": True})
-            if tokens_of(await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)) != ids:
+            answer = await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)
+            if answer.read(read_tokens) != ids:
                 return False
         return bool(self.samples)

@@ -16,14 +16,7 @@ from gateway.backends.workers.dialect import Dialect
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.inspection import (
-    Inspection,
-    ServedModel,
-    generates,
-    inspect,
-    list_of,
-    why_no_list,
-)
+from gateway.backends.workers.inspection import ServedModel, generates, read_models, why_no_list
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
@@ -97,7 +90,7 @@ class Worker:
         self.unavailable_reason = NOT_PROBED
         self.load = WorkerLoad(interval_s=section.metrics_interval_seconds, max_running=section.max_running)
         connect_s = min(timeouts.connect_s, section.probe_timeout_seconds)
-        self._watcher = make_client(url, replace(timeouts, connect_s=connect_s), WATCH_CONNECTIONS)
+        self.watcher = make_client(url, replace(timeouts, connect_s=connect_s), WATCH_CONNECTIONS)
         self._section = section
         self._clock = clock
         self._in_service: tuple[WorkersInService, ...] = ()
@@ -149,7 +142,7 @@ class Worker:
             answer = await self._models()
         except TransportError:
             return False
-        listed = list_of(answer)
+        listed = answer.read(read_models)
         if self._is_sluice is None and listed is not None and listed.of_sluice:
             self._is_sluice = True
             # A Sluice also lists adapters that it has not loaded.
@@ -183,15 +176,6 @@ class Worker:
     def lost(self, name: str) -> None:
         self._listed -= {name}
 
-    async def inspect(
-        self, model: str | None, *, sample_ids: Sequence[int] | None, max_model_len: int, generate: bool
-    ) -> Inspection:
-        """Ask what it serves; raises nothing."""
-        return await inspect(
-            self._watcher, self.url, model,
-            sample_ids=sample_ids, max_model_len=max_model_len, generate=generate,
-        )  # fmt: skip
-
     def status(self, now: float) -> WorkerStatus:
         load = self.load.current(now)
         return WorkerStatus(
@@ -215,17 +199,14 @@ class Worker:
 
         Waits at most ``VERDICT_S`` for the outcome of the probe.
         """
-        if isinstance(error, ConnectFailed):
-            if error.refused:
-                self._refused()
-            return
-        if not isinstance(error, ConnectionLost):
-            return
-        self._wake.set()
-        # Requests that break together share one probe.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(VERDICT_S):
-                await self._probed.wait()
+        if isinstance(error, ConnectFailed) and error.refused:
+            self._refused()
+        elif isinstance(error, ConnectionLost):
+            self._wake.set()
+            # Requests that break together share one probe.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(VERDICT_S):
+                    await self._probed.wait()
 
     async def run(self) -> None:
         """Probe and scrape until cancelled; closes every connection then."""
@@ -236,7 +217,7 @@ class Worker:
                     loops.create_task(self._scrape_forever(path), name=f"scrape {self.url}")
         finally:
             self.client.close()
-            self._watcher.close()
+            self.watcher.close()
 
     async def _probe_forever(self) -> None:
         while True:
@@ -302,14 +283,14 @@ class Worker:
         is_sluice_now = self._is_sluice is True
         self._detected = True
         try:
-            self.generates = is_sluice_now or await generates(self._watcher, timeout_s)
+            self.generates = is_sluice_now or await generates(self.watcher, timeout_s)
         except TransportError:
             self._detected = False
         for model, check in pool.checks(self.url).items():
             if check.reasons and not is_sluice_now:
                 continue
             try:
-                if await check.passes(self._watcher, model, timeout_s):
+                if await check.passes(self.watcher, model, timeout_s):
                     same.add(model)
             except TransportError:
                 self._detected = False
@@ -339,7 +320,7 @@ class Worker:
     async def _list(self) -> None:
         changes = self.loras.changes if self.loras is not None else 0
         try:
-            listed = list_of(await self._models())
+            listed = (await self._models()).read(read_models)
         except TransportError:
             return
         if listed is None:
@@ -352,7 +333,7 @@ class Worker:
         return self._get(self.client.prefix + MODELS_PATH)
 
     def _get(self, path: str) -> Awaitable[Whole]:
-        return self._watcher.get(path, timeout_s=self._section.probe_timeout_seconds)
+        return self.watcher.get(path, timeout_s=self._section.probe_timeout_seconds)
 
     async def _scrape_forever(self, path: str) -> None:
         while True:

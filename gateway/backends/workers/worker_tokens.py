@@ -14,7 +14,7 @@ from budgeting.values import Message, Tool
 from gateway.backends.tool_bodies import message_body, tool_bodies
 from gateway.backends.workers.client import Whole
 from gateway.backends.workers.errors import TransportError
-from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, tokens_of
+from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, read_tokens
 
 DETOKENIZE_PATH = "/detokenize"
 # Seconds: longest time for an answer; how long no worker is asked after an answer that did not come, and
@@ -75,12 +75,16 @@ class PoolTokens:
         body |= ending
         if variables:
             body["chat_template_kwargs"] = dict(variables)
-        return tokens_of(self._waited(TOKENIZE_PATH, body))
+        return self._ids(body)
 
     def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...] | None:
         """Ids of a raw text; ``None`` when no worker answers now."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": add_special_tokens}
-        return tokens_of(self._waited(TOKENIZE_PATH, body))
+        return self._ids(body)
+
+    def _ids(self, body: Mapping[str, Any]) -> tuple[int, ...] | None:
+        answer = self._waited(TOKENIZE_PATH, body)
+        return None if answer is None else answer.read(read_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str | None:
         """The text of ids; ``None`` when no worker answers now. Raises ValueError: an unknown id."""
@@ -89,10 +93,8 @@ class PoolTokens:
             return None
         if answer.status in (400, 422):
             raise ValueError("an id outside the vocabulary")
-        try:
-            return _read_text(answer.body).prompt if answer.status == 200 else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        read = answer.read(_read_text)
+        return None if read is None else read.prompt
 
     def _waited(self, path: str, body: Mapping[str, Any]) -> Whole | None:
         if self.silent or threading.get_ident() == self._loop_thread:
