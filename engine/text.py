@@ -87,12 +87,12 @@ class StopStrings:
 
     def _hold(self, text: str) -> int:
         """Hold back the end of ``text`` that may be the start of a stop string; returns its position."""
-        safe = len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
+        safe = len(text) - max((overlap(text, stop) for stop in self.stops), default=0)
         self._held = text[safe:]
         return safe
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[len(text) - length :]):

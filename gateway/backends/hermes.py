@@ -20,8 +20,8 @@ from typing import Final
 
 from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
 from budgeting.values import Tool, ToolChoice, ToolChoiceMode, ToolKind
+from engine.text import overlap
 from gateway.backends.custom_input import CustomInput
-from gateway.backends.partial_answer import overlap
 from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd, joined, with_figures
 from gateway.contracts.formats import text_shape
 from gateway.contracts.refusals import not_allowed

@@ -50,12 +50,6 @@ def rest_of(min_tokens: int, partial: PartialAnswer | None) -> int:
     return min_tokens if partial is None else max(0, min_tokens - len(partial.token_ids or ()))
 
 
-def overlap(text: str, mark: str) -> int:
-    """The number of characters at the end of ``text`` that are a beginning of ``mark``, not all of it."""
-    longest = min(len(text), len(mark) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
-
-
 class TextSplice:
     """Joins new text to the text of a partial answer.
 

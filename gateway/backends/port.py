@@ -316,18 +316,6 @@ class Restarting(Protocol):
         """Wait at most ``timeout_s`` until it accepts work, not if it never will; returns whether it does."""
 
 
-class TakesParts(Protocol):
-    """A backend that makes something other than generated text."""
-
-    name: str
-    kind: str
-    model: str
-
-    @property
-    def state(self) -> BackendState:
-        """Whether it takes work."""
-
-
 class EmbedPart(Struct, frozen=True):
     """Inputs whose vectors are wanted; ``tokens`` are estimated.
 
@@ -365,7 +353,7 @@ class Vectors(Struct, frozen=True):
     input_tokens: int
 
 
-class Embeds(TakesParts, Protocol):
+class Embeds(Backend, Protocol):
     """A backend that makes vectors."""
 
     async def embed(self, part: EmbedPart) -> Vectors:
@@ -399,7 +387,7 @@ class Scores(Struct, frozen=True):
     input_tokens: int
 
 
-class Ranks(TakesParts, Protocol):
+class Ranks(Backend, Protocol):
     """A backend that scores pairs of texts."""
 
     async def score(self, part: ScorePart) -> Scores:
@@ -418,7 +406,7 @@ class Transcript(Struct, frozen=True):
     output_tokens: int = 0
 
 
-class Transcribes(TakesParts, Protocol):
+class Transcribes(Backend, Protocol):
     """A backend that turns speech into text."""
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:

@@ -30,7 +30,6 @@ from gateway.backends.port import (
     Fleet,
     Ranks,
     ScorePart,
-    TakesParts,
     Transcribes,
     makes_vectors,
     scores_texts,
@@ -76,7 +75,7 @@ BYTES_PER_TOKEN: Final = 16
 """Memory that a waiting part takes per token."""
 
 
-Backed = TypeVar("Backed", bound=TakesParts)
+Backed = TypeVar("Backed", bound=Backend)
 One = TypeVar("One")
 Input = TypeVar("Input")
 
@@ -258,7 +257,7 @@ class EmbeddingJourney:
             raise UnknownModel(f"no worker {work.does} with {work.request.model!r}", param="model")
         raise failure
 
-    def _demand(self, work: _PooledWork[Backed, One], part: InputPart, backend: TakesParts) -> Demand:
+    def _demand(self, work: _PooledWork[Backed, One], part: InputPart, backend: Backend) -> Demand:
         return Demand(
             backend=backend.name,
             tenant=work.request.caller.tenant,
@@ -426,7 +425,7 @@ async def _nowhere(event: bytes) -> None:
     """Receives no events: it is for a request that does not run."""
 
 
-def _with_backend(row: UsageRow, backend: TakesParts) -> UsageRow:
+def _with_backend(row: UsageRow, backend: Backend) -> UsageRow:
     return structs.replace(row, backend=backend.kind, backend_name=backend.name, model=backend.model)
 
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from accounting.values import PartialUsage, UsageRow
 from adapters.selection import Lease
-from gateway.backends.port import Backend, TakesParts
+from gateway.backends.port import Backend
 from gateway.contracts.values import (
     Answer,
     BudgetReport,
@@ -119,7 +119,7 @@ def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> Usa
 
 def estimated_cost(
     row: UsageRow,
-    backend: Backend | TakesParts,
+    backend: Backend,
     input_tokens: int,
     output_tokens: int,
     price: Callable[[UsageRow], UsageRow],
