@@ -39,7 +39,6 @@ class CustomInput:
 
     @property
     def closed(self) -> bool:
-        """Whether the input has ended."""
         return self._begun and self._raw.startswith('"')
 
     @property

@@ -37,7 +37,6 @@ _PLAIN: Final = f"PLAIN: /(.|\\n)*/ & ~/(.|\\n)*{CALL_START}(.|\\n)*/"
 
 
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """The tools that the choice lets the model call."""
     if choice.mode is ToolChoiceMode.NONE:
         return ()
     if choice.mode is ToolChoiceMode.NAMED:

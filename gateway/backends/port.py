@@ -241,7 +241,6 @@ class DelegatingBackend(ABC):
 
     @property
     def generates(self) -> bool:
-        """See :func:`generates`."""
         return generates(self.delegate)
 
     async def embed(self, part: "EmbedPart") -> "Vectors":

@@ -13,11 +13,10 @@ from gateway.backends.bedrock.backend import (
     BedrockEmbeddings,
     BedrockReranker,
 )
+from gateway.backends.bedrock.invoked import family_of, reranks
 from gateway.backends.bedrock.models import cacheable_from, takes_prefill, takes_schemas
 from gateway.backends.bedrock.request import ConverseWriter
-from gateway.backends.bedrock.scores import reranks
 from gateway.backends.bedrock.transport import Transport
-from gateway.backends.bedrock.vectors import family_of
 from gateway.config.backends import BedrockSection
 from gateway.config.errors import ConfigError
 from gateway.contracts.features import Feature

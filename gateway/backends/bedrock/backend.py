@@ -14,11 +14,10 @@ from budgeting.estimating import EstimatingCounter, rough_tokens
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.answer import ConverseReader, InvokedModel
 from gateway.backends.bedrock.call import EventBatches, Lanes
+from gateway.backends.bedrock.invoked import family_of, rerank_request, scores_of
 from gateway.backends.bedrock.request import ConverseWriter
-from gateway.backends.bedrock.scores import rerank_request, scores_of
 from gateway.backends.bedrock.tools import ConverseTools, tools_as_messages
 from gateway.backends.bedrock.transport import Transport
-from gateway.backends.bedrock.vectors import family_of
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
 from gateway.backends.port import (
     BackendState,

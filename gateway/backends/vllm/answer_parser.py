@@ -2,7 +2,7 @@
 
 import codecs
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
@@ -12,21 +12,6 @@ from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
 
 
-class ChoiceParser(Protocol):
-    """vLLM's parser of one choice."""
-
-    def parse_delta(
-        self,
-        delta_text: str,
-        delta_token_ids: list[int],
-        request: Any,
-        prompt_token_ids: list[int] | None = None,
-        *,
-        finished: bool,
-    ) -> Any:
-        """vLLM's ``DeltaMessage`` of the next text, or ``None``."""
-
-
 class AnswerParser:
     """Parses one answer.
 
@@ -34,7 +19,7 @@ class AnswerParser:
     return white space between the pieces of a call.
 
     Args:
-        parsers: one for each choice.
+        parsers: vLLM's, one for each choice.
         request: vLLM's request, as its parser adjusted it.
         prompt_ids: the prompt; reasoning may begin or end in it.
         generation_id: unique, for the ids of calls that have none.
@@ -45,7 +30,7 @@ class AnswerParser:
 
     def __init__(
         self,
-        parsers: Sequence[ChoiceParser],
+        parsers: Sequence[Any],
         request: Any,
         prompt_ids: Sequence[int],
         *,

@@ -1,7 +1,7 @@
 """Converts a worker's stream of chunks to the port's deltas and completion; sans-I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from operator import attrgetter
 from types import MappingProxyType
 
@@ -190,15 +190,11 @@ class CompletionReader:
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
         deltas: list[Delta] = []
-        plain: list[_Chunk] = []
-        for chunk in chunks:
-            if _have_events((chunk,)):
-                deltas += self._after_calls(self._joined(plain))
-                deltas += self._with_events(chunk)
-                plain = []
+        for have_events, group in groupby(chunks, lambda chunk: _have_events((chunk,))):
+            if have_events:
+                deltas += [delta for chunk in group for delta in self._with_events(chunk)]
             else:
-                plain.append(chunk)
-        deltas += self._after_calls(self._joined(plain))
+                deltas += self._after_calls(self._joined(list(group)))
         if self._tools.began:
             for index, reason in self._reasons.items():
                 if _REASONS.get(reason, FinishReason.STOP) in _WHOLE:

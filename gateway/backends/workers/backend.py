@@ -53,11 +53,8 @@ from gateway.backends.workers.inspection import Inspection, ServedModel, inspect
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
+from gateway.backends.workers.pooling import embed_body, score_body, scores_of, vectors_of
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_transport, refusal_of
-from gateway.backends.workers.scores import PATHS as SCORES
-from gateway.backends.workers.scores import score_request_body, scores_of
-from gateway.backends.workers.vectors import PATH as VECTORS
-from gateway.backends.workers.vectors import body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_PREFERENCE, WorkerPreference
 from gateway.config.backends import OpenAIBackend
@@ -223,21 +220,17 @@ class WorkersBackend:
         )
 
     def _take(self, reading: ModelReading) -> None:
-        self._token_bytes = reading.token_bytes
+        self._reading, writer = reading, self._writer
         # Compares the workers' tokenizer with the gateway's.
         self.check = reading.check if self._prompt_auto else None
-        self._learn = reading.learn
-        if reading.learn is None:
-            self._writer = replace(self._writer, knows_vocabulary=True)
-        else:
-            # The gateway cannot read the model's tokenizer: its token ids may be mere estimates.
-            self._writer = replace(self._writer, knows_vocabulary=False, token_ids=False)
-            self.continues = self._writer.continues
+        # If the gateway cannot read the model's tokenizer, its token ids may be mere estimates.
+        known = reading.learn is None
+        self._writer = replace(writer, knows_vocabulary=known, token_ids=known and writer.token_ids)
+        self.continues = self._writer.continues
 
     async def inspect(
         self, sample_ids: Sequence[int] | None, max_model_len: int, *, generate: bool
     ) -> list[Inspection]:
-        """Ask every worker about the model, in the order of the configuration."""
         model = self.model if self.known else None
         async with asyncio.TaskGroup() as tasks:
             asked = [
@@ -256,7 +249,9 @@ class WorkersBackend:
         self._same_tokenizer[url] = same_tokenizer
         writer = self._writer
         if self._prompt_auto:
-            writer = replace(writer, token_ids=self._learn is None and all(self._same_tokenizer.values()))
+            writer = replace(
+                writer, token_ids=self._reading.learn is None and all(self._same_tokenizer.values())
+            )
         if is_sluice:
             writer = replace(writer, dialect=Dialect.SLUICE, loads=False)
         self._writer, self.continues = writer, writer.continues
@@ -293,10 +288,10 @@ class WorkersBackend:
     # These methods return the coroutine of `_posted`: one of their own would be resumed at every wait.
 
     def embed(self, part: EmbedPart) -> Coroutine[Any, Any, Vectors]:
-        return self._posted(part, VECTORS, body_of(self.model, part), vectors_of)
+        return self._posted(part, "/embeddings", embed_body(self.model, part), vectors_of)
 
     def score(self, part: ScorePart) -> Coroutine[Any, Any, Scores]:
-        return self._posted(part, SCORES[part.endpoint], score_request_body(self.model, part), scores_of)
+        return self._posted(part, f"/{part.endpoint}", score_body(self.model, part), scores_of)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
         """The text of a recording; no other worker is asked once a part of the text was pushed."""
@@ -476,7 +471,7 @@ class WorkersBackend:
                 raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")
             reader = CompletionReader(
                 work,
-                self._token_bytes,
+                self._reading.token_bytes,
                 running_counts=written.running_counts,
                 custom_tools=written.custom_tools,
             )
@@ -497,9 +492,10 @@ class WorkersBackend:
                 await attempt.out(rest)
         finally:
             connection.release()
-        if self._learn is not None and reader.has_usage and not self._writer.token_ids:
+        learn = self._reading.learn
+        if learn is not None and reader.has_usage and not self._writer.token_ids:
             sent = work if written.custom_tools else with_allowed_tools(work)
-            self._learn(sent, completion.usage.input_tokens)
+            learn(sent, completion.usage.input_tokens)
         if not reader.has_usage and not self._warned_no_usage:
             self._warned_no_usage = True
             self._log.warning("no usage reported; tokens are counted from the chunks", worker=worker.url)

@@ -180,7 +180,6 @@ class CompletionWriter:
 
     @property
     def continues(self) -> frozenset[Continue]:
-        """How the workers can resume an answer."""
         if self.dialect is Dialect.OPENAI:
             return frozenset()
         if self.token_ids:
@@ -348,7 +347,6 @@ def echoed_logprobs(work: Work) -> int:
 
 
 def supports_format(dialect: Dialect, shape: FormatType) -> bool:
-    """Whether servers of the dialect support this format."""
     return shape is FormatType.TEXT or dialect is not Dialect.OPENAI or shape in _OPENAI_FORMATS
 
 

@@ -108,7 +108,6 @@ def failure_in_stream(error: bytes) -> BackendFailure:
 
 
 def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFailure:
-    """The failure for a missing or incomplete answer."""
     if isinstance(error, TimedOut):
         return BackendFailure(FailureKind.TIMEOUT, f"the worker is too slow: {error}")
     if delivered:

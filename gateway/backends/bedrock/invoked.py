@@ -1,16 +1,17 @@
-"""Embeddings of Titan and Cohere on Bedrock: the requests of InvokeModel, and their answers."""
+"""Embeddings and rerank on Bedrock: the requests of InvokeModel, and their answers."""
 
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
 import orjson
 
 from gateway.backends.bedrock.answer import InvokedModel
-from gateway.backends.port import EmbedPart
+from gateway.backends.port import EmbedPart, ScorePart, Scores
 from resilience.failures import BackendFailure, FailureKind
 
 COHERE_TEXTS: Final = 96
@@ -31,8 +32,18 @@ class _Cohere(msgspec.Struct):
     embeddings: _ByType
 
 
+class _Ranked(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _Ranking(msgspec.Struct):
+    results: list[_Ranked]
+
+
 _read_titan = msgspec.json.Decoder(_Titan).decode
 _read_cohere = msgspec.json.Decoder(_Cohere).decode
+_read_ranking = msgspec.json.Decoder(_Ranking, strict=False).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +77,19 @@ class EmbeddingFamily:
             body = self.body(texts[start : start + self.texts], part.truncate_to is not None)
             if part.dimensions is not None and self.dimensions is not None:
                 body[self.dimensions] = part.dimensions
-            yield invoke_request(model_id, body)
+            yield _invoke_request(model_id, body)
 
     def vectors(self, answer: InvokedModel) -> tuple[tuple[str, ...], int]:
         """The vectors as base64 of 32-bit floats, and the tokens. Raises BackendFailure: not readable."""
         try:
             vectors, tokens = self.read(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except ValueError:
             text = "Bedrock's answer has no embeddings that can be read"
             raise BackendFailure(FailureKind.STREAM_BROKEN, text) from None
         return tuple([b64encode(array("f", one)).decode() for one in vectors]), tokens
 
 
-def invoke_request(model_id: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+def _invoke_request(model_id: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = "application/json"
     return {"modelId": model_id, "contentType": kind, "accept": kind, "body": orjson.dumps(body)}
 
@@ -124,3 +135,39 @@ _FAMILIES = (
     ),
     ("cohere.embed-", EmbeddingFamily(COHERE_TEXTS, None, True, _cohere_body, _cohere_answer)),
 )
+
+
+def reranks(model_id: str) -> bool:
+    """Whether a model scores documents. A profile's id contains the model's id."""
+    return any(part in model_id for part in ("cohere.rerank-", "amazon.rerank-"))
+
+
+def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
+    """The parameters of the call. Raises BackendFailure: the model cannot do what is asked."""
+    queries = {query for query, _ in part.pairs}
+    if len(queries) > 1:
+        first, second = part.names
+        raise BackendFailure(
+            FailureKind.INVALID_INPUT, f"{model_id} takes one {first} for all of {second}", param=first
+        )
+    for name in part.options:
+        raise BackendFailure(FailureKind.INVALID_INPUT, f"{model_id} has no {name}", param=name)
+    texts = [text for _, text in part.pairs]
+    body: dict[str, Any] = {"query": queries.pop(), "documents": texts, "top_n": len(texts)}
+    if "cohere." in model_id:
+        body["api_version"] = 2
+    return _invoke_request(model_id, body)
+
+
+def scores_of(answer: InvokedModel, part: ScorePart) -> Scores:
+    """The scores in the order of the texts. Raises BackendFailure: the answer is not readable."""
+    try:
+        ranked = _read_ranking(answer.body).results
+    except ValueError:
+        ranked = []
+    scores = {one.index: one.relevance_score for one in ranked}
+    if scores.keys() != set(range(len(part.pairs))) or not all(map(isfinite, scores.values())):
+        raise BackendFailure(FailureKind.STREAM_BROKEN, "Bedrock's answer has no scores that can be read")
+    return Scores(
+        tuple([scores[index] for index in range(len(part.pairs))]), answer.input_tokens or part.tokens
+    )
