@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -152,14 +152,15 @@ class BedrockBackend:
     async def _call(self, request: Mapping[str, Any]) -> AsyncIterator[EventBatches]:
         """Make a call in a thread, once there is a lane; it is cut at the end of the block."""
         await self._lanes.enter()
-        call = EventBatches(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        call = EventBatches(loop)
         try:
-            thread = self._threads.submit(self._transport.ask, request, call)
+            call.thread = loop.run_in_executor(self._threads, self._transport.ask, request, call)
         except RuntimeError as error:
             self._lanes.leave()
             raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped") from error
         self._calls.add(call)
-        thread.add_done_callback(partial(self._on_thread_done, call, asyncio.get_running_loop()))
+        call.thread.add_done_callback(partial(self._thread_ended, call))
         try:
             yield call
         finally:
@@ -211,18 +212,11 @@ class BedrockBackend:
             )
         return completion
 
-    def _on_thread_done(
-        self, call: EventBatches, loop: asyncio.AbstractEventLoop, thread: Future[None]
-    ) -> None:
+    def _thread_ended(self, call: EventBatches, thread: asyncio.Future[None]) -> None:
         if thread.cancelled():  # stopped before it began
             call.end(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"))
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._thread_ended, call)
-
-    def _thread_ended(self, call: EventBatches) -> None:
         self._calls.discard(call)
         self._lanes.leave()
-        call.thread_ended()
 
 
 class _InvokingBackend(BedrockBackend):

@@ -90,9 +90,11 @@ class Wire:
 class EventBatches:
     """Hands events to the loop in batches: one wake-up of the loop fetches all that have come.
 
-    ``put`` and ``end`` belong to the thread, the rest to the loop. The lock is held for a few statements at a
-    time and never during a wait, so the loop may take it.
+    ``put`` belongs to the ``thread``, ``end`` to both, the rest to the loop. The lock is held for a few
+    statements at a time and never during a wait, so the loop may take it.
     """
+
+    thread: asyncio.Future[None]
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.wire = Wire()
@@ -103,7 +105,6 @@ class EventBatches:
         self._over = False
         self._waking = False
         self._news = asyncio.Event()
-        self._thread_end = asyncio.Event()
 
     def put(self, event: Event) -> None:
         """Hand over an event; waits while too many are unread. Raises WireCut when the call was given up."""
@@ -148,12 +149,6 @@ class EventBatches:
         with self._room:
             self._room.notify()
 
-    def thread_ended(self) -> None:
-        """Note that the thread has left the call; called on the loop."""
-        self._thread_end.set()
-
     async def wait_thread_ended(self) -> None:
         """Wait at most ``THREAD_END_WAIT_S`` until the thread has left."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(THREAD_END_WAIT_S):
-                await self._thread_end.wait()
+        await asyncio.wait([self.thread], timeout=THREAD_END_WAIT_S)
