@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import add
 
 from msgspec import structs
 
@@ -51,12 +52,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 def _joined(now: Sequence[Distribution], ended: Sequence[Distribution]) -> tuple[Distribution, ...]:
     """Add up histograms by bucket; both engines are of one kind and have the same histograms."""
-    before = {kept.name: kept for kept in ended}
-    joined = []
-    for kept in now:
-        old = before.get(kept.name)
-        if old is not None:
-            counts = tuple(map(sum, zip(kept.counts, old.counts, strict=True)))
-            kept = replace(kept, counts=counts, total=kept.total + old.total)
-        joined.append(kept)
-    return tuple(joined)
+    return tuple(
+        replace(one, counts=tuple(map(add, one.counts, old.counts)), total=one.total + old.total)
+        for one, old in zip(now, ended, strict=True)
+    )

@@ -151,24 +151,15 @@ def _no_json(word: str) -> NoReturn:
 
 
 def _depth_over(value: Any, most: int) -> bool:
-    level = [value]
-    for _ in range(most):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, list | dict)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return False
-    return any(isinstance(one, list | dict) for one in level)
+    """Whether lists and objects are nested more than ``most`` levels deep."""
+    if not isinstance(value, list | dict):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not most or any(_depth_over(one, most - 1) for one in inner)
 
 
 def _replaced(text: str, taken: Container[str]) -> str:
     """A name for ``text`` that Converse accepts and that is not ``taken``; the same in every request."""
-    readable = re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:_READABLE]
-    for number in itertools.count():
-        hashed = hashlib.blake2b(f"{number}:{text}".encode(errors="surrogatepass"), digest_size=8).hexdigest()
-        if (name := f"{readable}_{hashed}") not in taken:
-            return name
-    raise AssertionError("count() ends")
+    readable, encoded = re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:_READABLE], text.encode(errors="surrogatepass")
+    hashes = (hashlib.blake2b(b"%d:%b" % (number, encoded), digest_size=8) for number in itertools.count())
+    return next(name for one in hashes if (name := f"{readable}_{one.hexdigest()}") not in taken)
