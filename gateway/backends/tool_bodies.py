@@ -1,7 +1,6 @@
 """Tools, tool choices and past calls in the form of OpenAI's chats; their texts are unchanged."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -14,7 +13,7 @@ from gateway.backends.custom_input import wrapped
 from gateway.backends.port import Work
 from gateway.contracts.images import ImageData
 
-NO_IMAGES: Final[Mapping[str, ImageData]] = MappingProxyType({})
+NO_IMAGES: Final[Mapping[str, ImageData]] = {}
 # Marks the place of an image; JSON cannot contain this byte.
 _MARK: Final = "\0"
 

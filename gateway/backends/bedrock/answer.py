@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -114,7 +113,7 @@ def events_of_answer(answer: Mapping[str, Any]) -> Iterator[Event]:
     yield _usage(answer)
 
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NOTHING: Mapping[str, Any] = {}
 
 
 def _stop(end: Mapping[str, Any]) -> ConverseStop:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineAdapterError, EngineDead
@@ -31,7 +30,7 @@ class VllmAdapters:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return MappingProxyType({name: lora.path for name, lora in self._loaded.items()})
+        return {name: lora.path for name, lora in self._loaded.items()}
 
     def get(self, adapter_id: str) -> Lora:
         return self._loaded[adapter_id]

@@ -100,7 +100,6 @@ class VllmHost:
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
         self._slots = make_slots(self._adapters, places)
         self._state = BackendState.STARTING
-        self._started = False
         self._engine: VllmEngine | None = None
         # The limits of the loaded engine; None until it has started.
         self.facts: EngineFacts | None = None
@@ -188,9 +187,8 @@ class VllmHost:
         Raises EngineStartError: it cannot be started, or was started before. No process is left then, as
         after a cancellation.
         """
-        if self._started or self._state is not BackendState.STARTING:
+        if self._logs is not None or self._state is not BackendState.STARTING:
             raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
-        self._started = True
         started_at = time.monotonic()
         logs = self._logs = ChildLogs()
         try:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
-from types import MappingProxyType
 
 import msgspec
 
@@ -21,15 +20,13 @@ from resilience.failures import BackendFailure, FailureKind
 
 DONE = b"[DONE]"
 
-_REASONS: Mapping[str, FinishReason] = MappingProxyType(
-    {
-        "stop": FinishReason.STOP,
-        "length": FinishReason.LENGTH,
-        "tool_calls": FinishReason.TOOL_CALLS,
-        "content_filter": FinishReason.CONTENT_FILTER,
-        "error": FinishReason.ERROR,
-    }
-)
+_REASONS: Mapping[str, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "content_filter": FinishReason.CONTENT_FILTER,
+    "error": FinishReason.ERROR,
+}
 
 
 class _Message(msgspec.Struct):

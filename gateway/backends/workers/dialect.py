@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -70,18 +69,12 @@ _PLAIN = frozenset(
         Feature.REASONING_EFFORT,
     }
 )
-FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
-    {
-        Dialect.VLLM: KNOWN_FEATURES | TOOL_FEATURES | {Feature.ECHO, Feature.IMAGES},
-        Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES},
-        Dialect.OPENAI: _PLAIN | TOOL_FEATURES | {Feature.IMAGES},
-    }
-)
+FEATURES: Mapping[Dialect, frozenset[Feature]] = {
+    Dialect.VLLM: KNOWN_FEATURES | TOOL_FEATURES | {Feature.ECHO, Feature.IMAGES},
+    Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES},
+    Dialect.OPENAI: _PLAIN | TOOL_FEATURES | {Feature.IMAGES},
+}
 
-# The field of an assistant's message in which the workers take its reasoning.
-_REASONING: Mapping[Dialect, str | None] = MappingProxyType(
-    {Dialect.VLLM: "reasoning", Dialect.SLUICE: "reasoning", Dialect.OPENAI: None}
-)
 # Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
 _OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
 _NEUTRAL = (
@@ -133,7 +126,7 @@ class CompletionWriter:
     token_ids: bool = False
     fields_in_chats: bool = False
     send_priority: bool = False
-    adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    adapters: Mapping[str, str] = field(default_factory=dict)
     loads: bool = False
     folder: str | None = None
     share_prefixes: bool = False
@@ -294,7 +287,7 @@ class CompletionWriter:
         return WrittenRequest(path, self.headers(work), sent, running_counts, custom)
 
     def _messages(self, work: Work, custom: bool) -> list[dict[str, Any]]:
-        plain, reasoning = all_plain(work.messages), _REASONING[self.dialect]
+        plain, reasoning = all_plain(work.messages), None if self.dialect is Dialect.OPENAI else "reasoning"
         return [
             {"role": m.role, "content": m.content}
             if plain or m.plain

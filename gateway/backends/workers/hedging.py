@@ -125,8 +125,7 @@ class _Runner:
 
     started_at: float
     task: asyncio.Task[None] | None = None
-    completion: Completion | None = None
-    error: Exception | None = None
+    ended: Completion | Exception | None = None
 
 
 class _Race:
@@ -154,7 +153,7 @@ class _Race:
         self._winner = runner
         now = self._clock()
         for one in self._runners:
-            if one.error is None:
+            if not isinstance(one.ended, Exception):
                 self._policy.record_first_token(now - one.started_at, now)
             if one is not runner and one.task is not None:
                 one.task.cancel()
@@ -170,17 +169,15 @@ class _Race:
         try:
             completion = await run(push)
             self._claim(runner)  # an answer may be empty
-            runner.completion = completion
-        except _LostRace:
-            return
+            runner.ended = completion
         except Exception as error:
-            runner.error = error
+            runner.ended = error
         finally:
             self.settled.set()
 
     def result(self) -> Completion:
-        best = self._winner or self._runners[0]
-        if best.completion is not None:
-            return best.completion
-        assert best.error is not None, "a runner that was not cancelled ends with an answer or an error"
-        raise best.error
+        ended = (self._winner or self._runners[0]).ended
+        if isinstance(ended, Completion):
+            return ended
+        assert ended is not None, "a runner that was not cancelled ends with an answer or an error"
+        raise ended

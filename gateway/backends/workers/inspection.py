@@ -173,7 +173,7 @@ async def inspect(
                 "set api_key_env to a key of `sluice keys create NAME --role front` there"
             )
         if found is None:
-            served = ", ".join(sorted(one.id for one in models.data)[:10]) or "nothing"
+            served = ", ".join(sorted(one.id for one in models.data)[:MAX_SHOWN]) or "nothing"
             return _unusable(url, f"does not serve {model!r}; correct model; it serves: {served}")
     if model is None:
         if found is None:

@@ -10,7 +10,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import PurePath
-from types import MappingProxyType
 
 import orjson
 import structlog
@@ -94,7 +93,7 @@ class WorkerLoras:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return MappingProxyType({one: folder for one, (folder, _, _) in self._loaded.items()})
+        return {one: folder for one, (folder, _, _) in self._loaded.items()}
 
     @property
     def names(self) -> frozenset[str]:

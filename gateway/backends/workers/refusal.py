@@ -3,7 +3,6 @@
 import email.utils
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import msgspec
 
@@ -30,9 +29,10 @@ QUOTA_RETRY_AFTER_S = 60.0
 # The contract's names of fields: a worker's `param` is passed on only when it is one.
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
 # The gateway's name of a field that the pool sends under another name.
-_GATEWAY_FIELDS: Mapping[str, str] = MappingProxyType(
-    {"structured_outputs": "response_format", "max_completion_tokens": "max_tokens"}
-)
+_GATEWAY_FIELDS: Mapping[str, str] = {
+    "structured_outputs": "response_format",
+    "max_completion_tokens": "max_tokens",
+}
 _TOO_LONG = (
     "context length",
     "maximum context",
@@ -43,19 +43,17 @@ _TOO_LONG = (
 # Parts of vLLM's messages, which name no field, when its model does not take the images.
 _NO_IMAGES = ("multimodal model", "may be provided in one prompt")
 
-_STATUS_OF_TYPE: Mapping[str, int] = MappingProxyType(
-    {
-        "invalid_request_error": 400,
-        "badrequesterror": 400,
-        "authentication_error": 401,
-        "permission_error": 403,
-        "not_found_error": 404,
-        "notfounderror": 404,
-        "rate_limit_error": 429,
-        "service_unavailable_error": 503,
-        "serviceunavailableerror": 503,
-    }
-)
+_STATUS_OF_TYPE: Mapping[str, int] = {
+    "invalid_request_error": 400,
+    "badrequesterror": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "notfounderror": 404,
+    "rate_limit_error": 429,
+    "service_unavailable_error": 503,
+    "serviceunavailableerror": 503,
+}
 
 
 class _Error(msgspec.Struct):
