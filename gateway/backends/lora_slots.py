@@ -50,10 +50,6 @@ async def already_here(adapter: Adapter) -> None:
     """The adapter's files are already on this machine."""
 
 
-def _ignore(event: AdapterEvent) -> None:
-    """Discard the event."""
-
-
 class LoraSlots:
     """At most ``places`` adapters in one engine. Lives on the event loop; one load at a time.
 
@@ -73,7 +69,7 @@ class LoraSlots:
         *,
         demand: AdapterDemand | None = None,
         bring: Callable[[Adapter], Awaitable[None]] = already_here,
-        emit: Callable[[AdapterEvent], None] = _ignore,
+        emit: Callable[[AdapterEvent], None] = lambda event: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.places = places

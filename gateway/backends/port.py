@@ -244,21 +244,18 @@ class DelegatingBackend(ABC):
         return generates(self.delegate)
 
     async def embed(self, part: "EmbedPart") -> "Vectors":
-        """The delegate's vectors. Raises BackendFailure, also where the delegate makes none."""
-        if not makes_vectors(self.delegate):
-            raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} makes no vectors")
+        """Only where :func:`makes_vectors` is true."""
+        assert makes_vectors(self.delegate)
         return await self.delegate.embed(part)
 
     async def score(self, part: "ScorePart") -> "Scores":
-        """The delegate's scores. Raises BackendFailure, also where the delegate has none."""
-        if not scores_texts(self.delegate):
-            raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} scores no texts")
+        """Only where :func:`scores_texts` is true."""
+        assert scores_texts(self.delegate)
         return await self.delegate.score(part)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> "Transcript":
-        """The delegate's text. Raises BackendFailure, also where the delegate takes no speech."""
-        if not transcribes(self.delegate):
-            raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} transcribes no speech")
+        """Only where :func:`transcribes` is true."""
+        assert transcribes(self.delegate)
         return await self.delegate.transcribe(recording, caller, out)
 
 
