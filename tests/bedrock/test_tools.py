@@ -449,6 +449,16 @@ def read(events: list[Event], cuts: list[int], one: Work) -> tuple[list[Delta], 
     return given + rest, completion
 
 
+def test_two_calls_with_one_id_are_two_calls_with_ids_of_their_own() -> None:
+    events: list[Event] = []
+    for text in ('{"sku":"A1"}', '{"sku":"B2"}'):
+        events += [ToolBegin("stock", 0, id="t"), ToolArgs(text, 0), ToolEnd("", 0)]
+    events += [ConverseStop("tool_use"), ConverseUsage(5, 2, 1, 30, 0)]
+    first, second = folded(CollectedAnswer(*read(events, [], asked(tools=(STOCK,))))).tool_calls()
+    assert (first.id, first.arguments, second.arguments) == ("t", '{"sku":"A1"}', '{"sku":"B2"}')
+    assert second.id not in ("t", "")
+
+
 @given(st.data(), st.booleans())
 def test_an_answer_is_the_same_however_its_events_come(data: st.DataObject, single: bool) -> None:
     block = st.one_of(

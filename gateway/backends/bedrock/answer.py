@@ -154,7 +154,7 @@ class ConverseReader:
         stops: Sequence[str] = (),
     ) -> None:
         self._tools = tools
-        self._calls = ToolCallReader("", tools.custom, allowed=tools.allowed)
+        self._calls = ToolCallReader(tools.generation_id, tools.custom, allowed=tools.allowed)
         self._begun = 0  # calls of the answer
         self._left_out = 0
         self._is_given = False  # whether the caller gets the last call, which has not ended

@@ -36,6 +36,7 @@ class ConverseTools:
     """
 
     def __init__(self, work: Work) -> None:
+        self.generation_id = work.generation_id
         self._choice = work.tool_choice
         self._tools = tuple(map(as_function, work.tools))
         self.custom = frozenset([tool.name for tool in work.tools if tool.kind is ToolKind.CUSTOM])
