@@ -189,7 +189,7 @@ class SupervisedHost:
             raise BackendFailure(
                 FailureKind.ENGINE_DEAD, f"{name}: the engine has died too often and is not started again"
             )
-        self._supervisor.got_work(self._clock())
+        self._supervisor.heartbeat.got_work(self._clock())
 
     async def wait_ready(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
