@@ -88,9 +88,8 @@ class EngineTicket:
 
         Raises EngineDead when the engine has died and all earlier output has been received.
         """
-        if not self._has_news:
-            await _news_of((self,))
-        return self._take()
+        [(_, output)] = await receive_any((self,))
+        return output
 
     @property
     def _has_news(self) -> bool:
@@ -118,19 +117,15 @@ class EngineTicket:
 async def receive_any(tickets: Collection[EngineTicket]) -> list[tuple[EngineTicket, SequenceOutput]]:
     """Wait until at least one of ``tickets`` has output; return each such ticket with all of its output."""
     if not any(ticket._has_news for ticket in tickets):
-        await _news_of(tickets)
-    return [(ticket, ticket._take()) for ticket in tickets if ticket._has_news]
-
-
-async def _news_of(tickets: Collection[EngineTicket]) -> None:
-    news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    for ticket in tickets:
-        ticket._waiter = news
-    try:
-        await news
-    finally:
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for ticket in tickets:
-            ticket._waiter = None
+            ticket._waiter = news
+        try:
+            await news
+        finally:
+            for ticket in tickets:
+                ticket._waiter = None
+    return [(ticket, ticket._take()) for ticket in tickets if ticket._has_news]
 
 
 class EngineClient:

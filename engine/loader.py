@@ -4,10 +4,7 @@ Every defect of the folder raises an ``EngineStartError`` whose message names th
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,22 +15,7 @@ from engine.errors import InvalidConfig, ModelNotFound, ModelTruncated, Unsuppor
 from engine.model import LayerWeights, LinearScaling, Llama3Scaling, ModelConfig, ModelWeights
 from engine.operators import Linear
 
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How a family differs from Llama: biases of query, key and value; norms of each query and key head."""
-
-    qkv_bias: bool = False
-    head_norm: bool = False
-
-
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "LlamaForCausalLM": Architecture(),
-        "Qwen2ForCausalLM": Architecture(qkv_bias=True),
-        "Qwen3ForCausalLM": Architecture(head_norm=True),
-    }
-)
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Settings of config.json that are refused when set: they change the computation in ways not implemented.
 REFUSED_OPTIONS = ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -198,8 +180,8 @@ def _parse_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[i
         rms_norm_eps=float(raw["rms_norm_eps"]),
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
         rope_scaling=_parse_rope_scaling(rope),
-        qkv_bias=ARCHITECTURES[architecture].qkv_bias,
-        head_norm=ARCHITECTURES[architecture].head_norm,
+        qkv_bias=architecture == "Qwen2ForCausalLM",
+        head_norm=architecture == "Qwen3ForCausalLM",
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_token_ids=eos_token_ids,

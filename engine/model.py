@@ -47,7 +47,10 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of the model, from config.json."""
+    """The shape of the model, from config.json.
+
+    ``qkv_bias``: query, key and value have biases; ``head_norm``: each query and key head is normalised.
+    """
 
     architecture: str
     vocab_size: int

@@ -4,6 +4,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct, structs
+
 GIB = 1024**3
 
 
@@ -96,8 +98,7 @@ class GenerationRequest:
     embed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIdLogprob:
+class TokenIdLogprob(Struct, frozen=True):
     """The log-probability of a token; ``top`` has the most likely tokens as (id, logprob), best first."""
 
     token_id: int
@@ -105,8 +106,7 @@ class TokenIdLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(Struct, frozen=True):
     """The output of one step, or of several joined steps, for one request.
 
     ``text`` and ``token_ids`` are deltas; ``output_tokens`` is cumulative. ``queue_wait_s`` (arrival to first
@@ -133,8 +133,7 @@ class SequenceOutput:
     embedding: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSignals:
+class EngineSignals(Struct, frozen=True):
     """The engine's state after a step: gauges, and counters since the start.
 
     ``waiting`` excludes texts to embed, because they delay no request. ``kv_usage`` excludes cached blocks
@@ -211,26 +210,16 @@ class EngineInfo:
 
 def coalesce(request_id: str, outputs: Seq[SequenceOutput]) -> SequenceOutput:
     """Join consecutive outputs of one request (at least one, oldest first) into one output."""
-    last = timed = outputs[-1]
-    text, token_ids, logprobs = last.text, last.token_ids, last.logprobs
-    if len(outputs) > 1:
-        text = "".join([output.text for output in outputs])
-        token_ids = tuple([token for output in outputs for token in output.token_ids])
-        logprobs = tuple([entry for output in outputs for entry in output.logprobs])
-        timed = next((output for output in reversed(outputs) if output.queue_wait_s is not None), last)
-    return SequenceOutput(
+    last = outputs[-1]
+    if len(outputs) == 1:
+        return structs.replace(last, request_id=request_id)
+    timed = next((output for output in reversed(outputs) if output.queue_wait_s is not None), last)
+    return structs.replace(
+        last,
         request_id=request_id,
-        text=text,
-        token_ids=token_ids,
-        finish_reason=last.finish_reason,
-        prompt_tokens=last.prompt_tokens,
-        output_tokens=last.output_tokens,
-        cached_tokens=last.cached_tokens,
+        text="".join([output.text for output in outputs]),
+        token_ids=tuple([token for output in outputs for token in output.token_ids]),
+        logprobs=tuple([entry for output in outputs for entry in output.logprobs]),
         queue_wait_s=timed.queue_wait_s,
         prefill_s=timed.prefill_s,
-        error=last.error,
-        stop_reason=last.stop_reason,
-        logprobs=logprobs,
-        detail=last.detail,
-        embedding=last.embedding,
     )
