@@ -10,15 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import print_lines, print_rows, screen
-from ops.cli.operator import (
-    Comment,
-    DryRun,
-    Operator,
-    Yes,
-    command_group,
-    confirm,
-    operator_command,
-)
+from ops.cli.operator import Change, Comment, DryRun, Operator, command_group, operator_command
 from ops.client import AdminClient, AdminError
 
 # The gateway may fetch a large adapter over the network before it answers.
@@ -108,20 +100,18 @@ def promote(
     force: Annotated[
         bool, typer.Option("--force", help="Allow it without a passing evaluation; audited.")
     ] = False,
-    comment: Comment = "",
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    *,
+    change: Change,
 ) -> None:
     """Point an alias to a version, or serve the version under its own name.
 
     Example: sluice adapters promote manga_domain_v4 --alias manga_domain --percent 10
     """
     if force:
-        _sure(f"Promote {name} without a passing evaluation?", yes or dry_run)
+        change.confirm(f"Promote {name} without a passing evaluation?", required=True)
     else:
-        confirm(f"Give {name} {percent:g} % of {alias or name}?", yes or dry_run)
-    body = {"alias": alias, "percent": percent, "force": force, "comment": comment, "dry_run": dry_run}
-    _post(gateway, name, "promote", **body)
+        change.confirm(f"Give {name} {percent:g} % of {alias or name}?")
+    _post(gateway, name, "promote", alias=alias, percent=percent, force=force, **change.body)
 
 
 @operator_command(adapters, "rollback")
@@ -129,47 +119,30 @@ def rollback(
     gateway: Operator,
     alias: Alias,
     to: Annotated[str | None, typer.Option(help="The version; default: the previous one.")] = None,
-    comment: Comment = "",
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    *,
+    change: Change,
 ) -> None:
     """Point an alias to an earlier version again; also ends its canary."""
-    _sure(f"Roll {alias} back to {to or 'the previous version'}?", yes or dry_run)
-    _post(gateway, "aliases", alias, "rollback", to=to, comment=comment, dry_run=dry_run)
+    change.confirm(f"Roll {alias} back to {to or 'the previous version'}?", required=True)
+    _post(gateway, "aliases", alias, "rollback", to=to, **change.body)
 
 
 @operator_command(adapters, "end-canary")
-def end_canary(
-    gateway: Operator,
-    alias: Alias,
-    comment: Comment = "",
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
+def end_canary(gateway: Operator, alias: Alias, change: Change) -> None:
     """End the canary of an alias: its sessions return to the stable version."""
-    confirm(f"Return all sessions of {alias} to the stable version?", yes or dry_run)
-    _post(gateway, "aliases", alias, "end-canary", comment=comment, dry_run=dry_run)
+    change.confirm(f"Return all sessions of {alias} to the stable version?")
+    _post(gateway, "aliases", alias, "end-canary", **change.body)
 
 
 @operator_command(adapters, "retire")
-def retire(
-    gateway: Operator, name: Id, comment: Comment = "", dry_run: DryRun = False, yes: Yes = False
-) -> None:
+def retire(gateway: Operator, name: Id, change: Change) -> None:
     """Stop serving a version, for good."""
-    _sure(f"Retire {name} for good?", yes or dry_run)
-    _post(gateway, name, "retire", comment=comment, dry_run=dry_run)
+    change.confirm(f"Retire {name} for good?", required=True)
+    _post(gateway, name, "retire", **change.body)
 
 
 def _post(gateway: Operator, *path: str, **body: Any) -> None:
     _print_done(gateway, gateway.post("admin", "adapters", *path, **body))
-
-
-def _sure(question: str, yes: bool) -> None:
-    """Ask at a terminal; without a terminal, ``--yes`` is required."""
-    if not yes and not sys.stdin.isatty():
-        print(f"sluice: {question} give --yes", file=sys.stderr)
-        raise typer.Exit(2)
-    confirm(question, yes)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_json, print_rows, screen
+from ops.cli.console import opened, print_json, print_rows, screen
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
 from ops.client import AdminError
 
@@ -98,12 +98,8 @@ def results(
         raise AdminError(f"{id} is {one['status']}; results are available when it has ended")
     if one[name] is None:
         raise AdminError(f"{id} has no {'errors' if errors else 'results'}; it is {one['status']}")
-    client = gateway.client(UPLOAD_TIMEOUT_S)
-    if output is None:
-        client.download(*FILES, one[name], "content", target=sys.stdout.buffer)
-        return
-    with output.open("wb") as target:
-        client.download(*FILES, one[name], "content", target=target)
+    with opened(output) as target:
+        gateway.client(UPLOAD_TIMEOUT_S).download(*FILES, one[name], "content", target=target.buffer)
 
 
 @operator_command(batch, "cancel")

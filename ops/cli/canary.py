@@ -5,17 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import print_lines, print_rows
-from ops.cli.operator import (
-    Backend,
-    Comment,
-    DryRun,
-    Operator,
-    Route,
-    Yes,
-    command_group,
-    confirm,
-    operator_command,
-)
+from ops.cli.operator import Backend, Change, Comment, Operator, Route, command_group, operator_command
 from ops.cli.routes import print_changes
 from ops.client import AdminError
 
@@ -40,9 +30,8 @@ def start(
     force: Annotated[
         bool, typer.Option("--force", help="Start without the evaluation that the route requires; audited.")
     ] = False,
-    comment: Comment = "",
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    *,
+    change: Change,
 ) -> None:
     """Start a canary with its first step. Asks first at a terminal.
 
@@ -52,11 +41,10 @@ def start(
         percents = [float(part) for part in steps.split(",")]
     except ValueError:
         raise AdminError(f"--steps: given {steps!r}; allowed: percents, as in 5,25,50,100") from None
-    confirm(f"give {backend} {percents[0]:g} % of {route} now, and more automatically?", yes or dry_run)
+    change.confirm(f"give {backend} {percents[0]:g} % of {route} now, and more automatically?")
     _post(
         gateway, "start", route=route, backend=backend, steps=percents, min_samples=min_samples,
-        step_seconds=step_seconds, window_seconds=window_seconds, force=force, dry_run=dry_run,
-        comment=comment,
+        step_seconds=step_seconds, window_seconds=window_seconds, force=force, **change.body,
     )  # fmt: skip
 
 
@@ -79,10 +67,10 @@ def resume(gateway: Operator, comment: Comment = "") -> None:
 
 
 @operator_command(canary, "abort")
-def abort(gateway: Operator, comment: Comment = "", dry_run: DryRun = False, yes: Yes = False) -> None:
+def abort(gateway: Operator, change: Change) -> None:
     """End the canary and restore the route's earlier weights. Asks first at a terminal."""
-    confirm("end the canary and restore the earlier weights?", yes or dry_run)
-    _post(gateway, "abort", comment=comment, dry_run=dry_run)
+    change.confirm("end the canary and restore the earlier weights?")
+    _post(gateway, "abort", **change.body)
 
 
 def _post(gateway: Operator, word: str, **body: Any) -> None:

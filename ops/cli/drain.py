@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.operator import Operator, with_operator
+from ops.cli.operator import Operator, with_options
 
 POLL_S = 0.5
 
 
-@with_operator
+@with_options
 def drain(
     gateway: Operator,
     wait: Annotated[

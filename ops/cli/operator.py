@@ -5,7 +5,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -38,23 +38,14 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Route = Annotated[str, typer.Argument(metavar="ROUTE", help="A route's name.")]
 Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="A backend's name.")]
 
-_CONNECTION = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        ("url", DEFAULT_URL, Url),
-        ("key", None, Key),
-        ("as_json", False, AsJson),
-    )
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Operator:
     """One command's connection to a gateway, and the form of its output."""
 
-    url: str
-    key: str | None
-    as_json: bool
+    url: Url = DEFAULT_URL
+    key: Key = None
+    as_json: AsJson = False
 
     def client(self, timeout_s: float = TIMEOUT_S) -> AdminClient:
         return AdminClient(self.url, self.key, timeout_s)
@@ -74,6 +65,27 @@ class Operator:
             print_table(answer)
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The options of a command that changes something."""
+
+    comment: Comment = ""
+    dry_run: DryRun = False
+    yes: Yes = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"comment": self.comment, "dry_run": self.dry_run}
+
+    def confirm(self, question: str, *, required: bool = False) -> None:
+        """Ask at a terminal. Without one, ``required`` exits unless ``--yes`` or ``--dry-run`` is given."""
+        asked = not (self.yes or self.dry_run)
+        if asked and required and not sys.stdin.isatty():
+            print(f"sluice: {question} give --yes", file=sys.stderr)
+            raise typer.Exit(2)
+        confirm(question, not asked)
+
+
 def command_group(name: str, help: str) -> typer.Typer:
     """A group of subcommands, for :func:`operator_command`; a single subcommand keeps its name."""
     group = typer.Typer(name=name, help=help, no_args_is_help=True)
@@ -82,29 +94,37 @@ def command_group(name: str, help: str) -> typer.Typer:
 
 
 def operator_command(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function, whose first parameter is the :class:`Operator`, as a command of ``group``.
-
-    The command also has ``--url``, ``--key`` and ``--json``.
-    """
+    """Register a function as a command of ``group``; see :func:`with_options`."""
 
     def register(run: Callable[..., None]) -> Callable[..., None]:
-        group.command(name)(with_operator(run))
+        group.command(name)(with_options(run))
         return run
 
     return register
 
 
-def with_operator(run: Callable[..., None]) -> Callable[..., None]:
-    """``run`` as a typer command with its own parameters, followed by those of the connection."""
-    own = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
-    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+def with_options(run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` as a typer command: a parameter of a dataclass becomes an option for each of its fields.
+
+    The options of the first parameter, which is the :class:`Operator`, come last.
+    """
+    first, *others = inspect.signature(run, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {
+        one.name: one.annotation for one in (first, *others) if is_dataclass(one.annotation)
+    }
+    parameters: list[inspect.Parameter] = []
+    for one in (*others, first):
+        group = groups.get(one.name)
+        parameters += [one] if group is None else inspect.signature(group, eval_str=True).parameters.values()
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
     @functools.wraps(run)
-    def command(*, url: str, key: str | None, as_json: bool, **options: Any) -> None:
+    def command(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
         with one_line_errors(AdminError):
-            run(Operator(url, key, as_json), **options)
+            run(**options)
 
-    parameters = [*own, *_CONNECTION]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command

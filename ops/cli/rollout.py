@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 from ops.cli.console import print_findings, print_json, print_lines
-from ops.cli.operator import AsJson, Key, Url, command_group
+from ops.cli.operator import Operator, command_group, operator_command
 from ops.cli.startup import one_line_errors
-from ops.client import DEFAULT_URL, AdminClient, AdminError
+from ops.client import AdminClient, AdminError
 
 rollout = command_group("rollout", "The rollout checklist, run against a live gateway.")
 
 
-@rollout.command("check")
+@operator_command(rollout, "check")
 def check(
+    gateway: Operator,
     prometheus: Annotated[
         str | None, typer.Option(help="The Prometheus whose rules are checked: http://HOST:9090.")
     ] = None,
@@ -31,9 +32,6 @@ def check(
     grace: Annotated[
         float | None, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL on its platform.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Run the checklist; exit code 1 if a check is wrong.
 
@@ -49,7 +47,7 @@ def check(
     with one_line_errors(AdminError, code=2):
         drain_s = None if config is None else load_settings(config).server.drain_seconds
         facts = gather(
-            AdminClient(url, key),
+            gateway.client(),
             prometheus=None if prometheus is None else AdminClient(prometheus),
             replay=replay,
             soak=soak,
@@ -59,7 +57,7 @@ def check(
     findings = examine(facts)
     counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in CheckVerdict}
     wrong = counts[CheckVerdict.WRONG]
-    if as_json:
+    if gateway.as_json:
         print_json({"ok": not wrong, "checks": [asdict(finding) for finding in findings]})
         raise typer.Exit(1 if wrong else 0)
     colours = {CheckVerdict.OK: "green", CheckVerdict.WRONG: "red", CheckVerdict.MANUAL: "yellow"}

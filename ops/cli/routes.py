@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from ops.cli.operator import (
     Yes,
     command_group,
     operator_command,
-    with_operator,
+    with_options,
 )
 from ops.client import AdminError
 
@@ -36,6 +37,16 @@ Limit = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class RouteChange:
+    """The options of a command that changes the routing."""
+
+    comment: Comment = ""
+    expected: Expected = None
+    dry_run: DryRun = False
+    yes: Yes = False
+
+
 @operator_command(routes, "show")
 def show(gateway: Operator) -> None:
     """Show the revision in force.
@@ -49,20 +60,14 @@ def show(gateway: Operator) -> None:
 def apply(
     gateway: Operator,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A routing file; - reads standard input.")],
-    comment: Comment = "",
-    expected: Expected = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    change: RouteChange,
 ) -> None:
     """Make a routing file the next revision; all gateways use it within a second. Asks first at a terminal.
 
     Example: sluice routes apply routing.yaml -m "new worker pool" --dry-run
     """
-    body = {"config": _read(file), "comment": comment, "dry_run": dry_run}
-    if expected is not None:
-        body["expected_revision"] = expected
-    client = gateway.client()
-    _change(gateway, "apply", lambda sent: client.put(*AT, body=json.dumps(sent).encode()), body, yes)
+    client, body = gateway.client(), {"config": _read(file)}
+    _change(gateway, "apply", lambda sent: client.put(*AT, body=json.dumps(sent).encode()), body, change)
 
 
 @operator_command(routes, "set-weight")
@@ -71,39 +76,22 @@ def set_weight(
     route: Route,
     backend: Backend,
     percent: Annotated[float, typer.Argument(metavar="PERCENT", min=0, max=100, help="0 to 100.")],
-    comment: Comment = "",
-    expected: Expected = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    change: RouteChange,
 ) -> None:
     """Set a backend's share of a route; the others share the rest in proportion. Asks first at a terminal.
 
     Example: sluice routes set-weight self_hosted_generation bedrock 5
     """
-    _post(
-        gateway, "weights", yes, route=route, backend=backend, percent=percent, comment=comment,
-        expected_revision=expected, dry_run=dry_run,
-    )  # fmt: skip
+    _post(gateway, "weights", change, route=route, backend=backend, percent=percent)
 
 
 @operator_command(routes, "promote")
-def promote(
-    gateway: Operator,
-    route: Route,
-    backend: Backend,
-    comment: Comment = "",
-    expected: Expected = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
+def promote(gateway: Operator, route: Route, backend: Backend, change: RouteChange) -> None:
     """Give a backend the whole route. Asks first at a terminal.
 
     Example: sluice routes promote self_hosted_generation bedrock --yes
     """
-    _post(
-        gateway, "promote", yes, route=route, backend=backend, comment=comment,
-        expected_revision=expected, dry_run=dry_run,
-    )  # fmt: skip
+    _post(gateway, "promote", change, route=route, backend=backend)
 
 
 @operator_command(routes, "rollback")
@@ -115,10 +103,8 @@ def rollback(
             "--to", min=1, help="A revision's number; default: the last with another configuration."
         ),
     ] = None,
-    comment: Comment = "",
-    expected: Expected = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    *,
+    change: RouteChange,
 ) -> None:
     """Make an earlier configuration the next revision. Asks first at a terminal.
 
@@ -126,7 +112,7 @@ def rollback(
 
     Example: sluice routes rollback --to 12 -m "canary too slow" --yes
     """
-    _post(gateway, "rollback", yes, to=to, comment=comment, expected_revision=expected, dry_run=dry_run)
+    _post(gateway, "rollback", change, to=to)
 
 
 @operator_command(routes, "history")
@@ -154,7 +140,7 @@ audit = typer.Typer(name="audit", invoke_without_command=True)
 
 
 @audit.callback()
-@with_operator
+@with_options
 def list_audit(gateway: Operator, context: typer.Context, limit: Limit = 20) -> None:
     """List the actions of operators, newest first; export the log, verify its hashes.
 
@@ -253,16 +239,23 @@ def _list(gateway: Operator, found: Any, key: str, columns: Mapping[str, str]) -
     gateway.show(found, lambda _: print_rows(tuple(columns.values()), rows))
 
 
-def _post(gateway: Operator, word: str, yes: bool, **body: Any) -> None:
+def _post(gateway: Operator, word: str, change: RouteChange, **body: Any) -> None:
     given = {name: value for name, value in body.items() if value is not None}
-    _change(gateway, word, lambda sent: gateway.post(*AT, word, **sent), given, yes)
+    _change(gateway, word, lambda sent: gateway.post(*AT, word, **sent), given, change)
 
 
 def _change(
-    gateway: Operator, word: str, send: Callable[[dict[str, Any]], Any], body: dict[str, Any], yes: bool
+    gateway: Operator,
+    word: str,
+    send: Callable[[dict[str, Any]], Any],
+    body: dict[str, Any],
+    change: RouteChange,
 ) -> None:
     """At a terminal, show the changes and ask for confirmation; then make exactly these changes."""
-    if sys.stdin.isatty() and not yes and not body["dry_run"]:
+    body |= {"comment": change.comment, "dry_run": change.dry_run}
+    if change.expected is not None:
+        body["expected_revision"] = change.expected
+    if sys.stdin.isatty() and not change.yes and not change.dry_run:
         seen = send({**body, "dry_run": True})
         # With --json, only the answer goes to standard output.
         print_changes(seen["changes"], stderr=gateway.as_json)

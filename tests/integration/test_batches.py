@@ -94,6 +94,10 @@ def test_the_command_submits_follows_and_collects(tmp_path: Path) -> None:
         assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
         assert run("results", batch["id"], "-o", str(got)).exit_code == 0
         assert len(got.read_text().splitlines()) == 3
+        shown = run("results", batch["id"])
+        assert shown.stdout == got.read_text()
+        nowhere = run("results", batch["id"], "-o", str(tmp_path / "none" / "out.jsonl"))
+        assert nowhere.exit_code == 1 and "cannot be written" in nowhere.output
         assert "completed" in run("status").stdout
         assert json.loads(run("status", batch["id"], "--json").stdout)["id"] == batch["id"]
         none = run("results", batch["id"], "--errors")
