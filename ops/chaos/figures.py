@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
+
+from observability.metrics_text import samples_of
 
 # Counters whose growth the report shows, series by series.
 REPORTED = (
@@ -38,13 +39,12 @@ class Scrape:
 def read_metrics(text: str) -> Scrape:
     counters: dict[str, float] = {}
     idle = dict.fromkeys(IDLE, 0.0)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name in idle:
-                idle[sample.name] += sample.value
-            elif family.name in REPORTED and sample.name.endswith("_total"):
-                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-                counters[f"{family.name}{{{labels}}}"] = sample.value
+    for sample in samples_of(text, *IDLE, *(f"{name}_total" for name in REPORTED)):
+        if sample.name in idle:
+            idle[sample.name] += sample.value
+        else:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            counters[f"{sample.name.removesuffix('_total')}{{{labels}}}"] = sample.value
     return Scrape(counters, idle)
 
 

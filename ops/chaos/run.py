@@ -44,7 +44,7 @@ class ChaosRun:
         scenario: Scenario,
         testbed: Testbed,
         *,
-        watch: Callable[[ChaosRun], AbstractContextManager[None]] | None = None,
+        watch: Callable[[ChaosRun], AbstractContextManager[None]] = lambda run: contextlib.nullcontext(),
     ) -> None:
         self.scenario = scenario
         self.observed: list[ObservedAnswer] = []
@@ -77,7 +77,7 @@ class ChaosRun:
             for action in self._timeline.due(0.0, 0.0):  # faults at 0 apply to every request
                 await self._do(caller, action)
             self._origin = time.monotonic()
-            with self._watch(self) if self._watch is not None else contextlib.nullcontext():
+            with self._watch(self):
                 try:
                     await self._load(caller)
                 except BaseExceptionGroup as errors:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -117,14 +117,12 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
     """
     async with AsyncExitStack() as running:
         testbed = Testbed("", KEY, ledger=folder / "ledger.db")
+        starter = _Starter(testbed, running, start, folder)
         backends: dict[str, Any] = {}
         if start.bedrock:
-            backends["bedrock"] = await _bedrock(testbed, running, start, folder)
+            backends["bedrock"] = await starter.bedrock()
         if start.workers:
-            urls = [
-                await _worker(testbed, running, start, folder, number)
-                for number in range(1, start.workers + 1)
-            ]
+            urls = [await starter.worker(number) for number in range(1, start.workers + 1)]
             backends["workers"] = {
                 "kind": "openai", "base_urls": [f"{url}/v1" for url in urls], "model": "demo",
                 "dialect": "sluice", "prompt": "token_ids", "api_key_env": "SLUICE_ADMIN_KEY",
@@ -139,70 +137,92 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
         )
         first, *legs = backends
         route = {"backends": [{"name": first, "weight": 100}], "fallback": [*legs, "degraded"]}
-        config = _config(
-            folder, "gateway", {"engine": dict(engine), "backends": backends, "chaos": {"enabled": True}},
-            start.settings, {**route, "prompt_version": "chat-manga-2.1", **start.route},
-        )  # fmt: skip
-        url = await _gateway(testbed, running, start, folder, "gateway", config)
+        base = {"engine": dict(engine), "backends": backends, "chaos": {"enabled": True}}
+        testbed.url = await starter.gateway(
+            "gateway",
+            merged(base, start.settings),
+            {**route, "prompt_version": "chat-manga-2.1", **start.route},
+        )
         gateway = testbed.processes["gateway"]
-        testbed.url, testbed.gateway_pid, testbed.log = url, gateway.pid, gateway.log
+        testbed.gateway_pid, testbed.log = gateway.pid, gateway.log
         yield testbed
 
 
-async def _bedrock(
-    testbed: Testbed, running: AsyncExitStack, start: ScenarioStart, folder: Path
-) -> dict[str, Any]:
-    if not STAND_IN_IS_HERE:
-        raise TestbedError(
-            "start.bedrock: the stand-in for Bedrock is not installed; run it in a clone of the repository"
-        )
-    if find_spec("boto3") is None:
-        raise TestbedError("start.bedrock: boto3 is not installed: pip install 'sluice-gateway[bedrock]'")
-    port, control = free_ports(2)
-    words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
-    path = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path}
-    process = Process("bedrock", (sys.executable, "-m", BEDROCK_MODULE, *words), folder, environment)
-    running.push_async_callback(process.end)
-    await process.start(start.ready_within_s)
-    testbed.processes["bedrock"] = process
-    testbed.bedrock_control = f"http://127.0.0.1:{control}/"
-    testbed.bedrock_text = (await asyncio.to_thread(_call, testbed.bedrock_control, None))["text"]
-    url = f"http://127.0.0.1:{port}"
-    return {"kind": "bedrock", "model_id": BEDROCK_MODEL, "region": "us-east-1", "endpoint_url": url}
+@dataclass(frozen=True, slots=True)
+class _Starter:
+    """Starts the processes of a testbed, with their files in ``folder``; ``running`` ends them."""
 
+    testbed: Testbed
+    running: AsyncExitStack
+    start: ScenarioStart
+    folder: Path
 
-async def _worker(
-    testbed: Testbed, running: AsyncExitStack, start: ScenarioStart, folder: Path, number: int
-) -> str:
-    role = f"worker:{number}"
-    config = _config(
-        folder, f"worker-{number}",
-        {
-            "server": {"port": free_ports(1)[0]}, "engine": dict(EMBEDDED),
-            "backends": {"local": {"kind": "engine"}},
-        },
-        {}, {"backends": [{"name": "local", "weight": 100}], "fallback": []},
-    )  # fmt: skip
-    return await _gateway(testbed, running, start, folder, role, config)
+    async def bedrock(self) -> dict[str, Any]:
+        """Start the stand-in; returns the section of its backend."""
+        if not STAND_IN_IS_HERE:
+            raise TestbedError(
+                "start.bedrock: the stand-in for Bedrock is not installed; "
+                "run it in a clone of the repository"
+            )
+        if find_spec("boto3") is None:
+            raise TestbedError("start.bedrock: boto3 is not installed: pip install 'sluice-gateway[bedrock]'")
+        port, control = free_ports(2)
+        words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
+        path = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))
+        await self._run("bedrock", (BEDROCK_MODULE, *words), {**os.environ, "PYTHONPATH": path})
+        self.testbed.bedrock_control = f"http://127.0.0.1:{control}/"
+        answer = await asyncio.to_thread(_call, self.testbed.bedrock_control, None)
+        self.testbed.bedrock_text = answer["text"]
+        url = f"http://127.0.0.1:{port}"
+        return {"kind": "bedrock", "model_id": BEDROCK_MODEL, "region": "us-east-1", "endpoint_url": url}
 
+    async def worker(self, number: int) -> str:
+        """Start a worker; returns its URL."""
+        server = {"port": free_ports(1)[0]}
+        settings = {"server": server, "engine": dict(EMBEDDED), "backends": {"local": {"kind": "engine"}}}
+        route = {"backends": [{"name": "local", "weight": 100}], "fallback": []}
+        return await self.gateway(f"worker:{number}", settings, route)
 
-def _config(
-    folder: Path, name: str, base: Mapping[str, Any], more: Mapping[str, Any], route: Mapping[str, Any]
-) -> Path:
-    routing = folder / f"{name}-routing.yaml"
-    routing.write_text(yaml.safe_dump({"routes": {ROUTE: dict(route)}}))
-    ledger = "ledger.db" if name == "gateway" else f"{name}-ledger.db"
-    settings = {
-        "server": {"port": 0, "drain_seconds": 5, "log_json": True},
-        "state": {"url": f"sqlite:///{folder}/{name}-state.db"},
-        "ledger": {"url": f"sqlite+aiosqlite:///{folder}/{ledger}"},
-        "routing": {"file": str(routing)},
-        "prompts": {"folder": PROMPTS},
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(merged(merged(settings, base), more)))
-    return path
+    async def gateway(self, role: str, settings: Mapping[str, Any], route: Mapping[str, Any]) -> str:
+        """Start a gateway and wait until it is ready; returns its URL."""
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "AWS_"))},
+            **ENVIRONMENT, **CREDENTIALS, "SLUICE_ADMIN_KEY": KEY,
+        }  # fmt: skip
+        words = ("ops.cli", "serve", "--config", str(self._config(role, settings, route)))
+        banner = await self._run(role, words, environment)
+        process, within_s = self.testbed.processes[role], self.start.ready_within_s
+        found = re.search(r"http://[^\s]+", banner)
+        if found is None:
+            raise TestbedError(f"{role} did not start:\n{process.tail()}")
+        end = time.monotonic() + within_s
+        while not await asyncio.to_thread(_answers, f"{found[0]}/ready"):
+            if time.monotonic() > end or not psutil.pid_exists(process.pid):
+                raise TestbedError(f"{role} was not ready within {within_s:g} s:\n{process.tail()}")
+            await asyncio.sleep(POLL_S)
+        return found[0]
+
+    async def _run(self, role: str, module: Sequence[str], environment: Mapping[str, str]) -> str:
+        """Start a Python module with its arguments; returns its first line of output."""
+        process = Process(role, (sys.executable, "-m", *module), self.folder, environment)
+        self.running.push_async_callback(process.end)
+        self.testbed.processes[role] = process
+        return await process.start(self.start.ready_within_s)
+
+    def _config(self, role: str, settings: Mapping[str, Any], route: Mapping[str, Any]) -> Path:
+        folder, name = self.folder, role.replace(":", "-")
+        routing, path = folder / f"{name}-routing.yaml", folder / f"{name}.yaml"
+        routing.write_text(yaml.safe_dump({"routes": {ROUTE: dict(route)}}))
+        ledger = self.testbed.ledger if role == "gateway" else folder / f"{name}-ledger.db"
+        base = {
+            "server": {"port": 0, "drain_seconds": 5, "log_json": True},
+            "state": {"url": f"sqlite:///{folder}/{name}-state.db"},
+            "ledger": {"url": f"sqlite+aiosqlite:///{ledger}"},
+            "routing": {"file": str(routing)},
+            "prompts": {"folder": PROMPTS},
+        }
+        path.write_text(yaml.safe_dump(merged(base, settings)))
+        return path
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,30 +233,6 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(before, Mapping) and isinstance(value, Mapping)
         found[key] = merged(before, value) if both else value  # type: ignore[arg-type]  # checked above
     return found
-
-
-async def _gateway(
-    testbed: Testbed, running: AsyncExitStack, start: ScenarioStart, folder: Path, role: str, config: Path
-) -> str:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "AWS_"))},
-        **ENVIRONMENT, **CREDENTIALS, "SLUICE_ADMIN_KEY": KEY,
-    }  # fmt: skip
-    process = Process(
-        role, (sys.executable, "-m", "ops.cli", "serve", "--config", str(config)), folder, environment
-    )
-    running.push_async_callback(process.end)
-    testbed.processes[role] = process
-    banner = await process.start(start.ready_within_s)
-    found = re.search(r"http://[^\s]+", banner)
-    if found is None:
-        raise TestbedError(f"{role} did not start:\n{process.tail()}")
-    end = time.monotonic() + start.ready_within_s
-    while not await asyncio.to_thread(_answers, f"{found[0]}/ready"):
-        if time.monotonic() > end or not psutil.pid_exists(process.pid):
-            raise TestbedError(f"{role} was not ready within {start.ready_within_s:g} s:\n{process.tail()}")
-        await asyncio.sleep(POLL_S)
-    return found[0]
 
 
 def _answers(url: str) -> bool:

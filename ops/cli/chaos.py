@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ops.chaos.report import ChaosReport
     from ops.chaos.scenario import Scenario
+    from ops.chaos.testbed import Testbed
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2
@@ -96,9 +97,8 @@ def chaos(
         from ops.chaos.testbed import Testbed
 
         wanted = _changed(load_scenario(scenario), streams, for_s, seed)
-        report = _run(
-            wanted, None if start else Testbed(url, key, gateway_pid=pid, ledger=ledger, log=log), console
-        )
+        testbed = None if start else Testbed(url, key, gateway_pid=pid, ledger=ledger, log=log)
+        report = _run(wanted, testbed, console)
     console.print(tables(report, every=every))
     write_figures(report.as_json(), output, as_json=as_json)
     if not report.ok:
@@ -128,7 +128,7 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
         raise ScenarioError(explain(error, Scenario, lambda loc: "given here")) from None
 
 
-def _run(scenario: Scenario, testbed: object, console: Console) -> ChaosReport:
+def _run(scenario: Scenario, testbed: Testbed | None, console: Console) -> ChaosReport:
     import asyncio
     import signal
     import tempfile
@@ -137,22 +137,20 @@ def _run(scenario: Scenario, testbed: object, console: Console) -> ChaosReport:
 
     from ops.chaos.run import ChaosRun
     from ops.chaos.show import progress
-    from ops.chaos.testbed import Testbed, started
-
-    watch = partial(progress, console)
+    from ops.chaos.testbed import started
 
     async def main() -> ChaosReport:
         # SIGTERM cancels, like Ctrl-C: the children are in sessions of their own and must be ended here.
         whole = asyncio.current_task()
         assert whole is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, whole.cancel)
-        if isinstance(testbed, Testbed):
-            return await ChaosRun(scenario, testbed, watch=watch).go()
         async with AsyncExitStack() as running:
-            folder = running.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-"))
-            with console.status("starting…"):
-                own = await running.enter_async_context(started(scenario.start, Path(folder)))
-            return await ChaosRun(scenario, own, watch=watch).go()
+            own = testbed
+            if own is None:
+                folder = running.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-"))
+                with console.status("starting…"):
+                    own = await running.enter_async_context(started(scenario.start, Path(folder)))
+            return await ChaosRun(scenario, own, watch=partial(progress, console)).go()
 
     try:
         return asyncio.run(main())
