@@ -53,7 +53,7 @@ def mapping_of(value: object) -> Mapping[str, Any]:
 
 
 class GatewaySession:
-    """The base of a load tool's caller; use as ``async with``.
+    """The base of a load tool's caller; made in a coroutine, and used as ``async with``.
 
     ``timeout_s`` is the longest time of one request, connecting included; ``headers`` are added to every
     request.
@@ -69,27 +69,17 @@ class GatewaySession:
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._url = url.rstrip("/")
-        self._headers = {"content-type": "application/json", **headers}
-        if key:
-            self._headers["authorization"] = f"Bearer {key}"
-        self._timeout_s = timeout_s
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        assert self._session is not None, "the caller is used inside `async with`"
-        return self._session
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
+        authorization = {"authorization": f"Bearer {key}"} if key else {}
+        self.session = aiohttp.ClientSession(
             # The load bounds the connections; a second bound here would add hidden waits to TTFT.
             connector=aiohttp.TCPConnector(limit=0),
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+            headers={"content-type": "application/json", **headers, **authorization},
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
         )
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self.session.close()

@@ -1,6 +1,5 @@
 """Sends requests to the gateway over HTTP, as any caller does."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,8 @@ from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, GatewaySession, client_fa
 PATH = "/v1/generate"
 # Engine states that `/ready` reports while the engine restarts.
 RESTARTING = frozenset({"restarting", "starting"})
+# Longest time of a call that generates nothing.
+SHORT_CALL = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
 
 
 class ChaosCaller(GatewaySession):
@@ -49,10 +50,7 @@ class ChaosCaller(GatewaySession):
         """Call an admin path; returns JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
         method = "GET" if body is None else "POST"
         data = None if body is None else orjson.dumps(body)
-        async with (
-            asyncio.timeout(CONNECT_TIMEOUT_S),
-            self.session.request(method, self._url + path, data=data) as response,
-        ):
+        async with self.session.request(method, self._url + path, data=data, timeout=SHORT_CALL) as response:
             response.raise_for_status()
             raw = await response.read()
             return orjson.loads(raw) if response.content_type == "application/json" else raw.decode()
@@ -63,10 +61,7 @@ class ChaosCaller(GatewaySession):
         While the engine restarts, ``engine`` is included, even if other backends keep the gateway ready.
         """
         try:
-            async with (
-                asyncio.timeout(CONNECT_TIMEOUT_S),
-                self.session.get(self._url + "/ready") as response,
-            ):
+            async with self.session.get(self._url + "/ready", timeout=SHORT_CALL) as response:
                 reported = orjson.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError):
             return frozenset({"no answer"})

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import yaml
@@ -71,11 +72,7 @@ def make_worker_group(
 
     Raises ConfigError: the configuration has no engine to run.
     """
-    ports = free_ports(len(devices))
-    placements = [
-        WorkerPlacement(which, port, number)
-        for number, (which, port) in enumerate(zip(devices, ports, strict=True))
-    ]
+    placements = list(map(WorkerPlacement, devices, free_ports(len(devices)), count()))
     key = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory(prefix="sluice-gpus-") as folder:
         routing = Path(folder) / "routing.yaml"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,10 @@ def _backends(group: ModelGroup, backends: dict[str, Any]) -> Iterable[tuple[str
     """Add the group's backends to ``backends``; yields name, weight and order of each."""
     pools: list[tuple[Deployment, list[str]]] = []
     for one in group.deployments:
-        same = (one.section, one.weight, one.order)
-        pool = next(
-            (urls for first, urls in pools if (first.section, first.weight, first.order) == same), None
-        )
+        same = replace(one, base_url=None)
+        pool = next((urls for first, urls in pools if first == same), None)
         if pool is None or one.base_url is None:
-            pools.append((one, [] if one.base_url is None else [one.base_url]))
+            pools.append((same, [] if one.base_url is None else [one.base_url]))
         elif one.base_url not in pool:
             pool.append(one.base_url)
     for one, urls in pools:

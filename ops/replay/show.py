@@ -27,28 +27,25 @@ REDRAWS_PER_S = 4.0
 RECENT = 100
 
 
-class _Live(ProgressColumn):
-    """Requests in flight, recent failures and median TTFT, read from the run when the bar is redrawn."""
-
-    def __init__(self, run: ReplayRun) -> None:
-        super().__init__()
-        self._run = run
-
-    def render(self, task: Task) -> RenderableType:
-        recent = self._run.outcomes[-RECENT:]
-        errors = sum(not outcome.ok for outcome in recent)
-        times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)
-        ttft = f"{percentile(times, 0.5) * 1000:,.0f} ms" if times else "-"
-        line = Text(f"in flight {self._run.in_flight:>4}   TTFT p50 {ttft:>9}", style="cyan")
-        if errors:
-            line.append(f"   {errors} of the last {len(recent)} failed", style="bold red")
-        return line
+def _live(run: ReplayRun) -> Text:
+    """Requests in flight, recent failures and median TTFT."""
+    recent = run.outcomes[-RECENT:]
+    errors = sum(not outcome.ok for outcome in recent)
+    times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)
+    ttft = f"{percentile(times, 0.5) * 1000:,.0f} ms" if times else "-"
+    line = Text(f"in flight {run.in_flight:>4}   TTFT p50 {ttft:>9}", style="cyan")
+    if errors:
+        line.append(f"   {errors} of the last {len(recent)} failed", style="bold red")
+    return line
 
 
 @contextmanager
 def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
     """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
-    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _Live(run))
+
+    class Live(ProgressColumn):
+        def render(self, task: Task) -> RenderableType:
+            return _live(run)
 
     class Bar(Progress):
         """Reads the count when it is drawn, so that the load itself draws nothing."""
@@ -58,6 +55,7 @@ def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
                 task.completed = len(run.outcomes)
             yield self.make_tasks_table(self.tasks)
 
+    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Live())
     bar = Bar(*columns, console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
     bar.add_task("replay", total=total)
     if not console.is_terminal:

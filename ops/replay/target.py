@@ -1,6 +1,5 @@
 """The HTTP client of the gateway under load."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,11 +82,9 @@ class ReplayTarget(GatewaySession):
 
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any] | None:
         data = None if body is None else orjson.dumps(body)
+        timeout = aiohttp.ClientTimeout(total=SHORT_CALL_TIMEOUT_S)
         try:
-            async with (
-                asyncio.timeout(SHORT_CALL_TIMEOUT_S),
-                self.session.request(method, self._url + path, data=data) as response,
-            ):
+            async with self.session.request(method, self._url + path, data=data, timeout=timeout) as response:
                 if response.status in (404, 405, 501):
                     return None
                 if response.status >= 400:

@@ -71,13 +71,11 @@ class TextMaker:
         chosen: list[str] = []
         left = tokens
         pool: Sequence[tuple[str, int]] = self._lexicon.costs
-        while True:
+        while left >= self._longest:
             # This many words fit in any case; drawing them together is several times faster than one by one.
             drawn = rng.choices(pool, k=left // self._longest)
             chosen.extend(word for word, _ in drawn)
             left -= sum(cost for _, cost in drawn)
-            if left < self._longest:
-                break
         while fitting := [entry for entry in pool if entry[1] <= left]:
             word, cost = rng.choice(fitting)
             chosen.append(word)

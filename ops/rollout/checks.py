@@ -108,9 +108,10 @@ def real_workload(facts: Facts) -> Judgement:
     if facts.replay is None:
         return (None, "no --replay file", hint)
     requests = facts.replay["requests"]
-    share = _goodput(facts.replay)
-    found = f"{requests['sent']:,} sent, {requests['errors']} errors, {share:.1%} within the SLO"
-    whole = requests["sent"] >= LEAST_REPLAYED and not requests["errors"] and not requests["interrupted"]
+    sent, within = requests["sent"], facts.replay["goodput"]["within_slo"]
+    share = within / sent if sent else 0.0
+    found = f"{sent:,} sent, {requests['errors']} errors, {share:.1%} within the SLO"
+    whole = sent >= LEAST_REPLAYED and not requests["errors"] and not requests["interrupted"]
     return (whole and share >= LEAST_GOODPUT, found, f"{hint} (at least {LEAST_GOODPUT:.0%}, no errors)")
 
 
@@ -291,8 +292,3 @@ CHECKS: Mapping[str, Callable[[Facts], Judgement]] = {
 def _routes(facts: Facts) -> Mapping[str, Any]:
     routes: Mapping[str, Any] = facts.routing.get("config", {}).get("routes", {})
     return routes
-
-
-def _goodput(figures: Mapping[str, Any]) -> float:
-    sent = figures["requests"]["sent"]
-    return float(figures["goodput"]["within_slo"]) / sent if sent else 0.0

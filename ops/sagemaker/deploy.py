@@ -5,16 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ops.sagemaker import plan
 from ops.sagemaker.container import VARIANT
-from ops.sagemaker.plan import (
-    AwsCall,
-    EndpointState,
-    config_call,
-    endpoint_call,
-    model_call,
-    scaling_calls,
-    unregister_call,
-)
 from ops.sagemaker.spec import EndpointSpec
 
 POLL_S = 15.0
@@ -38,7 +30,7 @@ class Aws:
     def sagemaker(self) -> Any:
         return self.clients["sagemaker"]
 
-    def make(self, call: AwsCall) -> Any:
+    def make(self, call: plan.AwsCall) -> Any:
         return getattr(self.clients[call.service], call.method)(**call.arguments)
 
 
@@ -50,9 +42,9 @@ def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> Non
         botocore's ClientError: a call was refused.
     """
     current = describe(spec.name, aws)
-    _create(model_call(spec), "ModelName", aws, reported)
-    _create(config_call(spec), "EndpointConfigName", aws, reported)
-    call = endpoint_call(spec, current)
+    _create(plan.model_call(spec), "ModelName", aws, reported)
+    _create(plan.config_call(spec), "EndpointConfigName", aws, reported)
+    call = plan.endpoint_call(spec, current)
     if call is None:
         reported(f"endpoint {spec.name}: in service with this configuration already")
     else:
@@ -61,12 +53,12 @@ def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> Non
         aws.make(call)
         reported(f"endpoint {spec.name}: {call.method}")
         _wait_in_service(spec, aws, reported)
-    for scaling in scaling_calls(spec):
+    for scaling in plan.scaling_calls(spec):
         aws.make(scaling)
         reported(f"scaling: {scaling.method}")
 
 
-def describe(name: str, aws: Aws) -> EndpointState | None:
+def describe(name: str, aws: Aws) -> plan.EndpointState | None:
     """The current state of the endpoint; ``None`` if there is none."""
     endpoint = _described(aws.sagemaker.describe_endpoint, EndpointName=name)
     if endpoint is None:
@@ -76,7 +68,7 @@ def describe(name: str, aws: Aws) -> EndpointState | None:
     if config is None:
         return None
     types = [v.get("InstanceType") for v in config["ProductionVariants"] if v["VariantName"] == VARIANT]
-    return EndpointState(config_name, endpoint["EndpointStatus"], types[0] if types else None)
+    return plan.EndpointState(config_name, endpoint["EndpointStatus"], types[0] if types else None)
 
 
 def status(name: str, aws: Aws) -> dict[str, Any]:
@@ -119,7 +111,7 @@ def delete(name: str, aws: Aws, reported: Callable[[str], None], *, at_most_s: f
         reported(f"model {model}: deleted")
 
 
-def _create(call: AwsCall, key: str, aws: Aws, reported: Callable[[str], None]) -> None:
+def _create(call: plan.AwsCall, key: str, aws: Aws, reported: Callable[[str], None]) -> None:
     try:
         aws.make(call)
     except Exception as error:
@@ -133,7 +125,7 @@ def _create(call: AwsCall, key: str, aws: Aws, reported: Callable[[str], None]) 
 
 def _unregister(name: str, aws: Aws, reported: Callable[[str], None]) -> None:
     try:
-        aws.make(unregister_call(name))
+        aws.make(plan.unregister_call(name))
     except Exception as error:
         if _code(error) != "ObjectNotFoundException" and "No scalable target" not in str(error):
             raise
@@ -143,7 +135,7 @@ def _unregister(name: str, aws: Aws, reported: Callable[[str], None]) -> None:
 
 def _wait_in_service(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> None:
     end = aws.clock() + spec.update.at_most_seconds
-    wanted = config_call(spec).arguments["EndpointConfigName"]
+    wanted = plan.config_call(spec).arguments["EndpointConfigName"]
     last = ""
     while True:
         found = aws.sagemaker.describe_endpoint(EndpointName=spec.name)
