@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import print_lines, print_rows
-from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
+from ops.cli.operator import Operator, Yes, command_group, confirm, given, operator_command
 from ops.cli.startup import print_errors
 from ops.client import AdminError
 
@@ -71,8 +71,6 @@ def create(
 
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
-    limits = dict(zip(SHORT.values(), (rpm, tpm, tpd), strict=True))
-    budget = {"usd_per_day": usd_per_day, "usd_per_month": usd_per_month}
     made = gateway.post(
         *AT,
         tenant=tenant,
@@ -84,8 +82,8 @@ def create(
         tools=tools,
         models=model or None,
         aliases=dict(_alias(one) for one in alias or ()),
-        limits={name: limit for name, limit in limits.items() if limit is not None},
-        budget={name: limit for name, limit in budget.items() if limit is not None},
+        limits=given(requests_per_minute=rpm, tokens_per_minute=tpm, tokens_per_day=tpd),
+        budget=given(usd_per_day=usd_per_day, usd_per_month=usd_per_month),
         model_limits=_model_limits(model_limit or ()),
         expires_at=expires,
         comment=comment,

@@ -130,6 +130,11 @@ def with_options(run: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def confirm(question: str, yes: bool) -> None:
     """Ask at a terminal, unless ``yes``."""
     if sys.stdin.isatty() and not yes:

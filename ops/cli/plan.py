@@ -124,7 +124,6 @@ def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
 
 
 def markdown(plans: Sequence[EnginePlan]) -> str:
-    """The table as Markdown, as in the documents."""
     head = (plans[0].request.model.name, *(p.request.gpu.name for p in plans))
     lines = [head, ("---", *("---:" for _ in plans)), *rows(plans)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

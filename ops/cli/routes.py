@@ -19,6 +19,7 @@ from ops.cli.operator import (
     Route,
     Yes,
     command_group,
+    given,
     operator_command,
     with_options,
 )
@@ -226,7 +227,6 @@ def _print_chain(told: Any) -> None:
 
 
 def _records(gateway: Operator) -> Iterator[Any]:
-    """Yield all records, fetched page by page."""
     after = 0
     while page := gateway.get("admin", "audit", query={"limit": 1_000, "after": after})["entries"]:
         yield from page
@@ -240,8 +240,7 @@ def _list(gateway: Operator, found: Any, key: str, columns: Mapping[str, str]) -
 
 
 def _post(gateway: Operator, word: str, change: RouteChange, **body: Any) -> None:
-    given = {name: value for name, value in body.items() if value is not None}
-    _change(gateway, word, lambda sent: gateway.post(*AT, word, **sent), given, change)
+    _change(gateway, word, lambda sent: gateway.post(*AT, word, **sent), given(**body), change)
 
 
 def _change(

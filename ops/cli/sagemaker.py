@@ -13,7 +13,7 @@ import typer
 
 from ops.cli.console import print_json
 from ops.cli.operator import AsJson, Yes, command_group
-from ops.cli.startup import ConfigFile, config_path, one_line_errors
+from ops.cli.startup import ConfigFile, config_path, need_modules, one_line_errors
 
 if TYPE_CHECKING:
     from ops.sagemaker.deploy import Aws
@@ -163,6 +163,7 @@ def _report(line: str) -> None:
 def _aws(region: str | None) -> Aws:
     import time
 
+    need_modules("boto3", extra="bedrock")
     import boto3
 
     from ops.sagemaker.deploy import Aws
@@ -186,10 +187,6 @@ def _aws_errors() -> Iterator[None]:
     with one_line_errors(EndpointError):
         try:
             yield
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
-                raise
-            raise EndpointError("boto3 is not installed: pip install 'sluice-gateway[bedrock]'") from None
         except Exception as error:
             # botocore's errors have no common base class that can be named without importing boto3.
             if not type(error).__module__.startswith("botocore"):

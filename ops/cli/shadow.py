@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import plain, print_lines, print_rows
-from ops.cli.operator import Operator, command_group, operator_command
+from ops.cli.operator import Operator, command_group, given, operator_command
 from ops.shadow.tables import HEADER, lines, rows, title
 
 shadow = command_group("shadow", "Compare the answers of a shadow backend with those that callers got.")
@@ -24,11 +24,7 @@ def report(
 
     Example: sluice shadow report --route self_hosted_generation
     """
-    query: dict[str, str | int] = {"limit": limit}
-    if route is not None:
-        query["route"] = route
-    if since is not None:
-        query["since"] = since
+    query = given(limit=limit, route=route, since=since)
     gateway.show(gateway.get("admin", "shadow", query=query), print_report)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from accounting.values import UsageRow
 from ops.cli.console import opened, print_rows, print_text
-from ops.cli.operator import Operator, command_group, operator_command
+from ops.cli.operator import Operator, command_group, given, operator_command
 
 AT = ("admin", "usage")
 NANOUSD = 1_000_000_000
@@ -55,7 +55,7 @@ def report(
 
     Example: sluice usage report --by tenant,day --since 2026-11-01
     """
-    found = gateway.get(*AT, query={"by": by, "kind": kind, **_span(since, until)})
+    found = gateway.get(*AT, query=given(by=by, kind=kind, since=since, until=until))
 
     def print_sums(_: object) -> None:
         keys = [one.strip() for one in by.split(",") if one.strip()]
@@ -91,7 +91,7 @@ def export(
 
     Example: sluice usage export --since 2026-11-01 --until 2026-12-01 -o november.csv
     """
-    rows = _rows(gateway, _span(since, until))
+    rows = _rows(gateway, given(since=since, until=until))
     with opened(to) as out:
         if gateway.as_json or written_as is ExportFormat.JSONL:
             for row in rows:
@@ -108,7 +108,7 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
 
     Example: sluice usage reconcile --since 2026-11-22
     """
-    found = gateway.get(*AT, "reconcile", query=_span(since, until))
+    found = gateway.get(*AT, "reconcile", query=given(since=since, until=until))
 
     def print_hours(_: object) -> None:
         if not found["rows"]:
@@ -150,7 +150,6 @@ def _is_unpriced(row: Mapping[str, Any]) -> bool:
 
 
 def _rows(gateway: Operator, span: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield all rows, fetched page by page."""
     after: dict[str, str] = {}
     while True:
         page = gateway.get(*AT, "rows", query={**span, **after})
@@ -173,7 +172,3 @@ def _cell(value: object) -> object:
     """The value; text that a spreadsheet would treat as a formula gets an apostrophe in front."""
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if formula else value
-
-
-def _span(since: str | None, until: str | None) -> dict[str, str]:
-    return {name: value for name, value in (("since", since), ("until", until)) if value is not None}

@@ -35,12 +35,10 @@ class Build:
 
     @property
     def replica_usd_per_day(self) -> float:
-        """The cost of one replica per day, used or not."""
         return self.gpus * self.gpu_usd_per_hour * HOURS_A_DAY
 
     @property
     def replica_tokens_per_day(self) -> float:
-        """Tokens that one replica serves per day at this utilization."""
         return self.tokens_per_second * self.utilization * SECONDS_A_DAY
 
     def replicas(self, tokens_per_day: float) -> int:
@@ -63,7 +61,6 @@ class Buy:
 
     @property
     def usd_per_million(self) -> float:
-        """The price of a million tokens of this mixture."""
         cached_usd = self.input_usd if self.cached_usd is None else self.cached_usd
         of_input = (1 - self.cached_share) * self.input_usd + self.cached_share * cached_usd
         return self.input_share * of_input + (1 - self.input_share) * self.output_usd

@@ -33,7 +33,6 @@ class PrefixRouter(RequestRouter):
         )
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Set the deployment's current replicas."""
         self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
         self._fleet.resize(list(self._by_name))
         super().update_replicas(replicas)

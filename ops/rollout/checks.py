@@ -57,7 +57,6 @@ def examine(facts: Facts) -> list[RolloutCheck]:
 
 
 def ready(facts: Facts) -> Judgement:
-    """The gateway accepts traffic."""
     failing = [name for name, holds in facts.ready.get("checks", {}).items() if not holds]
     found = ", ".join(failing) or str(facts.ready.get("status"))
     return (bool(facts.ready.get("ready")), found, "wait, or read /ready and the log")
@@ -208,7 +207,6 @@ def shadowed(facts: Facts) -> Judgement:
 
 
 def can_go_back(facts: Facts) -> Judgement:
-    """A rollback is possible at the routing layer."""
     if isinstance(facts.rollback, str):
         hint = "make a first change with `sluice routes apply`"
         return (None, facts.rollback, hint)
@@ -217,7 +215,6 @@ def can_go_back(facts: Facts) -> Judgement:
 
 
 def in_force(facts: Facts) -> Judgement:
-    """This gateway routes by the last revision."""
     behind = facts.routing.get("behind") or facts.total("sluice_routing_behind")
     found = f"revision {facts.routing.get('revision')}" + (f", behind: {behind}" if behind else "")
     return (not behind, found, "see docs/runbooks/state-behind.md")

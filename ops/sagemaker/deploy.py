@@ -59,7 +59,6 @@ def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> Non
 
 
 def describe(name: str, aws: Aws) -> plan.EndpointState | None:
-    """The current state of the endpoint; ``None`` if there is none."""
     endpoint = _described(aws.sagemaker.describe_endpoint, EndpointName=name)
     if endpoint is None:
         return None
