@@ -1,5 +1,6 @@
 """A client of a gateway's operator API, with the standard library only."""
 
+import http.client
 import json
 import os
 import shutil
@@ -124,6 +125,11 @@ class AdminClient:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise AdminError(f"{self.url}: no answer ({reason}); is the gateway running there?") from None
+        except http.client.HTTPException as error:
+            raise AdminError(
+                f"{self.url}: the answer is cut off or not HTTP ({type(error).__name__}); "
+                "is the gateway running there?"
+            ) from None
 
 
 def _reported(error: urllib.error.HTTPError) -> str:

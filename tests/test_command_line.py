@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from ops.cli.main import hoisted
+from ops.client import AdminClient, AdminError
 from tests import fork_server
 
 
@@ -69,6 +72,29 @@ def test_the_first_configuration_is_named_as_json(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert json.loads(done.stdout) == {"file": "sluice.yaml"}, done.stderr
     assert (tmp_path / "sluice.yaml").is_file()
+
+
+def test_a_configuration_that_cannot_be_written_is_told_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "sluice.yaml").mkdir()
+    words = [sys.executable, "-m", "ops.cli", "init", "--force"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "sluice.yaml" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_speak_http_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        Thread(target=greet, daemon=True).start()
+        with pytest.raises(AdminError, match=r"not HTTP \(BadStatusLine\); is the gateway running there"):
+            AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").get("admin", "keys")
 
 
 @pytest.mark.parametrize("word", ["serve", "init"])

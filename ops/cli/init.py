@@ -26,7 +26,7 @@ TIMEOUT_S = 10.0
 
 
 def init(workers: Sequence[str], *, force: bool, as_json: bool) -> None:
-    with one_line_errors():
+    with one_line_errors(OSError):
         if FILE.exists() and not force:
             raise ConfigError(f"{FILE}: exists already; --force replaces it")
         data: dict[str, Any] = {"backends": {"local": {"kind": "engine"}}, **keys_of(os.environ)}

@@ -2,13 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gateway.config.yaml_file import load_yaml
-from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource
+from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource, values_of
 
 FROM_ENVIRONMENT = "os.environ/"
 # Providers with OpenAI's API, and their base URLs if the file names none.
@@ -98,14 +97,14 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
         place = f"model_list[{number}]"
         if not isinstance(entry, dict) or not isinstance(entry.get("litellm_params"), dict):
             raise UnreadableSource(f"{path}: {place}: allowed: a mapping with model_name and litellm_params")
-        with _place(path, place):
+        with values_of("LiteLLM", f"{path}: {place}"):
             _Model(setup, place, entry, environ).read()
     setup.different(
         "model_list",
         "prompts are counted by the workers' /tokenize, or estimated; to count exactly, set engine.tokenizer",
     )
     for section in ("router_settings", "litellm_settings", "general_settings"):
-        with _place(path, section):
+        with values_of("LiteLLM", f"{path}: {section}"):
             for key, value in (data.pop(section, None) or {}).items():
                 _setting(setup, f"{section}.{key}", key, value)
     if not any(note.place == "general_settings.master_key" for note in setup.notes):
@@ -114,18 +113,6 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
     for key in data:
         setup.unsupported(key, "has no counterpart here")
     return setup
-
-
-@contextmanager
-def _place(path: Path, place: str) -> Iterator[None]:
-    """Turn errors from values of a wrong type into UnreadableSource, which names the place."""
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError) as error:
-        what = str(error) if isinstance(error, ValueError) else type(error).__name__
-        raise UnreadableSource(
-            f"{path}: {place}: a value of another type than LiteLLM takes ({what})"
-        ) from None
 
 
 class _Model:

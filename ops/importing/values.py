@@ -1,6 +1,7 @@
 """The intermediate form of another gateway's configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -8,6 +9,16 @@ from typing import Any
 
 class UnreadableSource(Exception):
     """The other gateway's configuration cannot be read; the message names the place."""
+
+
+@contextmanager
+def values_of(source: str, place: str) -> Iterator[None]:
+    """Turn errors from values of a wrong type into UnreadableSource; ``source`` is whose values they are."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        what = str(error) if isinstance(error, ValueError) else type(error).__name__
+        raise UnreadableSource(f"{place}: a value of another type than {source} takes ({what})") from None
 
 
 class ImportOutcome(StrEnum):

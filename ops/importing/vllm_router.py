@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.yaml_file import load_yaml
-from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource
+from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource, values_of
 
 _D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
 _SESSION = (_D, "callers of the native contract send session_id, of OpenAI's sluice.session_id, not a header")
@@ -81,28 +81,48 @@ def read_values(path: Path, release: str) -> ImportedSetup:
         raise UnreadableSource(
             f"{path}: servingEngineSpec.modelSpec is missing or empty; allowed: a list of models"
         )
-    setup, port = ImportedSetup(), engines.get("servicePort", 80)
+    setup = ImportedSetup()
     for number, spec in enumerate(specs):
         place = f"servingEngineSpec.modelSpec[{number}]"
-        name, model = str(spec.get("name", "")), str(spec.get("modelURL", ""))
-        if not name or not model:
-            raise UnreadableSource(f"{path}: {place}: allowed: a mapping with name and modelURL")
-        section: dict[str, Any] = {"kind": "openai", "model": model}
-        if "vllmApiKey" in engines:
-            section["api_key_env"] = "VLLM_API_KEY"
-        config = spec.get("vllmConfig") or {}
-        longest = config.get("maxModelLen")
-        setup.lengths.append(longest if isinstance(longest, int) else None)
-        if isinstance(most := config.get("maxNumSeqs"), int):
-            section["max_running"] = most
-        url = f"http://{release}-{name}-engine-service:{port}"
-        setup.add(model, Deployment(_base(url), section))
-        setup.different(
-            place, f"{model!r} is at {url}, one address for all its pods; name each pod for affinity and load"
-        )
+        with values_of("the production stack", f"{path}: {place}"):
+            _model(setup, engines, spec, release, place, path)
     if "vllmApiKey" in engines:
         setup.different("servingEngineSpec.vllmApiKey", "set the variable VLLM_API_KEY; it was not copied")
-    router = data.get("routerSpec") or {}
+    with values_of("the production stack", f"{path}: routerSpec"):
+        _router_spec(setup, data.get("routerSpec") or {})
+    for key in data:
+        if key not in ("servingEngineSpec", "routerSpec"):
+            setup.unsupported(key, "is of the stack's other parts, which stay as they are")
+    return setup
+
+
+def _model(
+    setup: ImportedSetup,
+    engines: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    release: str,
+    place: str,
+    path: Path,
+) -> None:
+    name, model = str(spec.get("name", "")), str(spec.get("modelURL", ""))
+    if not name or not model:
+        raise UnreadableSource(f"{path}: {place}: allowed: a mapping with name and modelURL")
+    section: dict[str, Any] = {"kind": "openai", "model": model}
+    if "vllmApiKey" in engines:
+        section["api_key_env"] = "VLLM_API_KEY"
+    config = spec.get("vllmConfig") or {}
+    longest = config.get("maxModelLen")
+    setup.lengths.append(longest if isinstance(longest, int) else None)
+    if isinstance(most := config.get("maxNumSeqs"), int):
+        section["max_running"] = most
+    url = f"http://{release}-{name}-engine-service:{engines.get('servicePort', 80)}"
+    setup.add(model, Deployment(_base(url), section))
+    setup.different(
+        place, f"{model!r} is at {url}, one address for all its pods; name each pod for affinity and load"
+    )
+
+
+def _router_spec(setup: ImportedSetup, router: Mapping[str, Any]) -> None:
     known = {
         "routingLogic": "routing-logic",
         "sessionKey": "session-key",
@@ -116,10 +136,6 @@ def read_values(path: Path, release: str) -> ImportedSetup:
     for key in router:
         if key not in {*known, "extraArgs"}:
             setup.different(f"routerSpec.{key}", "how Sluice itself is deployed: docs/deployment.md")
-    for key in data:
-        if key not in ("servingEngineSpec", "routerSpec"):
-            setup.unsupported(key, "is of the stack's other parts, which stay as they are")
-    return setup
 
 
 def _router(setup: ImportedSetup, given: dict[str, str], place: str) -> None:

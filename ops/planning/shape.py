@@ -153,6 +153,8 @@ def find_model(given: str, *, dtype: str = "auto", quantization: str | None = No
         ) from None
     except ValueError:
         raise PlanError(f"{file}: not readable JSON") from None
+    if not isinstance(raw, dict):
+        raise PlanError(f"{file}: not a JSON object")
     shape = read_shape(raw, name=file.resolve().parent.name, dtype=dtype, quantization=quantization)
     files = sum(one.stat().st_size for one in file.parent.glob("*.safetensors"))
     # The size of the files is exact, unless the weights are converted while loading.
@@ -176,7 +178,7 @@ def read_shape(
             f"{name}: config.json has {other!r}: mixtures of experts, latent attention and state spaces are "
             "not counted here; start vLLM once and read the KV cache size in its log"
         )
-    declared = raw.get("quantization_config", {}).get("quant_method")
+    declared = (raw.get("quantization_config") or {}).get("quant_method")
     carried = text.get("dtype") or text.get("torch_dtype") or raw.get("torch_dtype") or "auto"
     chosen = str(quantization or declared or (carried if dtype == "auto" else dtype))
     weights_format = _ALIASES.get(chosen, chosen)
@@ -202,3 +204,5 @@ def read_shape(
         )
     except KeyError as missing:
         raise PlanError(f"{name}: config.json has no {missing.args[0]!r}; is it a decoder's?") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise PlanError(f"{name}: config.json misstates a value: {error}") from None

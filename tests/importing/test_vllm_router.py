@@ -86,6 +86,18 @@ def test_values_without_models_are_an_error(tmp_path: Path, text: str) -> None:
         read_values(tmp_path / "values.yaml", "vllm")
 
 
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [("vllmConfig: none}]}", "modelSpec[0]"), ("tag: 1}]}\nrouterSpec: [1]", "routerSpec")],
+)
+def test_a_value_of_another_type_is_named_by_its_place(tmp_path: Path, more: str, place: str) -> None:
+    (tmp_path / "values.yaml").write_text(
+        "servingEngineSpec: {modelSpec: [{name: a, modelURL: b, " + more + "\n"
+    )
+    with pytest.raises(UnreadableSource, match=re.escape(f"{place}: a value of another type")):
+        read_values(tmp_path / "values.yaml", "vllm")
+
+
 def test_the_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs/importing.md").read_text(encoding="utf-8")
     commands = re.findall(r"^sluice (import .+)$", text, re.M)

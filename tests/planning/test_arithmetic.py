@@ -135,6 +135,24 @@ def test_a_model_that_is_not_counted_here_is_refused_with_the_field(
         read_shape(raw, name="m")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("[]", "not a JSON object"),
+        (
+            '{"num_attention_heads": 0, "hidden_size": 1, "num_hidden_layers": 1, "intermediate_size": 1}',
+            "misst",
+        ),
+        ('{"num_attention_heads": [], "hidden_size": 1}', "misstates a value"),
+        ('{"quantization_config": null, "hidden_size": 1}', "has no 'num_attention_heads'"),
+    ],
+)
+def test_a_config_that_describes_no_model_is_refused(tmp_path: Path, config: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(PlanError, match=message):
+        find_model(str(tmp_path))
+
+
 def test_a_model_that_is_nowhere_tells_of_the_presets(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"llama-3-8b-awq"):
         find_model(str(tmp_path))
