@@ -92,7 +92,8 @@ def read_seams(log: Path, prefix: str) -> dict[str, tuple[str, ...]]:
     found = {}
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if prefix not in line or not line.startswith("{"):
+            # The last line may be half written.
+            if prefix not in line or not line.startswith("{") or not line.endswith("\n"):
                 continue
             reported = json.loads(line)
             if reported.get("event") == "request":

@@ -94,6 +94,8 @@ def chaos(
     console = screen(stderr=as_json)
     with one_line_errors(ChaosError, code=EXIT_USAGE):
         need_modules("aiohttp", extra="replay")
+        if output is not None and not output.parent.is_dir():
+            raise ChaosError(f"--output: no folder {output.parent}")
         from ops.chaos.testbed import Testbed
 
         wanted = _changed(load_scenario(scenario), streams, for_s, seed)

@@ -208,7 +208,8 @@ def verify(
     except AuditBroken as error:
         raise AdminError(f"the audit log was tampered with: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AdminError(f"{file}: not an exported audit log ({type(error).__name__})") from None
+        source = file or gateway.url
+        raise AdminError(f"{source}: not an exported audit log ({type(error).__name__})") from None
     if head is not None and head not in found.hashes:
         raise AdminError(f"the audit log was truncated: no record has the hash {head}")
     told = {

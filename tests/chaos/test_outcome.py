@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.chaos.figures import grown, read_metrics
+from ops.chaos.figures import grown, read_metrics, read_seams
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import (
     AppliedFault,
@@ -179,3 +180,11 @@ def test_the_growth_of_counters_and_what_is_under_way_are_read_from_the_metrics(
     )
     assert grown(before, after) == {"sluice_retries{}": 3.0, "sluice_backend_failures{backend=a,kind=b}": 2.0}
     assert before.at_rest and not after.at_rest
+
+
+def test_a_half_written_line_of_the_log_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "gateway.log"
+    seam = '{"source": "a", "target": "b", "mode": "tokens", "tokens": 4}'
+    whole = '{"event": "request", "request_id": "chaos-1", "seams": [' + seam + "]}\n"
+    log.write_text(whole + "chaos- as plain text\n" + whole.replace("chaos-1", "chaos-2")[:60])
+    assert read_seams(log, "chaos-") == {"chaos-1": ("a→b tokens at 4",)}
