@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineAdapterError, NoAdapterRoom
-from engine.wire import AdapterSettled, LoadAdapter, UnloadAdapter
+from engine.wire import AdapterCommand, AdapterSettled, LoadAdapter
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -22,7 +22,7 @@ class AdapterCommands:
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
-        self._pending: deque[tuple[LoadAdapter | UnloadAdapter, Future[LoraWeights | None]]] = deque()
+        self._pending: deque[tuple[AdapterCommand, Future[LoraWeights | None]]] = deque()
         self._refused: list[AdapterSettled] = []
 
     @property
@@ -30,7 +30,7 @@ class AdapterCommands:
         """True while a command has not been answered."""
         return bool(self._pending or self._refused)
 
-    def take(self, command: LoadAdapter | UnloadAdapter) -> None:
+    def take(self, command: AdapterCommand) -> None:
         """Queue a command and start to read its files; refuse it if too many are pending."""
         if len(self._pending) < MAX_PENDING:
             self._pending.append((command, self._reader.submit(self._read, command)))
@@ -54,9 +54,9 @@ class AdapterCommands:
             else:
                 yield _settled(command)
 
-    def _read(self, command: LoadAdapter | UnloadAdapter) -> "LoraWeights | None":
+    def _read(self, command: AdapterCommand) -> "LoraWeights | None":
         return self._engine.read_adapter(Path(command.path)) if isinstance(command, LoadAdapter) else None
 
 
-def _settled(command: LoadAdapter | UnloadAdapter, error: EngineAdapterError | None = None) -> AdapterSettled:
+def _settled(command: AdapterCommand, error: EngineAdapterError | None = None) -> AdapterSettled:
     return AdapterSettled(command.call, error.code if error else None, str(error or ""))

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from engine import wire
 from engine.errors import (
     DuplicateSequence,
     EngineBusy,
@@ -27,21 +28,6 @@ from engine.errors import (
 )
 from engine.limits import check_request
 from engine.values import EngineConfig, EngineInfo, EngineSignals, GenerationRequest, SequenceOutput, coalesce
-from engine.wire import (
-    Abort,
-    AdapterSettled,
-    Add,
-    Command,
-    Died,
-    Event,
-    FrameReader,
-    LoadAdapter,
-    Started,
-    StartEngine,
-    StepOutputs,
-    UnloadAdapter,
-    encode,
-)
 
 # Most bytes of commands that the child has not read. The child reads between steps, so this is many times
 # what arrives during one step.
@@ -159,7 +145,7 @@ class EngineClient:
         self._adapters: dict[str, str] = {}
         # The loaded adapters: id and the folder that each was loaded from.
         self.adapters: Mapping[str, str] = MappingProxyType(self._adapters)
-        self._adapter_calls: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
+        self._adapter_calls: dict[int, tuple[wire.AdapterCommand, asyncio.Future[None]]] = {}
         self._calls = count()
         self._submitted = 0
         self.pending_tokens = 0
@@ -192,7 +178,7 @@ class EngineClient:
         try:
             self._started = asyncio.get_running_loop().create_future()
             await self._spawn()
-            self._send(StartEngine(self.config))
+            self._send(wire.StartEngine(self.config))
             self.info = await self._started
         except BaseException:
             self.state = EngineState.STOPPED
@@ -222,7 +208,7 @@ class EngineClient:
         self.pending_tokens += tokens
         self._by_wire_id[ticket.wire_id] = ticket
         self._request_ids.add(request.request_id)
-        self._send(Add(replace(request, request_id=ticket.wire_id)))
+        self._send(wire.Add(replace(request, request_id=ticket.wire_id)))
         return ticket
 
     async def load_adapter(self, adapter_id: str, path: str) -> None:
@@ -232,13 +218,13 @@ class EngineClient:
         Raises EngineDead, or an EngineAdapterError, and then nothing has changed. When the caller is
         cancelled, the load continues; ``adapters`` has the adapter when it is done.
         """
-        await self._call(LoadAdapter(next(self._calls), adapter_id, path))
+        await self._call(wire.LoadAdapter(next(self._calls), adapter_id, path))
 
     async def unload_adapter(self, adapter_id: str) -> None:
         """Unload an adapter: no new request may name it, and its weights are freed after the last request
         that uses them. Raises AdapterNotLoaded or EngineDead.
         """
-        await self._call(UnloadAdapter(next(self._calls), adapter_id))
+        await self._call(wire.UnloadAdapter(next(self._calls), adapter_id))
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End the process, by force after ``timeout_s``. Open tickets raise EngineDead."""
@@ -279,7 +265,7 @@ class EngineClient:
                 self._process.kill()
             await self._process.wait()
 
-    async def _call(self, command: LoadAdapter | UnloadAdapter) -> None:
+    async def _call(self, command: wire.AdapterCommand) -> None:
         if self.state is not EngineState.READY:
             raise self._not_ready()
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -290,38 +276,38 @@ class EngineClient:
     def _not_ready(self) -> EngineDead:
         return EngineDead(self.death or f"the engine is {self.state.value}")
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: wire.Command) -> None:
         if self._transport is not None:
-            self._transport.write(encode(command))
+            self._transport.write(wire.encode(command))
 
     def _release(self, ticket: EngineTicket) -> None:
         if self._by_wire_id.pop(ticket.wire_id, None) is None:
             return
         self._prefilled(ticket)
         self._request_ids.discard(ticket.request_id)
-        self._send(Abort(ticket.wire_id))
+        self._send(wire.Abort(ticket.wire_id))
         ticket._close(EngineError("the ticket was left"))
 
-    def _receive(self, event: Event) -> None:
-        if isinstance(event, StepOutputs):
+    def _receive(self, event: wire.Event) -> None:
+        if isinstance(event, wire.StepOutputs):
             for output in event.outputs:
                 self._deliver(output)
             self.signals = event.signals
             if self._on_signals is not None:
                 self._on_signals(event.signals)
-        elif isinstance(event, AdapterSettled):
+        elif isinstance(event, wire.AdapterSettled):
             self._settle(event)
-        elif isinstance(event, Died):
+        elif isinstance(event, wire.Died):
             self.death = f"the engine failed: {event.message}"
         elif self._started is not None and not self._started.done():
-            if isinstance(event, Started):
+            if isinstance(event, wire.Started):
                 self._started.set_result(event.info)
             else:
                 self._started.set_exception(error_from_code(event.code, event.message))
 
-    def _settle(self, event: AdapterSettled) -> None:
+    def _settle(self, event: wire.AdapterSettled) -> None:
         command, settled = self._adapter_calls.pop(event.call)
-        if event.code is None and isinstance(command, LoadAdapter):
+        if event.code is None and isinstance(command, wire.LoadAdapter):
             self._adapters[command.adapter_id] = command.path
         elif event.code is None:
             self._adapters.pop(command.adapter_id, None)
@@ -380,7 +366,7 @@ class _Receiver(asyncio.Protocol):
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self._reader = FrameReader(Event)
+        self._reader = wire.FrameReader(wire.Event)
 
     def data_received(self, data: bytes) -> None:
         for event in self._reader.feed(data):

@@ -16,24 +16,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
+from engine import wire
 from engine.adapter_commands import AdapterCommands
 from engine.errors import EngineStartError, RequestRefused
 from engine.values import GenerationRequest, SamplingParams, SequenceEnd, SequenceOutput
-from engine.wire import (
-    Abort,
-    Add,
-    Command,
-    Died,
-    Event,
-    FrameReader,
-    LoadAdapter,
-    Started,
-    StartEngine,
-    StartFailed,
-    StepOutputs,
-    UnloadAdapter,
-    encode,
-)
 
 
 class JsonLines(logging.Formatter):
@@ -89,13 +75,13 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._reader = FrameReader(Command)
+        self._reader = wire.FrameReader(wire.Command)
 
-    def receive(self, wait_s: float | None) -> list[Command] | None:
+    def receive(self, wait_s: float | None) -> list[wire.Command] | None:
         """The commands that arrive within ``wait_s`` (None: wait for at least one, without a limit). None
         when the parent closed its end.
         """
-        commands: list[Command] = []
+        commands: list[wire.Command] = []
         while not commands:
             if wait_s is not None and not select.select([self._socket], [], [], wait_s)[0]:
                 break
@@ -105,9 +91,9 @@ class Channel:
             commands.extend(self._reader.feed(data))
         return commands
 
-    def send(self, event: Event) -> None:
+    def send(self, event: wire.Event) -> None:
         """Send a frame. Raises ConnectionError when the parent has ended."""
-        self._socket.sendall(encode(event))
+        self._socket.sendall(wire.encode(event))
 
 
 def serve(engine: "Engine", channel: Channel) -> None:
@@ -123,7 +109,7 @@ def serve(engine: "Engine", channel: Channel) -> None:
             channel.send(settled)
         if engine.has_work:
             outputs += engine.step()
-        channel.send(StepOutputs(tuple(outputs), engine.signals))
+        channel.send(wire.StepOutputs(tuple(outputs), engine.signals))
 
 
 def _command_wait_s(engine: "Engine", adapter_commands: AdapterCommands) -> float | None:
@@ -133,13 +119,15 @@ def _command_wait_s(engine: "Engine", adapter_commands: AdapterCommands) -> floa
     return ADAPTER_POLL_S if adapter_commands.is_busy else None
 
 
-def _apply(engine: "Engine", adapter_commands: AdapterCommands, command: Command) -> SequenceOutput | None:
+def _apply(
+    engine: "Engine", adapter_commands: AdapterCommands, command: wire.Command
+) -> SequenceOutput | None:
     """Execute one command; returns an error output for a refused request."""
-    if isinstance(command, LoadAdapter | UnloadAdapter):
+    if isinstance(command, wire.AdapterCommand):
         adapter_commands.take(command)
-    elif isinstance(command, Abort):
+    elif isinstance(command, wire.Abort):
         engine.abort(command.request_id)
-    elif isinstance(command, Add):
+    elif isinstance(command, wire.Add):
         try:
             engine.add(command.request)
         except RequestRefused as error:
@@ -155,8 +143,8 @@ def _apply(engine: "Engine", adapter_commands: AdapterCommands, command: Command
     return None
 
 
-def _load(command: Command) -> "Engine":
-    if not isinstance(command, StartEngine):
+def _load(command: wire.Command) -> "Engine":
+    if not isinstance(command, wire.StartEngine):
         raise EngineStartError(f"the first command was {type(command).__name__}, not StartEngine")
     try:
         from engine.build import build_engine
@@ -176,7 +164,7 @@ def _warm_up(engine: "Engine") -> None:
         engine.step()
 
 
-def main(argv: list[str], load: Callable[[Command], "Engine"] = _load) -> int:
+def main(argv: list[str], load: Callable[[wire.Command], "Engine"] = _load) -> int:
     """Serve on the socket whose file descriptor is the only argument; returns the exit status."""
     # Ctrl-C, a closed terminal and a service manager's SIGTERM reach every process of the tree: the parent
     # drains, then closes the socket.
@@ -191,15 +179,15 @@ def main(argv: list[str], load: Callable[[Command], "Engine"] = _load) -> int:
         try:
             engine = load(commands[0])
         except EngineStartError as error:
-            channel.send(StartFailed(error.code, str(error)))
+            channel.send(wire.StartFailed(error.code, str(error)))
             return 1
-        channel.send(Started(engine.info))
+        channel.send(wire.Started(engine.info))
         serve(engine, channel)
     except ConnectionError:
         _log.info("the parent has gone")
     except Exception as error:
         _log.exception("the engine failed")
-        channel.send(Died(f"{type(error).__name__}: {error}"))
+        channel.send(wire.Died(f"{type(error).__name__}: {error}"))
         return 1
     return 0
 

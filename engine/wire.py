@@ -85,7 +85,8 @@ class Died(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = StartEngine | Add | Abort | LoadAdapter | UnloadAdapter
+AdapterCommand = LoadAdapter | UnloadAdapter
+Command = StartEngine | Add | Abort | AdapterCommand
 Event = Started | StartFailed | StepOutputs | AdapterSettled | Died
 
 

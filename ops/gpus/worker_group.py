@@ -16,15 +16,7 @@ import yaml
 from gateway.config.engine import ENGINE_ENV
 from gateway.config.settings import ENV_PREFIX, FRONT_KEY, Settings
 from ops.free_ports import free_ports
-from ops.gpus.layout import (
-    DEVICE_VARIABLE,
-    KEY_VARIABLE,
-    NUMBER_VARIABLE,
-    WorkerPlacement,
-    front_of,
-    worker_of,
-    worker_routes,
-)
+from ops.gpus import layout
 from ops.gpus.worker import GivenUp, GpuWorker, command_of
 
 
@@ -72,26 +64,27 @@ def make_worker_group(
 
     Raises ConfigError: the configuration has no engine to run.
     """
-    placements = list(map(WorkerPlacement, devices, free_ports(len(devices)), count()))
+    placements = list(map(layout.WorkerPlacement, devices, free_ports(len(devices)), count()))
     key = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory(prefix="sluice-gpus-") as folder:
         routing = Path(folder) / "routing.yaml"
-        routing.write_text(yaml.safe_dump(worker_routes()), encoding="utf-8")
+        routing.write_text(yaml.safe_dump(layout.worker_routes()), encoding="utf-8")
         workers = []
         for placement in placements:
             config = Path(folder) / f"worker-{placement.number}.yaml"
-            config.write_text(yaml.safe_dump(worker_of(settings, placement, routing)), encoding="utf-8")
+            worker = layout.worker_of(settings, placement, routing)
+            config.write_text(yaml.safe_dump(worker), encoding="utf-8")
             environ = worker_environ(os.environ, placement, key)
             workers.append(GpuWorker(placement, command_of(config, log_level), environ, clock=time.monotonic))
-        front = front_of(settings, placements)
-        os.environ[KEY_VARIABLE] = key  # the front's pool reads its key from there, like any pool
+        front = layout.front_of(settings, placements)
+        os.environ[layout.KEY_VARIABLE] = key  # the front's pool reads its key from there, like any pool
         try:
             yield WorkerGroup(front, workers)
         finally:
-            del os.environ[KEY_VARIABLE]
+            del os.environ[layout.KEY_VARIABLE]
 
 
-def worker_environ(environ: Mapping[str, str], placement: WorkerPlacement, key: str) -> dict[str, str]:
+def worker_environ(environ: Mapping[str, str], placement: layout.WorkerPlacement, key: str) -> dict[str, str]:
     """The worker's environment: this process's, without overrides of the configuration, which its file has.
 
     The worker accepts only the front gateway's key.
@@ -104,7 +97,7 @@ def worker_environ(environ: Mapping[str, str], placement: WorkerPlacement, key: 
         and name != "SLUICE_ADMIN_KEY"
     }
     environ[FRONT_KEY] = key
-    environ[NUMBER_VARIABLE] = str(placement.number)
+    environ[layout.NUMBER_VARIABLE] = str(placement.number)
     if placement.devices is not None:
-        environ[DEVICE_VARIABLE] = placement.devices
+        environ[layout.DEVICE_VARIABLE] = placement.devices
     return environ

@@ -57,8 +57,6 @@ def application(args: Mapping[str, Any]) -> Application:
     """
     given = Arguments.model_validate(args)
     settings = load_settings(Path(given.config))
-    if settings.engines:
-        raise ConfigError("engines: replicas run `engine` alone; deploy an application for each engine")
     place = ClusterPlace(
         str(Path(given.config).resolve()), given.folder or str(Path.cwd()), settings.ray.application
     )
@@ -68,7 +66,12 @@ def application(args: Mapping[str, Any]) -> Application:
 def make_application(
     settings: Settings, place: ClusterPlace, *, make_engine: MakeEngine = configured_engine
 ) -> Application:
-    """Ingress replicas in front of engine replicas; ``make_engine`` must be importable by its module."""
+    """Ingress replicas in front of engine replicas; ``make_engine`` must be importable by its module.
+
+    Raises ConfigError: the settings have further engines, which replicas do not run.
+    """
+    if settings.engines:
+        raise ConfigError("engines: replicas run `engine` alone; deploy an application for each engine")
     ray = settings.ray
     engines = _deployment(
         _engine_class(make_engine),

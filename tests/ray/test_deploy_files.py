@@ -15,8 +15,10 @@ from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 
+from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
-from ops.ray.application import Arguments, application
+from ops.ray.application import Arguments, application, make_application
+from ops.ray.port import ClusterPlace
 from tests.deploy.manifests import faults
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,12 @@ def test_serve_takes_the_configuration_and_the_application_its_arguments(text: s
     arguments = Arguments.model_validate(application.args)
     assert arguments.config == "/etc/sluice/sluice.yaml"
     assert application.name == "sluice"
+
+
+def test_further_engines_are_refused_however_the_application_is_made(settings: Settings) -> None:
+    several = settings.model_copy(update={"engines": {"other": settings.engine}})
+    with pytest.raises(ConfigError, match="deploy an application for each engine"):
+        make_application(several, ClusterPlace("/sluice.yaml", "/", "sluice"))
 
 
 def test_serve_builds_the_application_of_its_arguments(tmp_path: Path) -> None:
