@@ -23,41 +23,6 @@ EXIT_WRONG = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-HELP = """
-Inject faults while requests are served; report the outcome of each one.
-
-SCENARIO is a YAML file with the requests and the faults; or the name
-of one that ships with Sluice (engine-kill, engine-stop, worker-kill, nan,
-oom, soak and others; docs/chaos.md). First each request is sent without
-faults; then N streams and unstreamed requests run while faults are
-injected. Each answer is compared with the one without faults.
-
-With --start the command starts its own gateway (engine, workers and a
-stand-in for Bedrock, as in the scenario). Without it, it uses --url: a
-gateway with chaos.enabled: true accepts injected faults; its processes
-can be killed if it runs on this machine and --pid is given.
-
-\b
-Examples
-  sluice chaos engine-kill --start
-  sluice chaos nan.yaml --url http://127.0.0.1:8000 --key KEY
-
-\b
-Verdicts
-  whole     the answer without faults
-  resumed   interrupted, but complete
-  fallback  a whole answer from a fallback target
-  degraded  the route's degraded text
-  partial   incomplete, and reported as such
-  error     an error before any output
-  lost      no end
-  wrong     wrong text, or billed wrong
-
-Exit code: 0; 1 when a request was lost or wrong, had a verdict that the
-scenario does not allow, or resources were not released; 2 when the run
-could not start; 130 after Ctrl-C or SIGTERM.
-"""
-
 
 def chaos(
     scenario: Annotated[
@@ -87,7 +52,39 @@ def chaos(
     output: Annotated[Path | None, typer.Option(help="Write the report to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inject faults while requests are served; report the outcome of each one."""
+    """Inject faults while requests are served; report the outcome of each one.
+
+    SCENARIO is a YAML file with the requests and the faults; or the name
+    of one that ships with Sluice (engine-kill, engine-stop, worker-kill, nan,
+    oom, soak and others; docs/chaos.md). First each request is sent without
+    faults; then N streams and unstreamed requests run while faults are
+    injected. Each answer is compared with the one without faults.
+
+    With --start the command starts its own gateway (engine, workers and a
+    stand-in for Bedrock, as in the scenario). Without it, it uses --url: a
+    gateway with chaos.enabled: true accepts injected faults; its processes
+    can be killed if it runs on this machine and --pid is given.
+
+    \b
+    Examples
+      sluice chaos engine-kill --start
+      sluice chaos nan.yaml --url http://127.0.0.1:8000 --key KEY
+
+    \b
+    Verdicts
+      whole     the answer without faults
+      resumed   interrupted, but complete
+      fallback  a whole answer from a fallback target
+      degraded  the route's degraded text
+      partial   incomplete, and reported as such
+      error     an error before any output
+      lost      no end
+      wrong     wrong text, or billed wrong
+
+    Exit code: 0; 1 when a request was lost or wrong, had a verdict that the
+    scenario does not allow, or resources were not released; 2 when the run
+    could not start; 130 after Ctrl-C or SIGTERM.
+    """
     from ops.chaos.scenario import ChaosError, load_scenario
     from ops.chaos.show import tables
 
@@ -105,9 +102,6 @@ def chaos(
     write_figures(report.as_json(), output, as_json=as_json)
     if not report.ok:
         raise typer.Exit(EXIT_WRONG)
-
-
-chaos.__doc__ = HELP
 
 
 def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed: int | None) -> Scenario:

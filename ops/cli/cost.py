@@ -6,46 +6,22 @@ from typing import Annotated
 import typer
 
 from ops.cli.console import print_json, screen, table_of
-from ops.cli.operator import AsJson
-from ops.cli.startup import one_line_errors
+from ops.cli.operator import AsJson, with_options
 from ops.planning.build_or_buy import Build, BuildOrBuy, Buy, compare
 
 # Tokens a day: below the first, self-hosting is not worth the work; above the second, it is much cheaper.
 BUY_BELOW, BUILD_ABOVE = 10e6, 100e6
-BUILD, BUY = Build(), Buy()
 
 
+@with_options(ValueError, code=2)
 def cost(
     tokens_per_day: Annotated[
         float | None,
         typer.Option(help="Input and output tokens a day; default: those of one replica in a full day."),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs of one replica.")] = BUILD.gpus,
-    gpu_usd_per_hour: Annotated[float, typer.Option(help="Price of one GPU.")] = BUILD.gpu_usd_per_hour,
-    tokens_per_second: Annotated[
-        float,
-        typer.Option(help="Tokens that a replica serves within its SLO: measure it with `sluice replay`."),
-    ] = BUILD.tokens_per_second,
-    utilization: Annotated[
-        float, typer.Option(help="Mean load of a day, nights included, as a share of --tokens-per-second.")
-    ] = BUILD.utilization,
-    usd_per_month: Annotated[
-        float, typer.Option(help="Fixed costs: people, storage, network.")
-    ] = BUILD.usd_per_month,
-    spare_replicas: Annotated[
-        int, typer.Option(help="Replicas kept running for updates and a lost node.")
-    ] = BUILD.spare_replicas,
-    input_usd: Annotated[float, typer.Option(help="Price of a million bought input tokens.")] = BUY.input_usd,
-    output_usd: Annotated[
-        float, typer.Option(help="Price of a million bought output tokens.")
-    ] = BUY.output_usd,
-    cached_usd: Annotated[
-        float | None, typer.Option(help="Price of a million bought cached input tokens; default: as input.")
-    ] = None,
-    input_share: Annotated[float, typer.Option(help="Share of input in all tokens.")] = BUY.input_share,
-    cached_share: Annotated[
-        float, typer.Option(help="Share of cached tokens in the input.")
-    ] = BUY.cached_share,
+    *,
+    build: Build,
+    buy: Buy,
     as_json: AsJson = False,
 ) -> None:
     """Compare the cost of self-hosting with that of buying tokens, and show the load at which they are equal.
@@ -56,10 +32,7 @@ def cost(
 
     Example: sluice cost --tokens-per-day 30e6 --utilization 0.35 --usd-per-month 12000 --spare-replicas 1
     """
-    build = Build(gpus, gpu_usd_per_hour, tokens_per_second, utilization, usd_per_month, spare_replicas)
-    buy = Buy(input_usd, output_usd, cached_usd, input_share, cached_share)
-    with one_line_errors(ValueError, code=2):
-        found = compare(build, buy, tokens_per_day)
+    found = compare(build, buy, tokens_per_day)
     if as_json:
         print_json(
             {

@@ -10,7 +10,7 @@ from ops.cli.operator import Operator, with_options
 POLL_S = 0.5
 
 
-@with_options
+@with_options()
 def drain(
     gateway: Operator,
     wait: Annotated[

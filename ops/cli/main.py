@@ -20,7 +20,7 @@ from ops.cli.evaluate import evaluate
 from ops.cli.imports import imports
 from ops.cli.keys import keys
 from ops.cli.models import models
-from ops.cli.operator import AsJson
+from ops.cli.operator import AsJson, with_options
 from ops.cli.prompts import prompts
 from ops.cli.ray import ray
 from ops.cli.replay import replay
@@ -30,6 +30,7 @@ from ops.cli.sagemaker import sagemaker
 from ops.cli.shadow import shadow
 from ops.cli.startup import ConfigFile, config_path
 from ops.cli.usage import usage
+from ops.planning.options import PlanOptions
 
 app = typer.Typer(
     name="sluice",
@@ -105,27 +106,13 @@ def init(
 
 
 @app.command()
+@with_options()
 def doctor(
     config: ConfigFile = None,
     as_json: AsJson = False,
     plan: Annotated[bool, typer.Option("--plan", help="Check nothing; compute what fits on a GPU.")] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="For --plan: llama-3-8b-awq, llama-3.1-8b or a model's folder; default: engine.model."
-        ),
-    ] = None,
-    gpu: Annotated[
-        list[str] | None, typer.Option(help="For --plan, repeatable: A10G, A100, H100…; default: all known.")
-    ] = None,
-    gpu_memory_gib: Annotated[
-        float | None, typer.Option(min=0.1, help="For --plan: memory of a GPU that is not in the list.")
-    ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="For --plan: tokens of a typical prompt.")] = 960,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="For --plan: tokens of a typical answer.")] = 140,
-    shared_prefix_tokens: Annotated[
-        int, typer.Option(min=0, help="For --plan: tokens at the start of all prompts, cached once.")
-    ] = 0,
+    *,
+    options: PlanOptions,
     markdown: Annotated[bool, typer.Option(help="For --plan: print the table as Markdown.")] = False,
 ) -> None:
     """Check configuration, model, engine, state store, ledger, routing, prompts and adapters.
@@ -139,12 +126,8 @@ def doctor(
     Example: sluice doctor --plan --model llama-3-8b-awq --gpu A10G
     """
     if plan:
-        from ops.cli.plan import PlanOptions
         from ops.cli.plan import plan as run_plan
 
-        options = PlanOptions(
-            model, gpu or (), gpu_memory_gib, prompt_tokens, answer_tokens, shared_prefix_tokens
-        )
         run_plan(config_path(config), options, as_json=as_json, as_markdown=markdown)
         raise typer.Exit
     from ops.cli.doctor import doctor as run

@@ -4,8 +4,8 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -97,37 +97,53 @@ def operator_command(group: typer.Typer, name: str) -> Callable[[Callable[..., N
     """Register a function as a command of ``group``; see :func:`with_options`."""
 
     def register(run: Callable[..., None]) -> Callable[..., None]:
-        group.command(name)(with_options(run))
+        group.command(name)(with_options()(run))
         return run
 
     return register
 
 
-def with_options(run: Callable[..., None]) -> Callable[..., None]:
-    """``run`` as a typer command: a parameter of a dataclass becomes an option for each of its fields.
+def with_options(
+    *errors: type[Exception], code: int = 1
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a typer command of a function: a parameter of a dataclass becomes the options of its fields.
 
-    The options of the first parameter, which is the :class:`Operator`, come last.
+    The options of the :class:`Operator` come last. ``errors``, and those of :func:`one_line_errors`, are
+    printed as one line each, and the command ends with ``code``.
     """
-    first, *others = inspect.signature(run, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {
-        one.name: one.annotation for one in (first, *others) if is_dataclass(one.annotation)
-    }
-    parameters: list[inspect.Parameter] = []
-    for one in (*others, first):
-        group = groups.get(one.name)
-        parameters += [one] if group is None else inspect.signature(group, eval_str=True).parameters.values()
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
-    @functools.wraps(run)
-    def command(**options: Any) -> None:
-        for name, group in groups.items():
-            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
-        with one_line_errors(AdminError):
-            run(**options)
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(run, eval_str=True).parameters.values()
+        ordered = sorted(own, key=lambda one: one.annotation is Operator)
+        parameters = [leaf.replace(kind=leaf.KEYWORD_ONLY) for one in ordered for leaf in _options(one)]
 
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    return command
+        @functools.wraps(run)
+        def command(**options: Any) -> None:
+            with one_line_errors(AdminError, *errors, code=code):
+                run(**{one.name: _value(one, options) for one in own})
+
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return command
+
+    return decorate
+
+
+def _fields(parameter: inspect.Parameter) -> Collection[inspect.Parameter]:
+    group: type = parameter.annotation
+    return inspect.signature(group, eval_str=True).parameters.values() if is_dataclass(group) else ()
+
+
+def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    fields = _fields(parameter)
+    return [leaf for field in fields for leaf in _options(field)] if fields else [parameter]
+
+
+def _value(parameter: inspect.Parameter, options: Mapping[str, Any]) -> Any:
+    fields = _fields(parameter)
+    if not fields:
+        return options[parameter.name]
+    return parameter.annotation(**{field.name: _value(field, options) for field in fields})
 
 
 def given(**options: Any) -> dict[str, Any]:

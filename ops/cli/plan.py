@@ -1,7 +1,7 @@
 """`sluice doctor --plan`: computes from the configuration what fits on a GPU; needs no GPU."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from gateway.backends.vllm.arguments import LORA_RANKS, lora_places
@@ -11,19 +11,8 @@ from gateway.weights.source import prepare
 from ops.cli.console import print_json, print_lines, print_rows, screen
 from ops.cli.startup import one_line_errors
 from ops.planning.arithmetic import EnginePlan, PlanRequest, plan_engine
+from ops.planning.options import PlanOptions
 from ops.planning.shape import GIB, GPUS, Gpu, ModelShape, PlanError, find_model
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """Options of the command in addition to the configuration: model, GPUs, and a typical request."""
-
-    model: str | None = None
-    gpus: Sequence[str] = ()
-    gpu_memory_gib: float | None = None
-    prompt_tokens: int = 960
-    answer_tokens: int = 140
-    shared_prefix_tokens: int = 0
 
 
 def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdown: bool) -> None:
@@ -84,10 +73,10 @@ def _model(settings: Settings, given: str | None) -> ModelShape:
 
 def _gpus(options: PlanOptions) -> list[Gpu]:
     if options.gpu_memory_gib is not None:
-        name = ", ".join(options.gpus) or f"{options.gpu_memory_gib:g} GiB"
+        name = ", ".join(options.gpu or ()) or f"{options.gpu_memory_gib:g} GiB"
         return [Gpu(name, int(options.gpu_memory_gib * GIB))]
     chosen = []
-    for given in options.gpus:
+    for given in options.gpu or ():
         found = [gpu for name, gpu in GPUS.items() if name.lower().startswith(given.lower())]
         if not found:
             raise PlanError(

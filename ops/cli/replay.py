@@ -9,71 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ops.cli.console import plain, screen, write_figures
-from ops.cli.operator import AsJson, Key, Url
-from ops.cli.startup import need_modules, one_line_errors
-from ops.client import DEFAULT_URL
-from ops.replay.options import ContractName
+from ops.cli.operator import AsJson, with_options
+from ops.cli.startup import need_modules
+from ops.replay.options import Options, ReplayError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ops.replay.options import Options
     from ops.replay.session import Replayed
 
 EXIT_ERRORS = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-HELP = """
-Replay a trace against a gateway; print latencies, throughput and goodput.
 
-TRACE is Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens) or
-Mooncake's JSON lines. Requests are sent at the times of the trace, whether or
-not earlier ones were answered. Prompts are random words of the trace's
-lengths, the same for the same --seed. All answers are streamed, so TTFT
-is measured as a client sees it.
-
-Latencies count from sending. The time for which --concurrency holds a
-request back is reported separately, as client-side delay.
-
-\b
-Example: the first 200 rows, twice as fast, at a tenth of the lengths
-  sluice replay benchmarks/data/azure_llm_conv_2023_2000.csv \\
-      --limit 200 --speed 2 --scale-tokens 0.1 --plot replay.png
-
-Exit code: 0; 1 when more than --max-errors requests failed; 2 when it
-could not start; 130 after Ctrl-C (ended requests are still reported).
-"""
-
-
+@with_options(ReplayError, OSError, code=EXIT_USAGE)
 def replay(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Azure CSV or Mooncake JSON lines.")],
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    speed: Annotated[float, typer.Option(help="Divide the trace's times by this.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(help="Number of rows to replay; default: all.")] = None,
-    skip: Annotated[int, typer.Option(help="Number of rows to skip at the start.")] = 0,
-    scale_tokens: Annotated[
-        float, typer.Option(help="Multiply prompt and answer lengths by this (at least 1 token).")
-    ] = 1.0,
-    concurrency: Annotated[int, typer.Option(help="Most requests in flight.")] = 256,
-    contract: Annotated[ContractName, typer.Option(help="Which API to use.")] = ContractName.NATIVE,
-    route: Annotated[
-        str | None, typer.Option(help="A route of the gateway; default: its default route.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="For --contract openai; default: the gateway's first model.")
-    ] = None,
-    slo_ttft_ms: Annotated[float, typer.Option(help="Goodput's limit on TTFT.")] = 200.0,
-    slo_total_ms: Annotated[float, typer.Option(help="Goodput's limit on the whole answer.")] = 1400.0,
-    timeout: Annotated[float, typer.Option(help="Timeout of one request, seconds.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts' words.")] = 0,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Cut lengths to this; default: the gateway's maximum.")
-    ] = None,
-    no_fallback: Annotated[
-        bool, typer.Option("--no-fallback", help="Request errors instead of fallback answers.")
-    ] = False,
+    options: Options,
     max_errors: Annotated[
         int, typer.Option(min=0, help="Failed requests up to this number give exit code 0.")
     ] = 0,
@@ -85,50 +37,57 @@ def replay(
     output: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a trace against a gateway."""
-    from ops.replay.options import Options, ReplayError, ReplaySlo
+    """Replay a trace against a gateway; print latencies, throughput and goodput.
+
+    TRACE is Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens) or
+    Mooncake's JSON lines. Requests are sent at the times of the trace, whether or
+    not earlier ones were answered. Prompts are random words of the trace's
+    lengths, the same for the same --seed. All answers are streamed, so TTFT
+    is measured as a client sees it.
+
+    Latencies count from sending. The time for which --concurrency holds a
+    request back is reported separately, as client-side delay.
+
+    \b
+    Example: the first 200 rows, twice as fast, at a tenth of the lengths
+      sluice replay benchmarks/data/azure_llm_conv_2023_2000.csv \\
+          --limit 200 --speed 2 --scale-tokens 0.1 --plot replay.png
+
+    Exit code: 0; 1 when more than --max-errors requests failed; 2 when it
+    could not start; 130 after Ctrl-C (ended requests are still reported).
+    """
     from ops.replay.report import figures_of
     from ops.replay.show import tables
 
     console = screen(stderr=as_json)
-    with one_line_errors(ReplayError, OSError, code=EXIT_USAGE):
-        need_modules("aiohttp", "numpy", *(("matplotlib",) if plot is not None else ()), extra="replay")
-        if plot is not None and not plot.parent.is_dir():
-            raise ReplayError(f"--plot: no folder {plot.parent}")
-        options = Options(
-            trace=trace, url=url, key=key, speed=speed, limit=limit, skip=skip, scale_tokens=scale_tokens,
-            concurrency=concurrency, contract=contract, route=route, model=model,
-            slo=ReplaySlo(slo_ttft_ms, slo_total_ms), timeout_s=timeout, seed=seed,
-            max_model_len=max_model_len, no_fallback=no_fallback,
-        )  # fmt: skip
-        if as_batch is not None:
-            from ops.replay.session import write_batch
+    need_modules("aiohttp", "numpy", *(("matplotlib",) if plot is not None else ()), extra="replay")
+    if plot is not None and not plot.parent.is_dir():
+        raise ReplayError(f"--plot: no folder {plot.parent}")
+    if as_batch is not None:
+        from ops.replay.session import write_batch
 
-            count, cut = asyncio.run(write_batch(options, as_batch))
-            console.print(
-                f"{count} requests in {plain(as_batch)}, {cut} of them cut to the model's length; "
-                f"sluice batch submit {plain(as_batch)} runs them",
-                highlight=False,
-            )
-            return
-        done = _run(options, console)
-        notes = _notes(options, done)
-        console.print(tables(done.report, notes))
-        write_figures(figures_of(done.report, done.setup(options)), output, as_json=as_json)
-        if plot is not None:
-            from ops.replay.plot import draw
+        count, cut = asyncio.run(write_batch(options, as_batch))
+        console.print(
+            f"{count} requests in {plain(as_batch)}, {cut} of them cut to the model's length; "
+            f"sluice batch submit {plain(as_batch)} runs them",
+            highlight=False,
+        )
+        return
+    done = _run(options, console)
+    notes = _notes(options, done)
+    console.print(tables(done.report, notes))
+    write_figures(figures_of(done.report, done.setup(options)), output, as_json=as_json)
+    if plot is not None:
+        from ops.replay.plot import draw
 
-            rows = f"{done.report.sent:,} requests in {done.report.wall_s:,.0f} s"
-            subtitle = f"{rows}  ·  {notes['scale']}  ·  {notes['prompts']}"
-            draw(plot, done.report, done.outcomes, title=f"Replay of {trace.name}", subtitle=subtitle)
-            console.print(f"plot: {plain(plot)}", highlight=False)
+        rows = f"{done.report.sent:,} requests in {done.report.wall_s:,.0f} s"
+        subtitle = f"{rows}  ·  {notes['scale']}  ·  {notes['prompts']}"
+        draw(plot, done.report, done.outcomes, title=f"Replay of {options.trace.name}", subtitle=subtitle)
+        console.print(f"plot: {plain(plot)}", highlight=False)
     if done.report.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if done.report.error_count > max_errors:
         raise typer.Exit(EXIT_ERRORS)
-
-
-replay.__doc__ = HELP
 
 
 def _run(options: Options, console: Console) -> Replayed:

@@ -141,7 +141,7 @@ audit = typer.Typer(name="audit", invoke_without_command=True)
 
 
 @audit.callback()
-@with_options
+@with_options()
 def list_audit(gateway: Operator, context: typer.Context, limit: Limit = 20) -> None:
     """List the actions of operators, newest first; export the log, verify its hashes.
 

@@ -5,6 +5,9 @@ The defaults are an example with public prices (Qwen2.5-72B in FP8 on two H100 a
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from typer import Option
 
 HOURS_A_DAY = 24
 SECONDS_A_DAY = 86_400
@@ -16,22 +19,21 @@ SHARES = frozenset({"utilization", "input_share", "cached_share"})
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A self-hosted replica of the model.
+    """A self-hosted replica of the model, with the options of `sluice cost`.
 
-    Args:
-        gpu_usd_per_hour: price of one GPU; two H100 are rented for about 7 US dollars.
-        tokens_per_second: input and output tokens that a replica serves within its SLO.
-        utilization: the part of that which a day's load reaches, nights and peaks included, above 0 to 1.
-        usd_per_month: fixed costs: people, storage, network.
-        spare_replicas: for rolling updates and a lost node.
+    Two H100 are rented for about 7 US dollars an hour.
     """
 
-    gpus: int = 2
-    gpu_usd_per_hour: float = 3.5
-    tokens_per_second: float = 4_000.0
-    utilization: float = 1.0
-    usd_per_month: float = 0.0
-    spare_replicas: int = 0
+    gpus: Annotated[int, Option(help="GPUs of one replica.")] = 2
+    gpu_usd_per_hour: Annotated[float, Option(help="Price of one GPU.")] = 3.5
+    tokens_per_second: Annotated[
+        float, Option(help="Tokens that a replica serves within its SLO: measure it with `sluice replay`.")
+    ] = 4_000.0
+    utilization: Annotated[
+        float, Option(help="Mean load of a day, nights included, as a share of --tokens-per-second.")
+    ] = 1.0
+    usd_per_month: Annotated[float, Option(help="Fixed costs: people, storage, network.")] = 0.0
+    spare_replicas: Annotated[int, Option(help="Replicas kept running for updates and a lost node.")] = 0
 
     @property
     def replica_usd_per_day(self) -> float:
@@ -51,13 +53,15 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Buy:
-    """Bought tokens, US dollars a million; ``input_share``: of all tokens, ``cached_share``: of the input."""
+    """Bought tokens, with the options of `sluice cost`; prices are US dollars a million."""
 
-    input_usd: float = 2.5
-    output_usd: float = 10.0
-    cached_usd: float | None = None
-    input_share: float = 0.75
-    cached_share: float = 0.0
+    input_usd: Annotated[float, Option(help="Price of a million bought input tokens.")] = 2.5
+    output_usd: Annotated[float, Option(help="Price of a million bought output tokens.")] = 10.0
+    cached_usd: Annotated[
+        float | None, Option(help="Price of a million bought cached input tokens; default: as input.")
+    ] = None
+    input_share: Annotated[float, Option(help="Share of input in all tokens.")] = 0.75
+    cached_share: Annotated[float, Option(help="Share of cached tokens in the input.")] = 0.0
 
     @property
     def usd_per_million(self) -> float:

@@ -4,6 +4,12 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from ops.cli.operator import Key, Url
+from ops.client import DEFAULT_URL
 
 MAX_CONCURRENCY = 10_000
 
@@ -41,47 +47,40 @@ class TargetError(ReplayError):
 
 @dataclass(frozen=True, slots=True)
 class ReplaySlo:
-    """The limits for goodput, in milliseconds from sending."""
+    """The limits for goodput, in milliseconds from sending; by default those of the routes' SLO."""
 
-    ttft_ms: float
-    total_ms: float
-
-
-# The routes' default SLO: TTFT P50 under 200 ms, whole answer P99 under 1,400 ms.
-DEFAULT_SLO = ReplaySlo(ttft_ms=200.0, total_ms=1400.0)
+    ttft_ms: Annotated[float, Option("--slo-ttft-ms", help="Goodput's limit on TTFT.")] = 200.0
+    total_ms: Annotated[float, Option("--slo-total-ms", help="Goodput's limit on the whole answer.")] = 1400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A replay's options; building them raises OptionError for a value that is not allowed.
+    """The options of `sluice replay`; building them raises OptionError for a value that is not allowed."""
 
-    Args:
-        speed: divisor of the trace's times.
-        limit: number of rows to replay; ``None`` for all.
-        skip: number of rows to skip first.
-        scale_tokens: factor for the lengths of prompt and answer.
-        concurrency: most requests in flight.
-        model: the model for OpenAI's contract; ``None`` for the gateway's first.
-        max_model_len: limit of prompt and answer together; ``None`` uses the gateway's.
-        no_fallback: request errors instead of fallback answers.
-    """
-
-    trace: Path
-    url: str = "http://127.0.0.1:8000"
-    key: str | None = None
-    speed: float = 1.0
-    limit: int | None = None
-    skip: int = 0
-    scale_tokens: float = 1.0
-    concurrency: int = 256
-    contract: ContractName = ContractName.NATIVE
-    route: str | None = None
-    model: str | None = None
-    slo: ReplaySlo = DEFAULT_SLO
-    timeout_s: float = 120.0
-    seed: int = 0
-    max_model_len: int | None = None
-    no_fallback: bool = False
+    trace: Annotated[Path, Argument(metavar="TRACE", help="Azure CSV or Mooncake JSON lines.")]
+    url: Url = DEFAULT_URL
+    key: Key = None
+    speed: Annotated[float, Option(help="Divide the trace's times by this.")] = 1.0
+    limit: Annotated[int | None, Option(help="Number of rows to replay; default: all.")] = None
+    skip: Annotated[int, Option(help="Number of rows to skip at the start.")] = 0
+    scale_tokens: Annotated[
+        float, Option(help="Multiply prompt and answer lengths by this (at least 1 token).")
+    ] = 1.0
+    concurrency: Annotated[int, Option(help="Most requests in flight.")] = 256
+    contract: Annotated[ContractName, Option(help="Which API to use.")] = ContractName.NATIVE
+    route: Annotated[str | None, Option(help="A route of the gateway; default: its default route.")] = None
+    model: Annotated[
+        str | None, Option(help="For --contract openai; default: the gateway's first model.")
+    ] = None
+    slo: ReplaySlo = ReplaySlo()
+    timeout_s: Annotated[float, Option("--timeout", help="Timeout of one request, seconds.")] = 120.0
+    seed: Annotated[int, Option(help="Seed of the prompts' words.")] = 0
+    max_model_len: Annotated[
+        int | None, Option(help="Cut lengths to this; default: the gateway's maximum.")
+    ] = None
+    no_fallback: Annotated[
+        bool, Option("--no-fallback", help="Request errors instead of fallback answers.")
+    ] = False
 
     def __post_init__(self) -> None:
         for name, value in (

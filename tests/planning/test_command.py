@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import load_settings
-from ops.cli.plan import PlanOptions, make_plans, markdown
+from ops.cli.plan import make_plans, markdown
+from ops.planning.options import PlanOptions
 from ops.planning.shape import PlanError
 from tests import fork_server
 from tests.integration.live import environment
@@ -70,7 +71,7 @@ def test_the_configuration_is_what_is_planned() -> None:
         "SLUICE_ENGINE__MAX_LORA_RANK": "20",
         "SLUICE_ADAPTERS__FILE": "adapters.yaml",
     }
-    [plan] = make_plans(load_settings(None, environ), PlanOptions(model="llama-3.1-8b", gpus=["h100"]))
+    [plan] = make_plans(load_settings(None, environ), PlanOptions(model="llama-3.1-8b", gpu=["h100"]))
     asked = plan.request
     assert (asked.tensor_parallel, asked.max_num_seqs, asked.utilization) == (2, 40, 0.8)
     assert (asked.max_loras, asked.max_lora_rank, asked.cuda_graphs) == (8, 32, False)
@@ -78,7 +79,7 @@ def test_the_configuration_is_what_is_planned() -> None:
 
 
 def test_adapters_take_room_only_when_they_may_come() -> None:
-    options = PlanOptions(model="llama-3-8b-awq", gpus=["A10G"])
+    options = PlanOptions(model="llama-3-8b-awq", gpu=["A10G"])
     [without] = make_plans(load_settings(None, {}), options)
     [with_them] = make_plans(load_settings(None, {"SLUICE_ENGINE__MAX_LORAS": "4"}), options)
     assert without.lora_bytes == 0 < with_them.lora_bytes
@@ -99,7 +100,7 @@ def test_what_cannot_be_planned_is_one_line(words: list[str], message: str) -> N
 
 def test_an_unknown_gpu_is_refused_by_name() -> None:
     with pytest.raises(PlanError, match="A10G"):
-        make_plans(load_settings(None, {}), PlanOptions(gpus=["V100"]))
+        make_plans(load_settings(None, {}), PlanOptions(gpu=["V100"]))
 
 
 def tables() -> list[tuple[str, str]]:
