@@ -1,38 +1,20 @@
 """`sluice rollout check`: runs the rollout checklist against a live gateway."""
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from ops.cli.console import print_findings, print_json, print_lines
 from ops.cli.operator import Operator, command_group, operator_command
 from ops.cli.startup import one_line_errors
-from ops.client import AdminClient, AdminError
+from ops.client import AdminError
+from ops.rollout.options import RolloutOptions
 
 rollout = command_group("rollout", "The rollout checklist, run against a live gateway.")
 
 
 @operator_command(rollout, "check")
-def check(
-    gateway: Operator,
-    prometheus: Annotated[
-        str | None, typer.Option(help="The Prometheus whose rules are checked: http://HOST:9090.")
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(help="Output file of `sluice replay TRACE --output FILE` with real traffic."),
-    ] = None,
-    soak: Annotated[Path | None, typer.Option(help="The same of a replay of half an hour or more.")] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="The gateway's configuration, which has its drain time."),
-    ] = None,
-    grace: Annotated[
-        float | None, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL on its platform.")
-    ] = None,
-) -> None:
+def check(gateway: Operator, options: RolloutOptions) -> None:
     """Run the checklist; exit code 1 if a check is wrong.
 
     A check that the gateway itself cannot answer is `manual`, and names the file or option that answers it.
@@ -40,20 +22,11 @@ def check(
 
     Example: sluice rollout check --prometheus http://127.0.0.1:9090 --replay replay.json --grace 180
     """
-    from gateway.config.settings import load_settings
     from ops.rollout.checks import CheckVerdict, examine
     from ops.rollout.facts import gather
 
     with one_line_errors(AdminError, code=2):
-        drain_s = None if config is None else load_settings(config).server.drain_seconds
-        facts = gather(
-            gateway.client(),
-            prometheus=None if prometheus is None else AdminClient(prometheus),
-            replay=replay,
-            soak=soak,
-            drain_s=drain_s,
-            grace_s=grace,
-        )
+        facts = gather(gateway.client(), options)
     findings = examine(facts)
     counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in CheckVerdict}
     wrong = counts[CheckVerdict.WRONG]

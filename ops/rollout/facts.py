@@ -8,7 +8,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.config.settings import load_settings
 from ops.client import AdminClient, AdminError
+from ops.rollout.options import RolloutOptions
 
 DRY_RUN = b'{"dry_run": true}'
 # Labels and value of one sample of a metric family.
@@ -56,20 +58,15 @@ class Facts:
                 yield found, value
 
 
-def gather(
-    client: AdminClient,
-    *,
-    prometheus: AdminClient | None,
-    replay: Path | None,
-    soak: Path | None,
-    drain_s: float | None,
-    grace_s: float | None,
-) -> Facts:
+def gather(client: AdminClient, options: RolloutOptions) -> Facts:
     """Fetch all facts, one at a time.
 
-    Raises AdminError: the gateway does not answer or refuses the key; a file cannot be read.
+    Raises AdminError: the gateway does not answer or refuses the key; a file cannot be read. Raises
+    ConfigError: the configuration is not valid.
     """
+    drain_s = None if options.config is None else load_settings(options.config).server.drain_seconds
     keyless = AdminClient(client.url, None, client.timeout_s)
+    prometheus = None if options.prometheus is None else AdminClient(options.prometheus)
     return Facts(
         # A health check's 503 has the same body as its 200.
         ready=client.get("ready", accept=(503,)),
@@ -83,10 +80,10 @@ def gather(
         samples=samples_by_name(client.text("metrics")),
         open_admin=not isinstance(_answer_or_error(lambda: keyless.get("admin", "routing")), str),
         rules=None if prometheus is None else _answer_or_error(lambda: prometheus.get("api", "v1", "rules")),
-        replay=_figures(replay),
-        soak=_figures(soak),
+        replay=_figures(options.replay),
+        soak=_figures(options.soak),
         drain_s=drain_s,
-        grace_s=grace_s,
+        grace_s=options.grace,
     )
 
 
