@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from accounting.keys import KeyLimits
 from accounting.quotas import (
-    DAY_S,
     LIMITS,
     MAX_HOLD_S,
     RETRY_HELD_S,
@@ -25,6 +24,7 @@ from accounting.quotas import (
     QuotaWindow,
     Settlement,
 )
+from accounting.values import DAY_S
 
 PER_MINUTE = KeyLimits(requests_per_minute=3)
 TOKENS = KeyLimits(tokens_per_minute=100, tokens_per_day=250)
