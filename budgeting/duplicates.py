@@ -42,9 +42,6 @@ def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
 
     The best has the highest score, then the lowest index; no score (or NaN) is below every score.
     """
-    if len(chunks) < 2:
-        kept = tuple(chunks)
-        return MergedChunks(kept, tuple(range(len(kept))), tuple((chunk.chunk_id,) for chunk in kept))
     ranked = sorted(range(len(chunks)), key=lambda index: (-_score(chunks[index]), index))
     groups: list[_Group] = []
     by_id: dict[str, _Group] = {}

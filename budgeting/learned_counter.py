@@ -110,19 +110,12 @@ class LearnedCounter:
         ids = self._asked(messages, tools, kwargs)
         if ids is None:
             return estimated
-        shares = dict(zip(cuts, estimated.ends, strict=True))
-        ends = {cut: self._end(messages[:cut], ids, tools, kwargs) for cut in shares}
-        sure = max(1, len(estimated.token_ids))
-        return EncodedChat(
-            ids,
-            tuple(
-                accumulate(
-                    (shares[cut] * len(ids) // sure if (end := ends[cut]) is None else end for cut in cuts),
-                    max,
-                )
-            ),
-            messages,
-        )
+        whole = max(1, len(estimated.token_ids))
+        ends: dict[int, int] = {}
+        for cut, share in dict(zip(cuts, estimated.ends, strict=True)).items():
+            end = self._end(messages[:cut], ids, tools, kwargs)
+            ends[cut] = share * len(ids) // whole if end is None else end
+        return EncodedChat(ids, tuple(accumulate((ends[cut] for cut in cuts), max)), messages)
 
     def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
         """The conversation unchanged: its chat template is not known here."""
