@@ -112,19 +112,15 @@ def _adopt(path: Path) -> JournalSegment | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another process may have adopted and deleted it between the two calls.
-        here = os.fstat(fd)
-        if here.st_nlink > 0 and os.path.samestat(here, path.stat()):
-            return JournalSegment(path, fd, here.st_size, spilled=True, closed=True)
-    except (BlockingIOError, FileNotFoundError):
-        os.close(fd)
-        return None
-    except OSError:
-        os.close(fd)
-        raise
-    os.close(fd)
+    with contextlib.ExitStack() as unless_adopted:
+        unless_adopted.callback(os.close, fd)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have adopted and deleted it between the two calls.
+            here = os.fstat(fd)
+            if here.st_nlink > 0 and os.path.samestat(here, path.stat()):
+                unless_adopted.pop_all()
+                return JournalSegment(path, fd, here.st_size, spilled=True, closed=True)
     return None
 
 

@@ -164,9 +164,8 @@ class Ledger:
         finally:
             if self._journal is not None:
                 await self._journal.close()
-            left = tuple(entry.row for entry in self._writer.take_remaining() if entry.segment is None)
-            if left:
-                self._writer.lose(left, LossReason.CLOSED)
+            left = [entry.row for entry in self._writer.take_remaining() if entry.segment is None]
+            self._writer.lose(left, LossReason.CLOSED)
             await self._close_store()
 
     async def select(self, query: Select[Any]) -> list[dict[str, Any]]:

@@ -244,11 +244,7 @@ class FairQueue:
     def ahead_of(self, tenant: str, rank: int) -> int:
         """Approximate number of requests served before a new one of that tenant and class."""
         rank = min(max(rank, self._order[-1]), self._top)
-        above = 0
-        for other in self._order:
-            if other == rank:
-                break
-            above += self._classes[other].living
+        above = sum(found.living for other, found in self._classes.items() if other > rank)
         return above + self._classes[rank].ahead_of(tenant)
 
     def counts(self) -> dict[tuple[int, str], int]:

@@ -19,7 +19,7 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tiktoken
@@ -193,7 +193,8 @@ def _order(data: Mapping[str, Any]) -> list[str]:
         raise NotByteBpe("a byte has no token of its own")
     made: dict[str, None] = dict.fromkeys(singles)
     current = ""
-    for left, right in _pairs(model["merges"]):
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
         whole = left + right
         if left not in made or right not in made or whole not in vocabulary:
             raise NotByteBpe("a merge uses a token that no earlier merge makes")
@@ -209,12 +210,6 @@ def _order(data: Mapping[str, Any]) -> list[str]:
         # Such a model looks up a whole word first, so a token that no merge makes can still be a whole word.
         raise NotByteBpe("ignore_merges, with tokens that no merge makes")
     return reached
-
-
-def _pairs(merges: list[Any]) -> Iterator[tuple[str, str]]:
-    for merge in merges:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left, right
 
 
 def _reached(data: Mapping[str, Any], tokens: list[str]) -> list[str]:

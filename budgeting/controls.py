@@ -34,7 +34,7 @@ class ControlTokens:
         self._always = always
         # Longest first, so that a token is not mistaken for a shorter one that it starts with.
         longest_first = sorted(self.ids, key=lambda content: (-len(content), content))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
     def forged_in(self, text: str) -> bool:
         """Whether a message of this text must be guarded."""
@@ -63,16 +63,9 @@ class ControlTokens:
 
         Each control token has its id; other text has ``None``, and still contains its marks.
         """
-        found: list[tuple[str, int | None]] = []
-        at = 0
-        for match in self._pattern.finditer(guarded):
-            if match.start() > at:
-                found.append((guarded[at : match.start()], None))
-            found.append((match[0], self.ids[match[0]]))
-            at = match.end()
-        if at < len(guarded):
-            found.append((guarded[at:], None))
-        return found
+        # The pattern's group makes every second part a control token.
+        parts = enumerate(self._pattern.split(guarded))
+        return [(part, self.ids[part] if place % 2 else None) for place, part in parts if part]
 
     def opens(self, text: str) -> bool:
         """Whether ``text`` starts with a control token."""

@@ -12,6 +12,7 @@ once to learn what a template takes; then::
 In such a turn the user's own words follow the title ``Message:``, unchanged.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -95,9 +96,4 @@ def _shows(render: Render, roles: Sequence[Role]) -> bool:
         rendered = render([Message(role, word) for role, word in zip(roles, words, strict=True)])
     except TemplateRefused:
         return False
-    at = 0
-    for word in words:
-        at = rendered.find(word, at)
-        if at < 0:
-            return False
-    return True
+    return re.search(".*".join(words), rendered, re.DOTALL) is not None

@@ -1,6 +1,7 @@
 """Finds the ends of sentences by rules, in scripts whose punctuation marks are known."""
 
 import re
+from itertools import pairwise
 
 # Western marks end a sentence before a blank; the others (CJK, Devanagari, Arabic, Urdu, Armenian, Ethiopic,
 # Burmese) anywhere. Closing quotes and brackets belong to the sentence. A line end ends a sentence, too.
@@ -30,14 +31,8 @@ def sentence_ends(text: str) -> list[int]:
 
 def sentences(text: str) -> list[str]:
     """The sentences, each on one line, without the blanks around it; empty ones are left out."""
-    found = []
-    start = 0
-    for end in sentence_ends(text):
-        sentence = _BLANKS.sub(" ", text[start:end]).strip()
-        if sentence:
-            found.append(sentence)
-        start = end
-    return found
+    cut = (text[start:end] for start, end in pairwise([0, *sentence_ends(text)]))
+    return [found for part in cut if (found := _BLANKS.sub(" ", part).strip())]
 
 
 def _abbreviates(text: str, end: int) -> bool:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from sys import getsizeof
 from typing import Protocol
 
@@ -192,12 +193,7 @@ def _ranked(candidates: Sequence[_Sentence]) -> list[int]:
 def _written(
     turns: Sequence[Message], places: Sequence[int], candidates: Sequence[_Sentence], chosen: Sequence[int]
 ) -> str:
-    lines: list[str] = []
-    last = -1
-    for at in chosen:
-        if places[at] != last:
-            last = places[at]
-            lines.append(f"{turns[last].role.value}: {candidates[at].text}")
-        else:
-            lines[-1] += f" {candidates[at].text}"
-    return "\n".join(lines)
+    return "\n".join(
+        f"{turns[place].role.value}: {' '.join(candidates[at].text for at in of_turn)}"
+        for place, of_turn in groupby(chosen, key=places.__getitem__)
+    )
