@@ -19,11 +19,8 @@ def sentence_ends(text: str) -> list[int]:
 
     A text without any mark is one sentence.
     """
-    ends: list[int] = []
-    for match in _END.finditer(text):
-        if match[0] == "." and _abbreviates(text, match.end()):
-            continue
-        ends.append(match.end())
+    found = _END.finditer(text)
+    ends = [one.end() for one in found if not (one[0] == "." and _abbreviates(text, one.end()))]
     if text and (not ends or ends[-1] < len(text)):
         ends.append(len(text))
     return ends

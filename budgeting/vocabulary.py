@@ -110,11 +110,9 @@ class Vocabulary:
         for piece, token_id in self.controls.segments(rendered):
             if token_id is not None:
                 ids.append(token_id)
-            elif guarded:
-                for text in self._plain(piece):
-                    ids += self.plain_ids(text)
-            else:
-                ids += self.plain_ids(piece)
+                continue
+            for text in self._plain(piece) if guarded else (piece,):
+                ids += self.plain_ids(text)
         return ids
 
     def rendered_ids_with_ends(self, rendered: str, *, guarded: bool) -> tuple[list[int], list[int]]:

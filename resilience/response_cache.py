@@ -198,9 +198,7 @@ class ResponseCache:
                 tasks.create_task(self._vectors(tenant, model, questions, EMBED_TIMEOUT_S))
                 for (tenant, model), questions in groups.items()
             ]
-        vectors: dict[Question, bytes] = {}
-        for task in made:
-            vectors.update(task.result())
+        vectors = {question: vector for task in made for question, vector in task.result().items()}
         missing = sum(question is not None and question not in vectors for _, question in described)
         if missing:
             self.emit(AnswersLost(missing, "no_vector"))
