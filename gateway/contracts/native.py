@@ -89,6 +89,9 @@ class SluiceFields(Body):
     deadline_ms: DeadlineMs | None = None
 
 
+NO_FIELDS: Final = SluiceFields()
+
+
 class NativeRequest(SluiceFields, ToolFields):
     """The body of ``POST /v1/generate``, of ``/invocations`` and of the WebSocket's first frame."""
 

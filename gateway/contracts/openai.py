@@ -1,7 +1,6 @@
 """OpenAI's requests (chat and text completions) with vLLM's extensions, and their conversion."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from gateway.contracts.fields import (
     no_null,
 )
 from gateway.contracts.images import ImageUrlBody, PartBody, read_content, with_parts
-from gateway.contracts.native import SluiceFields, build_request
+from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
@@ -87,8 +86,7 @@ def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
 ChatMessages = Annotated[Listed[ChatMessage], AfterValidator(_checked)]
 
 
-_NO_FIELDS = SluiceFields()
-_NO_TOOLS: Final[tuple[Mapping[str, Any], frozenset[Feature]]] = (MappingProxyType({}), frozenset())
+_NO_TOOLS: Final[tuple[Mapping[str, Any], frozenset[Feature]]] = (EMPTY, frozenset())
 
 
 class ChatRequest(OpenAIBody, ToolFields):
@@ -241,7 +239,7 @@ def _asked(
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     if usage and not stream:
         raise not_allowed("stream_options", "is given without stream", "with 'stream': true")
-    native = body.sluice or _NO_FIELDS
+    native = body.sluice or NO_FIELDS
     shaper, shape = shape_of(body)
     extra, needs = body.extra(in_messages)
     given = body.__pydantic_extra__ or {}
@@ -276,7 +274,7 @@ def _asked(
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:
     """This body's field names, by the native contract's names that internal errors use."""
     fields = {**FIELDS, "response_format": shaper}
-    if native is not _NO_FIELDS:
+    if native is not NO_FIELDS:
         fields |= {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
     if isinstance(body, CompletionRequest):
         fields["messages"] = "prompt"

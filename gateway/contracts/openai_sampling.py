@@ -8,7 +8,7 @@ from gateway.contracts.fields import MAX_TOKEN_ID, stops
 from gateway.contracts.formats import StructuredBody, choice_shape, from_format, schema_shape, text_shape
 from gateway.contracts.openai_body import OpenAIBody
 from gateway.contracts.refusals import given, not_allowed, path_of
-from gateway.contracts.values import NO_BIAS, PLAIN_TEXT, FormatType, ResponseFormat, Sampling
+from gateway.contracts.values import EMPTY, PLAIN_TEXT, FormatType, ResponseFormat, Sampling
 
 MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""
@@ -45,7 +45,7 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
-        logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else NO_BIAS,
+        logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else EMPTY,
         logprobs=logprobs,
         ignore_eos=bool(body.ignore_eos),
         min_tokens=body.min_tokens or 0,

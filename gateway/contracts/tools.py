@@ -6,7 +6,6 @@ keep the caller's order, since a model writes arguments in that order.
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -26,6 +25,7 @@ from gateway.contracts.tool_fields import (
     ToolFields,
     ToolReference,
 )
+from gateway.contracts.values import EMPTY
 from gateway.errors import InvalidRequest
 
 _calls: Final = attrgetter("tool_calls")
@@ -64,7 +64,7 @@ def asked_tools(
     *,
     parallel: bool | None,
     effort: str | None,
-    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    kwargs: Mapping[str, Any] = EMPTY,
     in_history: bool,
 ) -> tuple[dict[str, Any], frozenset[Feature]]:
     """The tool fields of a request of any contract, and the features that a backend needs for them."""
@@ -146,7 +146,7 @@ def to_calls(bodies: Sequence[HistoryCall], at: str) -> tuple[ToolCall, ...]:
 def template_kwargs(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """The caller's variables for the chat template. Raises InvalidRequest: a reserved name, or too much."""
     if not given:
-        return _NO_KWARGS
+        return EMPTY
     field = "chat_template_kwargs"
     check_plain(given, field)
     for name in given:
@@ -162,9 +162,6 @@ def template_kwargs(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return given
 
 
-_NO_KWARGS: Final[Mapping[str, Any]] = MappingProxyType({})
-
-
 def chat_ending(*, continues: bool | None, generates: bool | None) -> Mapping[str, Any]:
     """vLLM's fields for how the prompt ends; empty for the default, the prompt for an answer.
 
@@ -174,7 +171,7 @@ def chat_ending(*, continues: bool | None, generates: bool | None) -> Mapping[st
         raise not_allowed(GENERATES, f"is true with {CONTINUES}", f"false, or {CONTINUES} false")
     if continues:
         return {CONTINUES: True, GENERATES: False}
-    return _NO_KWARGS if generates is not False else {GENERATES: False}
+    return EMPTY if generates is not False else {GENERATES: False}
 
 
 def chosen_name(name: str, kind: str, tools: Sequence[Tool], param: str) -> str:

@@ -14,9 +14,7 @@ from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice,
 from gateway.contracts.features import Feature
 from gateway.errors import PublicError
 
-EMPTY: Mapping[str, object] = MappingProxyType({})
-NO_BIAS: Mapping[int, float] = MappingProxyType({})
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Contract(StrEnum):
@@ -82,7 +80,7 @@ class Sampling(Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = NO_BIAS
+    logit_bias: Mapping[int, float] = EMPTY
     logprobs: int | None = None
     echo: bool = False
     prompt_only: bool = False
@@ -187,8 +185,8 @@ class GenerateRequest(Struct, frozen=True):
     call_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = EMPTY
-    fields: Mapping[str, str] = NO_NAMES
-    images: Mapping[str, memoryview] = MappingProxyType({})
+    fields: Mapping[str, str] = EMPTY
+    images: Mapping[str, memoryview] = EMPTY
 
     def in_body_terms(self, error: PublicError) -> PublicError:
         """The error with the body's name of the field instead of the internal one."""

@@ -10,7 +10,7 @@ from gateway.contracts.fields import label_or_none
 from gateway.contracts.formats import schema_shape
 from gateway.contracts.messages.body import MAX_DROPPED, CountRequest, MessagesRequest
 from gateway.contracts.messages.conversation import chosen, conversation, input_tools
-from gateway.contracts.native import SluiceFields, build_request
+from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tools import asked_tools, holds_calls
@@ -20,8 +20,6 @@ LOW_BUDGET: Final = 4_096
 MEDIUM_BUDGET: Final = 16_384
 """Largest ``thinking.budget_tokens`` that count as low and as medium effort. Claude Code's three levels of
 thinking have 4,000, 10,000 and 31,999 tokens."""
-
-_NO_FIELDS: Final = SluiceFields()
 
 
 def messages_request(body: MessagesRequest, origin: RequestOrigin) -> ParsedRequest:
@@ -53,7 +51,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
     check_count(len(body.messages), origin.max_messages)
     messages = conversation(body)
     check_count(len(messages), origin.max_messages)
-    native = body.sluice or _NO_FIELDS
+    native = body.sluice or NO_FIELDS
     tools, choice = input_tools(body.tools or ()), body.tool_choice
     asked, needs = asked_tools(
         tools,

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.images import holds_data
-from gateway.contracts.native import SluiceFields, build_request
+from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.body import ChoiceObject, InputItem, ResponsesBody, TextFormat
 from gateway.contracts.responses.conversation import chosen, conversation, flat_tools
 from gateway.contracts.tools import asked_tools, checked_tools, holds_calls
-from gateway.contracts.values import PLAIN_TEXT, Contract, ResponseFormat, Sampling
+from gateway.contracts.values import EMPTY, PLAIN_TEXT, Contract, ResponseFormat, Sampling
 from gateway.errors import InvalidRequest
 
 INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
@@ -39,8 +38,8 @@ class ResponsesRequest(ParsedRequest, frozen=True):
     reasoning, if that was requested and there is a key. ``again``: data to run it again on another gateway.
     """
 
-    echo: Mapping[str, Any] = MappingProxyType({})
-    namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    echo: Mapping[str, Any] = EMPTY
+    namespaces: Mapping[str, tuple[str, str]] = EMPTY
     store: bool = False
     background: bool = False
     previous_id: str | None = None
@@ -57,7 +56,6 @@ _FIELDS: Final[Mapping[str, str]] = {
     "adapter_id": "model",
     "reasoning_effort": "reasoning.effort",
 }
-_NO_FIELDS: Final = SluiceFields()
 
 
 def responses_request(
@@ -92,7 +90,7 @@ def responses_request(
         effort=None if body.reasoning is None else body.reasoning.effort,
         in_history=holds_calls(messages),
     )
-    native = body.sluice or _NO_FIELDS
+    native = body.sluice or NO_FIELDS
     try:
         check_count(len(messages), origin.max_messages)
         check_latest(messages)
