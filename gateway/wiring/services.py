@@ -92,6 +92,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             keys.ring,
             keys.projection,
             keys.use,
+            core.access.limiter,
             base.audit,
             base.unix_time,
             NewKeyChecks(

@@ -26,6 +26,7 @@ from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuc
 from gateway.keys.last_used import KNOWN_FOR_S
 from gateway.keys.last_used import STREAM as USED
 from gateway.keys.new_key import NewKeyChecks
+from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.records import STREAM
 from gateway.keys.revocations import FOLDER
 from gateway.routing.check import KnownNames
@@ -68,10 +69,12 @@ class Process:
         self.audit = Audit(self.state.store, unix_time=self.clock)
         self.keys: KeyParts = make_keys(self.ring, self.state, unix_time=self.clock)
         self.tasks: list[asyncio.Task[None]] = []
+        self.limiter = KeyLimiter()
         self.admin = KeyAdmin(
             self.ring,
             self.keys.projection,
             self.keys.use,
+            self.limiter,
             self.audit,
             self.clock,
             NewKeyChecks(
@@ -89,8 +92,8 @@ class Process:
             return False
         return True
 
-    def listed(self) -> list[dict[str, Any]]:
-        return [dict(key) for key in self.admin.show_all()]
+    async def listed(self) -> list[dict[str, Any]]:
+        return [dict(key) for key in await self.admin.show_all()]
 
 
 def in_memory(streams: MemoryStreams, copies: Path | None = None) -> Process:
@@ -153,7 +156,7 @@ async def test_a_key_is_accepted_everywhere_and_after_its_revocation_nowhere() -
         await other.admin.revoke(made["id"], who=WHO)
         assert not other.knows(made["key"]), "refused when the call returns"
         await until(lambda: not one.knows(made["key"]))
-        assert one.knows("sk-admin") and not one.listed()
+        assert one.knows("sk-admin") and not await one.listed()
         with pytest.raises(NoSuchKey):
             await one.admin.revoke(made["id"], who=WHO)
 
@@ -207,7 +210,7 @@ async def test_a_budget_is_refused_where_no_price_counts_and_warns_where_only_so
         one.priced.clear()
         with pytest.raises(InvalidRequest, match="no price covers local, other now;"):
             await one.create(budget=daily)
-        assert len(one.listed()) == 3, "a refused key is not made"
+        assert len(await one.listed()) == 3, "a refused key is not made"
 
 
 async def test_a_front_may_pass_every_priority_on_and_a_caller_has_to_be_granted_it() -> None:
@@ -249,7 +252,7 @@ async def test_no_record_and_no_listing_holds_a_key() -> None:
         secret = made["key"].rpartition("_")[2]
         for stream in streams.records.values():
             assert not any(secret.encode() in record.data for record in stream)
-        [shown] = process.listed()
+        [shown] = await process.listed()
         assert "key" not in shown and secret not in str(shown)
         assert shown["prefix"] == made["prefix"] == made["key"].split("_")[1]
         assert (shown["comment"], shown["created_by"], shown["limits"]) == ("for the shop", WHO, {})
@@ -349,13 +352,28 @@ async def test_a_note_of_another_process_is_found_while_the_gateway_runs(tmp_pat
         assert (tmp_path / FOLDER / made["id"]).read_text() == WHO
 
 
+async def test_a_listed_key_shows_what_it_has_used_of_each_limit_and_budget() -> None:
+    process = in_memory(MemoryStreams())
+    async with running(process):
+        made = await process.create(
+            limits={"tokens_per_day": 1_000},
+            budget={"usd_per_day": 2},
+            model_limits={"qwen3-8b": {"tokens_per_minute": 100, "usd_per_month": 1}},
+        )
+        caller = process.keys.authority.authenticate(made["key"])
+        await process.limiter.reserve(caller, 60, lambda: 5 * 10**8, "qwen3-8b")
+        [shown] = await process.listed()
+    assert (shown["used"], shown["spent"]) == ({"tokens_per_day": 60}, {"usd_per_day": 0.5})
+    assert shown["model_used"] == {"qwen3-8b": {"tokens_per_minute": 60, "usd_per_month": 0.5}}
+
+
 async def test_a_key_expires_and_is_not_made_expired() -> None:
     process = in_memory(MemoryStreams())
     async with running(process):
         made = await process.create(expires_at=process.clock.now + 10)
-        assert process.knows(made["key"]) and not process.listed()[0]["expired"]
+        assert process.knows(made["key"]) and not (await process.listed())[0]["expired"]
         process.clock.now += 10
-        assert not process.knows(made["key"]) and process.listed()[0]["expired"]
+        assert not process.knows(made["key"]) and (await process.listed())[0]["expired"]
         with pytest.raises(InvalidRequest, match="expires_at"):
             await process.create(expires_at=process.clock.now)
 
@@ -366,12 +384,12 @@ async def test_a_key_that_could_not_be_shown_is_not_made_and_an_older_one_hides_
     async with running(process):
         with pytest.raises(InvalidRequest, match=r"expires_at is beyond it; allowed: .* at the latest"):
             await process.create(expires_at="9999-12-31T23:59:59-12:00")
-        assert process.listed() == []
+        assert await process.listed() == []
         await process.create(expires_at="9999-12-31T23:59:59Z")
         [made] = process.ring.created
         late = replace(made.record, key_id="key_late", expires_at=LATEST + 43_200)
         process.ring.add(replace(made, record=late, prefix="late"))
-        assert [key["expires_at"] for key in process.listed()] == ["9999-12-31T23:59:59+00:00"] * 2
+        assert [key["expires_at"] for key in await process.listed()] == ["9999-12-31T23:59:59+00:00"] * 2
 
 
 async def test_a_record_that_is_not_understood_makes_no_key_and_hides_no_revocation() -> None:
@@ -386,23 +404,28 @@ async def test_a_record_that_is_not_understood_makes_no_key_and_hides_no_revocat
         for record in strange:
             await process.state.store.append(STREAM, orjson.dumps(record), author="newer")
         await until(lambda: not process.knows(made["key"]))
-        assert not process.listed()
+        assert not await process.listed()
 
 
 async def test_the_last_use_is_told_in_batches_and_seldom() -> None:
     one, other = in_memory(streams := MemoryStreams()), in_memory(streams)
     async with running(one, other):
         keys = [await one.create() for _ in range(3)]
-        assert one.listed()[0]["last_used_at"] is None
+        assert (await one.listed())[0]["last_used_at"] is None
         for _ in range(100):
             for made in keys[:2]:
                 one.keys.authority.authenticate(made["key"])
-        assert one.listed()[0]["last_used_at"] == "1970-01-12T13:46:40+00:00"
+        assert (await one.listed())[0]["last_used_at"] == "1970-01-12T13:46:40+00:00"
         assert USED not in streams.records or not streams.records[USED], "nothing is written for a request"
         await one.keys.use.publish()
         assert len(streams.records[USED]) == 1, "one record for all keys"
-        await until(lambda: len(other.listed()) == 3 and other.listed()[1]["last_used_at"] is not None)
-        assert other.listed()[2]["last_used_at"] is None
+        await until(
+            lambda: (
+                len(other.ring.created) == 3
+                and other.keys.use.last(other.ring.created[1].record.key_id) is not None
+            )
+        )
+        assert (await other.listed())[2]["last_used_at"] is None
         one.clock.now += 60
         one.keys.authority.authenticate(keys[0]["key"])
         await one.keys.use.publish()
