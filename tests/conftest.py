@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server.install()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported stays, and the garbage collector need not walk through it during the tests.
 
     What the tests keep is much, too: with Python's thresholds a tenth of their time went into walking through it.
@@ -118,6 +118,10 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 10, 20)
+    if hasattr(session.config, "workerinput"):
+        # A test that thaws all it finds, or an engine that ends in this process, would leave the imported objects to be
+        # walked through, and copied from the process that this one was forked off, by all later collections.
+        gc.unfreeze = lambda: None  # type: ignore[assignment]
     if "accounting.store_schema" in sys.modules:
         from tests import recorded_tables
 

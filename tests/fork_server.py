@@ -40,6 +40,7 @@ import threading
 import time
 import traceback
 import types
+import typing
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -701,6 +702,8 @@ def _serve_all_of_it(fd: int, *, vllm: bool) -> None:
     # What libraries end with a process is this one's: a forked one would only copy its pages to end it.
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
+    # Modules made with nanobind empty the caches of `typing` at Python's exit, which is not how these processes end.
+    typing._cleanups.clear()  # type: ignore[attr-defined]
     gc.freeze()
     _in_huge_pages()
     gc.enable()

@@ -63,13 +63,13 @@ def test_an_unknown_word_is_told_without_a_traceback() -> None:
 
 @pytest.mark.parametrize("words", [["version", "--json"], ["--json", "version"]])
 def test_the_version_is_json_for_machines(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "ops.cli", *words], capture_output=True, text=True)
+    done = fork_server.run([sys.executable, "-m", "ops.cli", *words])
     assert (done.returncode, list(json.loads(done.stdout))) == (0, ["version"]), done.stderr
 
 
 def test_the_first_configuration_is_named_as_json(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ops.cli", "init", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    done = fork_server.run(words, cwd=tmp_path)
     assert json.loads(done.stdout) == {"file": "sluice.yaml"}, done.stderr
     assert (tmp_path / "sluice.yaml").is_file()
 
@@ -100,7 +100,7 @@ def test_a_server_that_does_not_speak_http_is_named() -> None:
 @pytest.mark.parametrize("word", ["serve", "init"])
 def test_a_worker_that_is_no_address_is_named_with_what_is_allowed(tmp_path: Path, word: str) -> None:
     words = [sys.executable, "-m", "ops.cli", word, "--worker", "secret@foo"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    done = fork_server.run(words, cwd=tmp_path)
     assert done.returncode != 0
     assert "--worker: 'foo' is not a worker's address; allowed: http://HOST:PORT" in done.stderr
     assert "--url" not in done.stderr and "secret" not in done.stderr
@@ -108,7 +108,7 @@ def test_a_worker_that_is_no_address_is_named_with_what_is_allowed(tmp_path: Pat
 
 def test_an_unknown_level_of_the_log_is_named_with_what_is_allowed(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ops.cli", "serve", "--log-level", "loud"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    done = fork_server.run(words, cwd=tmp_path)
     allowed = "debug, info, warning, error, critical"
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         1,
@@ -118,8 +118,5 @@ def test_an_unknown_level_of_the_log_is_named_with_what_is_allowed(tmp_path: Pat
 
 def test_the_version_is_an_option_too() -> None:
     asked = [sys.executable, "-m", "ops.cli"]
-    option, word = (
-        subprocess.run([*asked, how], capture_output=True, text=True, check=True).stdout
-        for how in ("--version", "version")
-    )
+    option, word = (fork_server.run([*asked, how], check=True).stdout for how in ("--version", "version"))
     assert option == word and option.startswith("sluice ")
