@@ -230,6 +230,8 @@ ALL, FAST = "all-tests", "fast-tests"
 _SERVER = ["tests.fork_server"]
 # The engine's process, and those of tests in which it fails.
 _ENGINES = (["engine.process"], ["tests.engine.failing_child"], ["tests.engine.hanging_child"])
+# The check on a GPU asks PyTorch, which it does not import itself.
+_ASKS_FOR_THE_DEVICE = "import torch; found = torch.cuda"
 # A process of pytest-xdist.
 _XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 # Options of subprocess.Popen that only a new program gets.
@@ -268,7 +270,7 @@ def _is_forked(words: Any) -> bool:
     if isinstance(words, str | bytes | os.PathLike):
         return False
     words = [os.fspath(word) for word in words]
-    if words[1:] == _XDIST:
+    if words[1:] == _XDIST or (words[1:2] == ["-c"] and words[2].startswith(_ASKS_FOR_THE_DEVICE)):
         return True
     return words[:2] == [sys.executable, "-m"] and any(words[2 : 2 + len(one)] == one for one in _FORKED)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.testing import ADMIN_KEY, fake_services, serving
+from tests import fork_server
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 ASKING = README[README.index("## Ask it something") :]
@@ -30,8 +31,6 @@ def test_the_readmes_requests_are_answered_while_keys_are_on() -> None:
         curl = block("sh").replace("localhost:8000", address)
         asked = subprocess.run(["sh", "-ec", curl], env=env, capture_output=True, text=True, timeout=60)
         script = block("python").replace("127.0.0.1:8000", address)
-        written = subprocess.run(
-            [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60
-        )
+        written = fork_server.run([sys.executable, "-c", script], env=env, timeout=60)
     assert '"delta":"Hello"' in asked.stdout and '"type":"done"' in asked.stdout, asked.stdout
     assert written.stdout == "Hello, world", written.stderr
