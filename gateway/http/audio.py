@@ -39,9 +39,9 @@ async def translations(request: Request, call: CallerRequestDep) -> Response:
 
 
 async def _answer(task: Task, request: Request, call: CallerRequest) -> Response:
-    services, exchange = call.services, call.exchange
+    services, exchange = call.exchange.services, call.exchange
     most = services.limits.max_audio_bytes
-    with services.recordings.holding(call.caller.tenant) as arrived:
+    with services.recordings.holding(call.exchange.tenant) as arrived:
         form = await in_time(services, read_form(request, most, arrived))
         try:
             asked = await _asked(task, form, most, origin_of(exchange))

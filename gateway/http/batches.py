@@ -19,7 +19,7 @@ creation = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503)
 @creation.post("/v1/batches", response_model=BatchObject)
 async def create_batch(given: Json[BatchBody], call: CallerRequestDep) -> Response:
     """Begin a batch; its file is checked first."""
-    services, caller = call.services, call.caller
+    services, caller = call.exchange.services, call.exchange.known_caller
     if caller.by_front:
         raise Forbidden("a key of role 'front' may not use batches: a front runs those of its tenants itself")
 

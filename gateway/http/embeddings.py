@@ -31,7 +31,7 @@ router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 def embeddings(given: Json[EmbeddingsBody], call: CallerRequestDep) -> Awaitable[Reply]:
     """Vectors of texts or token ids."""
     asked = embeddings_request(given, origin_of(call.exchange))
-    ask = partial(call.services.embeddings.run, asked)
+    ask = partial(call.exchange.services.embeddings.run, asked)
     return pooled(call, asked, ask, lambda answer: vectors_body(answer, given))
 
 
@@ -42,7 +42,7 @@ def pooled(
     body: Callable[[T], Awaitable[bytes]],
 ) -> Awaitable[Reply]:
     """The ``body`` of what workers answer to ``ask``; for a repeated request the stored reply."""
-    services = call.services
+    services = call.exchange.services
 
     async def run() -> Reply:
         with services.limiter.running(asked.caller):

@@ -32,7 +32,7 @@ uploads = callers_router(CreationRoute, 400, 401, 403, 409, 413, 429, 503)
 @uploads.post("/v1/files", response_model=FileBody)
 async def upload(request: Request, call: CallerRequestDep) -> Response:
     """Store a file; the body is a form with ``file``, ``purpose`` and optionally ``expires_after``."""
-    services, tenant = call.services, call.caller.tenant
+    services, tenant = call.exchange.services, call.exchange.tenant
     most = services.files.section.max_file_bytes
     services.files.store  # noqa: B018 - refuses the upload before it is read if files are off
     with services.uploads.holding(tenant) as arrived:

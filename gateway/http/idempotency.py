@@ -23,12 +23,10 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 
 from gateway.contracts.refusals import not_allowed
-from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
 from gateway.http.body import form_content
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
-from gateway.ports import Services
 from gateway.state.idempotency import IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255
@@ -177,17 +175,12 @@ class CallerRequest(Struct, frozen=True):
         release: is called once the work is done or billed; from then on a disconnect does not cancel it.
     """
 
-    services: Services
     exchange: Exchange
     idempotency: Idempotency
     path: str
     key: str | None
     raw: bytes
     release: Callable[[], object] = lambda: None
-
-    @property
-    def caller(self) -> Caller:
-        return self.exchange.known_caller
 
     def once(
         self, run: Callable[[], Awaitable[Reply]], allowed: Callable[[], bool] = lambda: True
@@ -217,7 +210,7 @@ async def _call(request: Request, idempotency_key: IdempotencyKey = None) -> Cal
     """The FastAPI dependency; its parameter only documents the header in the OpenAPI document."""
     scope, state = request.scope, request.app.state
     exchange, raw = Exchange.of(scope), await request.body()
-    return CallerRequest(state.services, exchange, state.idempotency, scope["path"], sent_key(exchange), raw)
+    return CallerRequest(exchange, state.idempotency, scope["path"], sent_key(exchange), raw)
 
 
 CallerRequestDep = Annotated[CallerRequest, Depends(_call)]

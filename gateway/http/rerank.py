@@ -43,7 +43,7 @@ def score(given: Json[ScoreBody], call: CallerRequestDep) -> Awaitable[Reply]:
     async def body(answer: ScoreAnswer) -> bytes:
         return score_body(asked, answer)
 
-    return pooled(call, asked, partial(call.services.embeddings.score, asked), body)
+    return pooled(call, asked, partial(call.exchange.services.embeddings.score, asked), body)
 
 
 def _rerank(given: RerankBody, call: CallerRequest, *, documents: bool) -> Awaitable[Reply]:
@@ -52,4 +52,4 @@ def _rerank(given: RerankBody, call: CallerRequest, *, documents: bool) -> Await
     async def body(answer: ScoreAnswer) -> bytes:
         return rerank_body(given, asked, answer, documents=documents)
 
-    return pooled(call, asked, partial(call.services.embeddings.score, asked), body)
+    return pooled(call, asked, partial(call.exchange.services.embeddings.score, asked), body)

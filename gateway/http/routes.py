@@ -165,7 +165,7 @@ class DirectRoute(CountedRoute):
         given = parse(self._model, body)
         async with until_gone(exchange, receive) as release:
             key = sent_key(exchange)
-            call = CallerRequest(services, exchange, idempotency, scope["path"], key, body, release)
+            call = CallerRequest(exchange, idempotency, scope["path"], key, body, release)
             reply = await self.endpoint(given, call)
         await exchange.reply(reply)
 
