@@ -22,8 +22,7 @@ LINE_BYTES: Final = 1_024
 class Batches:
     """A batch belongs to its tenant; for other tenants its id is unknown.
 
-    Args:
-        lines_per_s: lines that end per second at present; ``None``: not known.
+    ``lines_per_s``: lines that end per second at present; ``None``: not known.
     """
 
     files: Files

@@ -10,8 +10,7 @@ from admission.gate import BackendGate
 class IdleCapacity:
     """Leaves ``headroom``, a share of each engine, for requests of callers.
 
-    Args:
-        gates: the gates of the backends that have had a request.
+    ``gates``: those of the backends that have had a request.
     """
 
     gates: Callable[[], Mapping[str, BackendGate]]

@@ -30,8 +30,7 @@ RETRY_MS: Final = 1_000
 class Files:
     """A file belongs to its tenant; for other tenants its id is unknown.
 
-    Args:
-        store: the tables of files and batches; ``None``: files are off.
+    ``store``: the tables of files and batches; ``None``: files are off.
     """
 
     def __init__(

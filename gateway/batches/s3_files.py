@@ -21,8 +21,7 @@ _NOT_THERE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 class S3Files:
     """Contents as objects below a prefix. An object is stored completely or not at all.
 
-    Args:
-        client: boto3's; thread-safe.
+    ``client`` is boto3's, which is thread-safe.
     """
 
     def __init__(self, client: Any, prefix: S3Prefix, cipher: AesCipher | None = None) -> None:

@@ -166,8 +166,7 @@ def _finish_reasons(request: GenerateRequest, *, chat: bool) -> Mapping[FinishRe
 class OpenAIDialect(ContractDialect):
     """One of OpenAI's paths, as the HTTP edge uses it: chat, or text completions.
 
-    Args:
-        reasoning_fields: the fields of messages and deltas that carry a chat's reasoning.
+    ``reasoning_fields``: the fields of messages and deltas that carry a chat's reasoning.
     """
 
     def __init__(

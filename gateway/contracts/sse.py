@@ -19,11 +19,7 @@ class EventReader(Struct, eq=False):
     _lines: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes, and return the data of each event that they complete.
-
-        Raises:
-            EventTooLarge: an event is longer than ``max_bytes``.
-        """
+        """Add bytes, and return the data of each event that they complete. Raises EventTooLarge."""
         if self._rest:
             data, self._rest = self._rest + data, b""
         if self._lines or data.find(b"\r") >= 0:  # `in` tries to convert it to an int first: 20 times as long

@@ -12,12 +12,7 @@ MAX_REVOKED = 1_000
 
 
 class Keys:
-    """Maps the key ring's records to callers.
-
-    Args:
-        ring: the accepted keys.
-        on_use: called with the id of a created key at each use.
-    """
+    """Maps the key ring's records to callers; ``on_use`` gets the id of a created key at each use."""
 
     def __init__(self, ring: KeyRing, on_use: Callable[[str], None] = lambda key_id: None) -> None:
         self._ring = ring
@@ -26,12 +21,7 @@ class Keys:
         self._callers: dict[str, tuple[KeyRecord, Caller]] = {}
 
     def authenticate(self, bearer: str | None) -> Caller:
-        """Return the caller of a key.
-
-        Raises:
-            MissingKey: no key was sent.
-            InvalidKey: the key is unknown, was revoked or has expired.
-        """
+        """Return the caller of a key. Raises MissingKey; InvalidKey if it is unknown, revoked or expired."""
         record = self._ring.lookup(bearer)
         if record is not None:
             if self._ring.get(record.key_id) is not None:

@@ -24,9 +24,7 @@ RETRY_MS = 1_000
 class KeyProjection(FollowedStream):
     """Applies the stream's records to the ring, and appends records. Lives on the event loop.
 
-    Args:
-        ring: authenticates requests.
-        folder: the folder of local copies.
+    ``folder`` is that of local copies.
     """
 
     def __init__(self, store: StateStore, ring: KeyRing, use: KeyUse, folder: Path | None = None) -> None:
@@ -58,9 +56,7 @@ class KeyProjection(FollowedStream):
     async def make(self, key: StoredKey, *, author: str) -> None:
         """Create a key: accepted here when the call returns, and in every process within a second.
 
-        Raises:
-            Forbidden: there are too many keys.
-            BackendUnavailable: the state store cannot be reached.
+        Raises Forbidden (there are too many keys), BackendUnavailable (the state store cannot be reached).
         """
         if len(self._ring) >= MAX_KEYS:
             raise Forbidden(f"there are {MAX_KEYS} keys; allowed: no more; revoke some that are not used")

@@ -42,11 +42,9 @@ _NOT_OURS = frozenset({"admit", "generate"})
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Opens the trace and the record of each request.
+    """Opens the trace and the record of each request; ``emit`` takes each finished one.
 
-    Args:
-        emit: takes each finished record.
-        log_defect: takes an error that is a defect of the gateway, and a request id.
+    ``log_defect`` takes an error that is a defect of the gateway, and a request id.
     """
 
     tracing: Tracing

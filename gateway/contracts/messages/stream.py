@@ -36,11 +36,8 @@ class BlockFrames:
     """The events of one stream: consecutive blocks, of which one is open at a time.
 
     A text block opens with the first text that is not blank, because a client's tool loop would end at an
-    empty one. Blanks before it are held back until then.
-
-    Args:
-        model: the model that answers.
-        usage: the prompt's usage, as far as it is known when the stream opens.
+    empty one. Blanks before it are held back until then. ``usage`` is the prompt's, as far as it is known
+    when the stream opens.
     """
 
     ping: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
