@@ -94,8 +94,8 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             keys.use,
             core.access.limiter,
             base.audit,
-            base.unix_time,
-            NewKeyChecks(
+            unix_time=base.unix_time,
+            warnings_of=NewKeyChecks(
                 control.revision, fleet, core.adapters.registry.ids, core.accounts.is_priced
             ).warnings,
         ),
