@@ -12,7 +12,7 @@ from ops.replay.contract import ReplayContract
 from ops.replay.options import TargetError
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
-from ops.session import GatewaySession, client_failures, error_code, mapping_of
+from ops.session import CONNECT_TIMEOUT_S, GatewaySession, client_failures, error_code, mapping_of
 
 # Calls that are not generations: /tokenize, /v1/models.
 SHORT_CALL_TIMEOUT_S = 30.0
@@ -82,7 +82,7 @@ class ReplayTarget(GatewaySession):
 
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any] | None:
         data = None if body is None else orjson.dumps(body)
-        timeout = aiohttp.ClientTimeout(total=SHORT_CALL_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=SHORT_CALL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self.session.request(method, self._url + path, data=data, timeout=timeout) as response:
                 if response.status in (404, 405, 501):
