@@ -207,8 +207,8 @@ class BatchRunner:
 
     async def _feed(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
         while self._unfinished:
-            await self.files.store.give_back(self._unfinished[-1])
-            self._unfinished.pop()
+            await self.files.store.give_back(self._unfinished[0])
+            del self._unfinished[0]  # others may have been added meanwhile
             self.outcomes["returned"] += 1
         if waiting := self.capacity.waiting():
             for youngest in [one.task for one in self.running if not one.task.cancelling()][-waiting:]:

@@ -394,6 +394,33 @@ async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(rig: Batch
     assert len(await rig.rows()) == len(output)
 
 
+async def test_a_line_that_ends_while_another_one_is_given_back_is_given_back_too(rig: BatchRig) -> None:
+    begun = asyncio.Event()
+
+    class LeavesLate(Lines):
+        async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
+            try:
+                return await super().run(batch, line, body)
+            finally:
+                if line.number == 2:
+                    await begun.wait()
+
+    class TakesTime(BatchStore):
+        async def give_back(self, line: BatchLine, failures: int = 0) -> None:
+            begun.set()
+            await asyncio.sleep(0.1)  # the other line ends meanwhile
+            await super().give_back(line, failures)
+
+    rig.store_type = TakesTime
+    lines = LeavesLate(holds=True)
+    async with rig.gateway(lines, Engines(2, lines)) as batches:
+        batch_id = await rig.create_batch(batches, 2)
+        await until_true(lambda: lines.at_work == {1, 2})
+        await batches.cancel("acme", batch_id)
+        ended = await until(batches, batch_id, "cancelled")
+    assert ended["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
+
+
 async def test_lines_that_did_not_run_in_the_window_expire(rig: BatchRig) -> None:
     async with rig.gateway(Lines(is_ready=False)) as batches:
         batch_id = await rig.create_batch(batches, 2, completion_window="30m")
