@@ -11,5 +11,6 @@ from tests.integration.live import LiveGateway, gateway
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
-    with gateway(tmp_path_factory.mktemp("live")) as running:
+    # A request waits for the check of its grammar on a busy machine, too.
+    with gateway(tmp_path_factory.mktemp("live"), SLUICE_ADMISSION__MAX_WAIT_MS="60000") as running:
         yield running
