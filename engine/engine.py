@@ -5,8 +5,8 @@ sockets; its only thread builds grammars (``structured``).
 import random
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 
-from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from engine.block_pool import BlockPool

@@ -1,10 +1,8 @@
 """The engine's inputs and outputs: frozen values without torch, which are sent between processes."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-
-from msgspec import Struct, structs
 
 GIB = 1024**3
 
@@ -98,7 +96,8 @@ class GenerationRequest:
     embed: bool = False
 
 
-class TokenIdLogprob(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TokenIdLogprob:
     """The log-probability of a token; ``top`` has the most likely tokens as (id, logprob), best first."""
 
     token_id: int
@@ -106,7 +105,8 @@ class TokenIdLogprob(Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class SequenceOutput(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
     """The output of one step, or of several joined steps, for one request.
 
     ``text`` and ``token_ids`` are deltas; ``output_tokens`` is cumulative. ``queue_wait_s`` (arrival to first
@@ -133,7 +133,8 @@ class SequenceOutput(Struct, frozen=True):
     embedding: bytes = b""
 
 
-class EngineSignals(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class EngineSignals:
     """The engine's state after a step: gauges, and counters since the start.
 
     ``waiting`` excludes texts to embed, because they delay no request. ``kv_usage`` excludes cached blocks
@@ -212,9 +213,9 @@ def coalesce(request_id: str, outputs: Seq[SequenceOutput]) -> SequenceOutput:
     """Join consecutive outputs of one request (at least one, oldest first) into one output."""
     last = outputs[-1]
     if len(outputs) == 1:
-        return structs.replace(last, request_id=request_id)
+        return replace(last, request_id=request_id)
     timed = next((output for output in reversed(outputs) if output.queue_wait_s is not None), last)
-    return structs.replace(
+    return replace(
         last,
         request_id=request_id,
         text="".join([output.text for output in outputs]),
