@@ -158,10 +158,14 @@ def test_the_doctor_tells_whether_bedrock_may_be_used(tmp_path: Path, bedrock: S
     file = config(tmp_path, bedrock, engine="none")
 
     def examined() -> tuple[int, dict[str, Any]]:
+        databases = {
+            "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db",
+            "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/l.db",
+        }
         done = fork_server.run(
             [sys.executable, "-m", "ops.cli", "doctor", "--config", str(file), "--json"],
             cwd=ROOT,
-            env=environment({**CREDENTIALS, "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db"}),
+            env=environment(CREDENTIALS | databases),
             timeout=120,
         )
         checks = json.loads(done.stdout)["checks"]

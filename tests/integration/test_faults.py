@@ -10,6 +10,7 @@ import signal
 import socket
 import sqlite3
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -51,12 +52,17 @@ ENDLESS = {
 
 def start_fails(*args: str, **env: str) -> str:
     """Start a gateway that must not start; the first line of its error."""
-    done = fork_server.run(
-        [sys.executable, "-m", "ops.cli", "serve", *args],
-        cwd=ROOT,
-        env=environment(env),
-        timeout=180,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        databases = {
+            "SLUICE_STATE__URL": f"sqlite:///{folder}/s.db",
+            "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/l.db",
+        }
+        done = fork_server.run(
+            [sys.executable, "-m", "ops.cli", "serve", *args],
+            cwd=ROOT,
+            env=environment(databases | env),
+            timeout=180,
+        )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("sluice: ")]
