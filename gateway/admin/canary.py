@@ -163,9 +163,13 @@ class CanaryAdmin:
         self, now: canary.CanaryState | None, given: CanaryStartBody, who: str
     ) -> canary.CanaryState:
         if now is not None and (not now.ended or not now.applied):
+            advice = (
+                "its last change is not recorded yet, try again"
+                if now.ended
+                else "abort it, or wait for its end"
+            )
             raise RevisionConflict(
-                f"a canary of {now.plan.backend!r} on {now.plan.route!r} is {now.phase.value}; "
-                "abort it, or wait for its end"
+                f"a canary of {now.plan.backend!r} on {now.plan.route!r} is {now.phase.value}; {advice}"
             )
         last = self.routing.last()
         before = weights_of(last.draft.config, given.route)

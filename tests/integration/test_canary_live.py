@@ -167,6 +167,7 @@ def rolled_back(lives: list[LiveGateway], check: str) -> None:
     assert ended["reason"].startswith(f"{check}: ") and ended["canary_requests"] < 200, ended
     until(lambda: audit(lives[0])[0]["action"] == "canary.rollback")
     assert ended["reason"] in audit(lives[0])[0]["comment"]
+    until(lambda: all(canary(live)["percent"] == 0.0 for live in lives))
 
 
 def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path: Path) -> None:
@@ -175,6 +176,7 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         assert canary(one, "/start", backend="b", **PLAN)["phase"] == "running"
         assert share(one, "b") == 20.0
         until(lambda: (canary(other) or {}).get("phase") == "done", 120)
+        until(lambda: canary(other)["percent"] == 100.0)  # recorded, so that the next one may start
         until(lambda: share(one, "b") == share(other, "b") == 100.0)
         status = ["canary", "status", "--url", other.url, "--key", ADMIN_KEY]
         shown = CliRunner().invoke(app, status)
