@@ -277,7 +277,10 @@ def test_a_killed_redis_refuses_changes_serving_goes_on_and_all_agree_when_it_is
 def test_a_wrong_file_stops_the_first_start_with_one_line_per_fault(tmp_path: Path) -> None:
     file = write_config(tmp_path, "http://127.0.0.1:9/v1")
     (tmp_path / "routing.yaml").write_text("routes: {}")
-    fresh = {"SLUICE_STATE__URL": f"sqlite:///{tmp_path}/fresh.db"}
+    fresh = {
+        "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/fresh.db",
+        "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/ledger.db",
+    }
     stopped = fork_server.run(
         [sys.executable, "-m", "ops.cli", "serve", "--config", str(file)], cwd=ROOT, env=environment(fresh)
     )
