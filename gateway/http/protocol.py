@@ -67,6 +67,10 @@ _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 _OF_UPGRADE: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
+def _head(status: int, headers: Iterable[Header]) -> bytes:
+    return b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]])
+
+
 class _Refused(Exception):
     """Raised in a callback to stop the parser."""
 
@@ -277,14 +281,15 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle = self._running
         if cycle is None or cycle.response_started or cycle.disconnected or self.flow.write_paused:
             return False
-        lines = [STATUS_LINE[status]]
-        lines += [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        if cycle.scope["method"] == "HEAD":
+            return False
+        sent = [*cycle.default_headers, *headers]
         if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
+            sent.append((b"connection", b"close"))
         if more:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        head = b"".join(lines)
-        if cycle.scope["method"] == "HEAD" or head.count(b"\n") != len(lines):
+            sent.append((b"transfer-encoding", b"chunked"))
+        head = _head(status, sent)
+        if head.count(b"\n") != 1 + len(sent):  # uvicorn refuses a line break in a header
             return False
         cycle.response_started, cycle.chunked_encoding = True, more
         cycle.waiting_for_100_continue = False
@@ -383,8 +388,7 @@ class GatewayProtocol(HttpToolsProtocol):
             *SECURITY_HEADERS,
             *reply.headers,
         ]
-        lines = (b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(b"".join([STATUS_LINE[reply.status], *lines, b"\r\n", reply.body]))
+        self.transport.write(b"%b\r\n%b" % (_head(reply.status, headers), reply.body))
         self.transport.close()
         self._bound_close()
 
