@@ -11,8 +11,10 @@ collector (a sink here).
 Shown are medians over the rounds. "API CPU" is the CPU time of the process that serves HTTP, in seconds per
 1,000 requests: for Sluice the gateway, for vLLM its API server. All processes below it (engine core, worker)
 are "engine CPU". With --api-servers there is a third side: vLLM with that many API servers, whose time is
-added up; with --rust another one: vLLM with its HTTP layer in Rust, `vllm-rs`. The load generator is the
-benchmark's own process and shares the machine with all of them.
+added up; with --rust another one: vLLM with its HTTP layer in Rust, `vllm-rs`. With --in-front there are two
+gateways whose worker is vLLM's server: Sluice, and a bare proxy of FastAPI and aiohttp; "engine CPU" is then
+that of all of vLLM's processes. The load generator is the benchmark's own process and shares the machine with
+all of them.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ import typer
 from aiohttp import web
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.forwarding.gateways import Name, recipe
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 KEY = "benchmark-key-0123456789abcdef0123456789abcdef"
@@ -111,15 +115,16 @@ class Server:
         env: dict[str, str],
         url: str,
         log: Path,
-        cwd: Path = REPOSITORY,
+        worker: Server | None = None,
     ):
         self.name = name
+        self.worker = worker
         self.model = model
         self.url = url
         self.log = log
         with log.open("w") as out:
             self._process = subprocess.Popen(
-                command, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=subprocess.STDOUT
+                command, cwd=REPOSITORY, env={**os.environ, **env}, stdout=out, stderr=subprocess.STDOUT
             )
         self.root = psutil.Process(self._process.pid)
 
@@ -129,7 +134,7 @@ class Server:
 
     def cpu_s(self) -> tuple[float, float]:
         """Return the CPU seconds so far: of the processes that serve HTTP, and of the others."""
-        api = engine = 0.0
+        api, engine = 0.0, sum(self.worker.cpu_s()) if self.worker else 0.0
         for process in self.tree():
             used = sum(process.cpu_times()[:2])
             if process == self.root or process.name().startswith(API_SERVERS):
@@ -223,7 +228,6 @@ def vllm(flags: Flags, folder: Path, api_servers: int = 1, *, rust: bool = False
         "--served-model-name": Path(flags.model).name,
         "--host": "127.0.0.1",
         "--port": str(port),
-        "--api-key": KEY,
         "--dtype": flags.dtype,
         "--max-model-len": str(flags.max_model_len),
         "--block-size": str(flags.block_size),
@@ -247,6 +251,18 @@ def vllm(flags: Flags, folder: Path, api_servers: int = 1, *, rust: bool = False
     env |= {"VLLM_USE_RUST_FRONTEND": "1"} if rust else {}
     model = Path(flags.model).name
     return Server(name, model, command, env, f"http://127.0.0.1:{port}", folder / f"{name}.log")
+
+
+def in_front(name: Name, worker: Server, folder: Path) -> Server:
+    """Start a gateway of `benchmarks.forwarding` that has ``worker`` as its worker."""
+    port = free_port()
+    home = folder / name
+    home.mkdir()
+    worker_port = int(worker.url.rpartition(":")[2])
+    made = recipe(name, folder=home, port=port, worker_port=worker_port, model=worker.model)
+    env = {**made.environment, "SLUICE_ADMIN_KEY": KEY}
+    url = f"http://127.0.0.1:{port}"
+    return Server(f"{name} + vllm", worker.model, made.command, env, url, home / "log", worker)
 
 
 # The shape of Llama 3.1 8B with the demo model's vocabulary.
@@ -425,10 +441,10 @@ def profiled(server: Server, path: Path | None) -> Iterator[None]:
 
 @contextmanager
 def alone(server: Server, servers: Sequence[Server]) -> Iterator[None]:
-    """Suspend all other servers."""
+    """Suspend all other servers but the one's worker."""
     with ExitStack() as stack:
         for other in servers:
-            if other is not server:
+            if other not in (server, server.worker):
                 stack.enter_context(other.suspended())
         yield
 
@@ -477,6 +493,12 @@ def main(
     rust: Annotated[
         bool, typer.Option("--rust", help="Beside these two, vLLM's HTTP layer in Rust.")
     ] = False,
+    gateways: Annotated[
+        bool,
+        typer.Option(
+            "--in-front", help="Beside these two, Sluice and a bare proxy in front of vLLM's server."
+        ),
+    ] = False,
     profile: Annotated[
         Path | None, typer.Option(help="Folder for py-spy's stacks of both API processes.")
     ] = None,
@@ -508,6 +530,11 @@ def main(
                 stack.callback(server.close)
             for server in servers:
                 await server.wait_ready("/ready" if server is servers[0] else "/health")
+            if gateways:
+                for name, ready in ((Name.SLUICE, "/ready"), (Name.FASTAPI, "/v1/models")):
+                    servers.append(in_front(name, servers[1], folder))
+                    stack.callback(servers[-1].close)
+                    await servers[-1].wait_ready(ready)
             if profile is not None:
                 profile.mkdir(parents=True, exist_ok=True)
             runs = await measure(servers, levels, rounds, requests, tokens, profile)
