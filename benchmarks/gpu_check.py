@@ -63,11 +63,15 @@ def parts(*, dry: bool) -> tuple[Part, ...]:
             "CUDA tests",
             (
                 *tests,
-                *("tests/engine/test_fixed_decode.py", "tests/engine/test_fused.py"),
+                *(
+                    "tests/engine/test_fixed_decode.py",
+                    "tests/engine/test_fused.py",
+                    "tests/engine/test_lora.py",
+                ),
                 *("-k", "on_cuda"),
             ),
             120,
-            ("pytest", "xdist", "hypothesis", "pytest_asyncio", "tokenizers", "llguidance"),
+            ("pytest", "xdist", "hypothesis", "pytest_asyncio", "tokenizers", "llguidance", "peft"),
         ),
         Part(
             "vLLM: conformance suite",

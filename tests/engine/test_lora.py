@@ -101,6 +101,25 @@ def test_three_adapters_and_the_base_mixed_in_one_batch_of_32_give_each_its_own_
         assert engine.signals.preemptions > 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is here")
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_on_cuda_adapters_mixed_with_the_base_give_each_its_own_tokens(
+    lora_model: Path, adapters: dict[str, Path], make_engine: MakeEngine, enforce_eager: bool
+) -> None:
+    engine = make_engine(
+        lora_model, device="cuda", dtype="float32", max_num_seqs=32, enforce_eager=enforce_eager
+    )
+    for name in NAMES:
+        load(engine, name, adapters[name])
+    asked = [(n, name) for n in range(len(PROMPTS)) for name in (*NAMES, None)]
+    answers = run_to_end(
+        engine, [request(f"{n} {name}", PROMPTS[n], name, ignore_eos=True) for n, name in asked]
+    )
+    for n, name in asked:
+        expected = reference(lora_model, adapters[name] if name else None)[n]
+        assert answers[f"{n} {name}"].token_ids[: len(expected)] == expected, (n, name)
+
+
 def test_after_a_replacement_new_requests_use_the_new_adapter_and_running_ones_finish_with_the_old(
     lora_model: Path, adapters: dict[str, Path], make_engine: MakeEngine
 ) -> None:
