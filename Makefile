@@ -66,7 +66,8 @@ gpu-check: ## Check and measure the engine on a GPU, in 10 minutes; ARGS=--dry o
 # A separate environment: the clients need other versions of packages that the tests use. Node is optional.
 clients: ## Let other projects' clients run loops of tools against a gateway; needs a network
 	@$(PYTHON) -m venv .venv-clients
-	@.venv-clients/bin/pip install --quiet uv && VIRTUAL_ENV=.venv-clients .venv-clients/bin/uv pip install --quiet --editable '.[clients]'
+	@.venv-clients/bin/pip --disable-pip-version-check install --quiet $(TORCH_ARGS) $(TORCH) uv
+	@VIRTUAL_ENV=.venv-clients .venv-clients/bin/uv pip install --quiet --editable '.[clients,embedded]'
 	@if command -v npm > /dev/null; then npm install --silent --prefix tests/clients/node; fi
 	@.venv-clients/bin/python -m pytest -n0 -q -rs tests/clients $(ARGS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -11,7 +12,6 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import botocore.loaders
 import httpx
 import httpx2
 import pytest
@@ -49,10 +49,14 @@ for _transports in (httpx._transports.default, httpx2._transports.default):
     _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
-# To make a client, botocore reads its description of the service, for 100 ms and more.
-_read = botocore.loaders.JSONFileLoader.load_file
-_read_once = functools.cache(functools.partial(_read, botocore.loaders.JSONFileLoader()))
-botocore.loaders.JSONFileLoader.load_file = lambda self, file_path: _read_once(file_path)
+# To make a client, botocore reads its description of the service, for 100 ms and more. The environment of
+# `make clients` has no botocore.
+with contextlib.suppress(ModuleNotFoundError):
+    import botocore.loaders
+
+    _read = botocore.loaders.JSONFileLoader.load_file
+    _read_once = functools.cache(functools.partial(_read, botocore.loaders.JSONFileLoader()))
+    botocore.loaders.JSONFileLoader.load_file = lambda self, file_path: _read_once(file_path)
 
 
 # To find the order of a vocabulary's merges takes 60 ms; hundreds of tests read the same one. What was forked off a

@@ -196,6 +196,7 @@ function Console() {
     look();
     const moved = () => setPlace(location.hash);
     addEventListener("hashchange", moved);
+    moved();  // the address may have changed since the first render
     return () => removeEventListener("hashchange", moved);
   }, []);
   if (who === undefined) return html`<main class="quiet">loading…</main>`;
