@@ -5,6 +5,7 @@ these parts do not use, are replaced by empty ones where they are missing.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import signal
@@ -251,7 +252,8 @@ def serve() -> str:
             tokens = answer.json()["usage"]["completion_tokens"]
             return f"{kind} on {gpus} GPUs: {answer.status_code}, {tokens} tokens"
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
 
 
