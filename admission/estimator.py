@@ -65,7 +65,7 @@ class Estimator:
                 within_s = wait_s if within_s is None else within_s
         if within_s is None:
             return wait_s, demand.deadline
-        by = demand.arrived_at + within_s
+        by = demand.arrived_at + demand.checked_s + within_s
         return wait_s, by if demand.deadline is None else min(by, demand.deadline)
 
     def tpot_target_s(self, limits: AdmissionLimits) -> float | None:

@@ -189,4 +189,5 @@ class AdmissionQueue:
             estimated_wait_s=refusal.estimated_wait_s,
             retry_after_s=refusal.retry_after_s,
             waited_s=waited_s,
+            checked_s=0.0 if demand.deadline is None else demand.checked_s,
         )

@@ -112,6 +112,8 @@ class Demand(Struct, frozen=True):
 
     Args:
         kind: key by which output length and cached share are learned, e.g. route and intent.
+        arrived_at, deadline: on the clock of admission. ``checked_s`` after the arrival went into checks of
+            what the request asks for; they leave less until the deadline, and do not count for the limits.
         cached_tokens: tokens of the prompt that the backend likely holds already; ``None``: as learned.
         size_bytes: bytes that the request takes in memory while it waits.
         limits: its route's thresholds; ``None``: the backend's.
@@ -128,6 +130,7 @@ class Demand(Struct, frozen=True):
     max_output_tokens: int
     arrived_at: float
     deadline: float | None = None
+    checked_s: float = 0.0
     kind: Hashable = None
     cached_tokens: int | None = None
     size_bytes: int = 0

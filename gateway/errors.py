@@ -173,6 +173,9 @@ def _refused(error: Refused) -> PublicError:
         )
     elif error.reason is Reason.WAIT_EXCEEDED:
         why = f"no answer is expected in time: {error}"
+        if error.checked_s > error.estimated_wait_s:
+            took = f"the check of its grammar took {error.checked_s:.2f} s"
+            why += f"; {took}: use a simpler one, or a later deadline"
     elif error.reason is Reason.LOW_PRIORITY_SHED:
         code = "queue_full"
     return PublicError(503, code, why, retry_after_ms=_ms(error.retry_after_s))

@@ -139,6 +139,7 @@ class GenerateRequest(Struct, frozen=True):
         dropped: paths of messages' unknown fields, which no backend receives: a prompt has roles and texts.
         truncate: whether old turns may be left out if the conversation is too long.
         call_format: the checked shape of an answer that calls tools as text, for an engine that enforces it.
+        checked_s: seconds that the check of its shapes took, with the wait for other checks of the tenant.
         template_kwargs: the caller's variables for the chat template.
         fields: the body's names of fields, by internal name: ``max_tokens`` may be ``max_completion_tokens``.
         images: base64 of the body's long images, by the marks that replace it in their URLs.
@@ -183,6 +184,7 @@ class GenerateRequest(Struct, frozen=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     call_format: ResponseFormat | None = None
+    checked_s: float = 0.0
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = EMPTY
     fields: Mapping[str, str] = EMPTY

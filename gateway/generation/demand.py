@@ -36,6 +36,7 @@ def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix |
         max_output_tokens=plan.generation_reserve * request.sampling.n,
         arrived_at=request.arrived_at,
         deadline=request.deadline,
+        checked_s=request.checked_s,
         kind=(route.name, request.intent),
         cached_tokens=prefix.expected if bound and prefix is not None else None,
         size_bytes=BYTES_PER_TOKEN * tokens,

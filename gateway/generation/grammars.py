@@ -7,6 +7,7 @@ tenant's shapes are checked one after the other, and tenants take turns, so that
 import asyncio
 import hashlib
 import json
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -47,15 +48,23 @@ class GrammarChecks:
     ``binds_calls``: an engine writes tool calls as text, constrained by a grammar of all tools.
     """
 
-    def __init__(self, process: LimitedProcess, *, binds_calls: bool = False) -> None:
+    def __init__(
+        self,
+        process: LimitedProcess,
+        *,
+        binds_calls: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._process = process
+        self._clock = clock
         self._binds_calls = binds_calls
         self._cache: OrderedDict[bytes, int | str] = OrderedDict()  # the grammar's bytes, or the problem
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._queues: dict[str, _Queue] = {}
 
     async def checked(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the size of its shape's grammar. Raises the errors of :meth:`check`.
+        """Return the request with the size of its shape's grammar, and the time that this took. Raises the
+        errors of :meth:`check`.
 
         The parameters of strict tools are checked like schemas of answers. With ``binds_calls`` those of
         other tools are checked too, and any object is allowed if their schema is not supported; so are the
@@ -63,6 +72,7 @@ class GrammarChecks:
         """
         if not request.tools and request.response_format.type is FormatType.TEXT:
             return request
+        began_at = self._clock()
         if request.tools:
             tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
             choice, parallel = request.tool_choice, request.parallel_tool_calls
@@ -70,11 +80,9 @@ class GrammarChecks:
                 calls = call_format(tuple(tools), choice, parallel, request.response_format)
                 if calls is not None:
                     calls = await self.check(calls, request.caller.tenant)
-                    return structs.replace(request, call_format=calls)
+                    return structs.replace(request, call_format=calls, checked_s=self._clock() - began_at)
         shape = await self.check(request.response_format, request.caller.tenant)
-        return (
-            request if shape is request.response_format else structs.replace(request, response_format=shape)
-        )
+        return structs.replace(request, response_format=shape, checked_s=self._clock() - began_at)
 
     async def _tool(self, index: int, tool: Tool, request: GenerateRequest) -> Tool:
         if tool.format is not None and self._binds_calls:
@@ -146,7 +154,7 @@ class GrammarChecks:
             return f"{_OVER}: it takes more than {self._process.limits.described(error.bound)} to compile"
         except NoProcess as error:
             raise BackendUnavailable(
-                "response_format could not be checked", retry_after_ms=RETRY_AFTER_MS
+                f"{shape.param} could not be checked: {error}", retry_after_ms=RETRY_AFTER_MS
             ) from error
         if "bytes" in answer:
             return int(answer["bytes"])

@@ -32,7 +32,7 @@ _SIZE: Final = struct.Struct("!I")
 # Lower priority than the gateway's own processes, which must keep answering.
 _NICENESS: Final = 10
 # How a child ended: the first byte of the answer that the caller reads.
-_DONE, _TIME, _MEMORY, _SIZE_OVER, _FAILED = b"d", b"t", b"m", b"s", b"f"
+_DONE, _TIME, _MEMORY, _SIZE_OVER, _WALL, _FAILED = b"d", b"t", b"m", b"s", b"w", b"f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,11 @@ def _read(answer: bytes) -> bytes:
     bound = {_TIME: "cpu_s", _MEMORY: "memory_bytes", _SIZE_OVER: "answer_bytes"}.get(state)
     if bound is not None:
         raise OverLimit(bound)
-    raise NoProcess("the process for this work ended without an answer")
+    raise NoProcess(
+        "the machine was too busy to finish it in time"
+        if state == _WALL
+        else "the process for this work ended without an answer"
+    )
 
 
 class _Server:
@@ -209,7 +213,7 @@ class _Server:
 
 
 # By signal; any other signal means a failed allocation, a stack overflow, or the kernel's OOM killer.
-_ENDED: Final[dict[int, bytes]] = {signal.SIGPROF: _TIME, signal.SIGALRM: _FAILED, signal.SIGIO: _FAILED}
+_ENDED: Final[dict[int, bytes]] = {signal.SIGPROF: _TIME, signal.SIGALRM: _WALL, signal.SIGIO: _FAILED}
 
 
 def _child(job: socket.socket, work: Work, limits: Limits) -> NoReturn:

@@ -118,6 +118,7 @@ def make_model(base: Foundation) -> ModelParts:
         grammars=GrammarChecks(
             LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
             binds_calls=calls_as_text(settings.engine),
+            clock=base.clock,
         ),
         models=models,
     )

@@ -171,6 +171,13 @@ def test_the_first_token_is_due_at_the_tighter_of_deadline_and_wish() -> None:
     assert (waits(ask(deadline=3.0), PLAIN, 1)[1], waits(ask(), PLAIN, 1)[1]) == (3.0, None)
 
 
+def test_the_check_of_a_request_counts_for_its_deadline_and_not_for_the_limits() -> None:
+    waits = GateRig().gate.work.estimator.longest_wait
+    within = plain(first_token_within_s=2.0)
+    due = [waits(ask(deadline=at, arrived_at=1.0, checked_s=8.0), within, 1)[1] for at in (2.5, 12.0, None)]
+    assert due == [2.5, 11.0, 11.0]
+
+
 def test_a_route_may_have_requests_refused_whose_first_token_would_be_late() -> None:
     rig = taught()
 

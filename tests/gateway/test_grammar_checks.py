@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.grammar_bombs import HOSTILE, verdict
 from benchmarks.ordinary_shapes import ORDINARY
@@ -89,7 +90,8 @@ async def test_a_malformed_shape_and_one_over_a_bound_name_the_field(checks: Gra
 async def test_the_schemas_of_strict_tools_are_checked_and_others_are_not(checks: GrammarChecks) -> None:
     tools = (Tool("loose", parameters=BOMB), Tool("strict", parameters='{"type":"object"}', strict=True))
     request = a_request(tools=tools)
-    assert await checks.checked(request) is request
+    checked = await checks.checked(request)
+    assert replace(checked, checked_s=0.0) == request and checked.checked_s > 0.0
     bomb = Tool("bomb", parameters=BOMB, strict=True)
     with pytest.raises(GrammarTooComplex) as refused:
         await checks.checked(a_request(tools=(*tools, bomb)))
@@ -161,6 +163,19 @@ async def test_a_cancelled_check_kills_its_process() -> None:
             call.cancel()
         assert call.cancelled()
         await until(lambda: not server.children())
+    finally:
+        process.close()
+
+
+async def test_a_check_that_the_machine_has_no_time_for_names_its_field_and_blames_the_machine() -> None:
+    limits = Limits(cpu_s=600.0, wall_s=0.5, memory_bytes=4 << 30)
+    process = LimitedProcess(WORK, "models/demo/tokenizer.json", limits=limits)
+    try:
+        bomb = ResponseFormat(FormatType.JSON_SCHEMA, BOMB, "guided_json")
+        with pytest.raises(BackendUnavailable) as refused:
+            await GrammarChecks(process).check(bomb, "a")
+        message = "guided_json could not be checked: the machine was too busy to finish it in time"
+        assert refused.value.message == message
     finally:
         process.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -196,6 +196,37 @@ async def test_the_wait_in_the_queue_is_limited_by_the_route(build_rig: Build, a
     assert second.error is not None
     assert (second.error.status, second.error.code) == (503, "wait_exceeded")
     assert second.error.retry_after_ms is not None
+
+
+def checked_for(seconds: float) -> Callable[[GenerateRequest], Awaitable[GenerateRequest]]:
+    async def check(request: GenerateRequest) -> GenerateRequest:
+        return msgspec.structs.replace(request, checked_s=seconds)
+
+    return check
+
+
+async def test_the_time_in_which_a_grammar_was_checked_is_no_wait_for_a_backend(
+    build_rig: Build, ask: Ask
+) -> None:
+    route = {"slo": {"ttft_ms": 3_000}, "admission": {"refuse_late": True}}
+    began_at = time.monotonic() - 20.0
+    request = ask(arrived_at=began_at, allow_fallback=False)
+    assert (await build_rig(route=route, check_shape=checked_for(20.0)).run(request)).answer is not None
+    late = await build_rig(route=route, check_shape=checked_for(10.0)).run(request)
+    assert late.error is not None and late.error.code == "wait_exceeded"
+    assert "grammar" not in late.error.message
+
+
+async def test_a_deadline_that_passes_while_a_grammar_is_checked_names_the_check_as_the_cause(
+    build_rig: Build, ask: Ask
+) -> None:
+    began_at = time.monotonic() - 60.0
+    request = ask(arrived_at=began_at, deadline=began_at + 2.0, allow_fallback=False)
+    late = await build_rig(check_shape=checked_for(59.9)).run(request)
+    assert late.error is not None and (late.error.status, late.error.code) == (503, "wait_exceeded")
+    assert (
+        "the check of its grammar took 59.90 s: use a simpler one, or a later deadline" in late.error.message
+    )
 
 
 async def test_requests_queued_for_an_engine_that_dies_are_answered_at_once(
