@@ -140,7 +140,7 @@ def main(
     streams: Annotated[str, typer.Option(help="Streams at once, with commas.")] = "32,128",
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
     tokens: Annotated[int, typer.Option(min=4, help="Tokens of each answer.")] = 128,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block; 256 for flash-attn.")] = 16,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decodes with both and prints tokens per second, TPOT and the share of the memory-bandwidth limit."""

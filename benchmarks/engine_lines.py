@@ -14,7 +14,7 @@ PARTS = {
         *("sequence", "prefix_cache", "block_pool", "scheduler", "attention", "operators", "lora"),
         *("model", "penalties", "structured", "sampler", "runner", "text", "engine"),
     ),
-    "the same for one device": ("threads", "kernels", "fused", "paged", "graphs"),
+    "the same for one device": ("threads", "kernels", "fused", "graphs"),
     "loads and checks": ("loader", "lora_loader", "kv_pool", "build", "adapter_commands"),
     "process boundary and values": ("values", "errors", "limits", "wire", "process", "client"),
 }

@@ -9,7 +9,7 @@ queries, keys]; the batch is flattened group by group.
     contexts (keys)    37 64 | 9 9 8 7 | 300
     groups             - 0 -   -- 1 --   -2-
 
-Where a kernel reads blocks in place (``kernels`` on the CPU, ``paged`` on CUDA), all sequences with one
+Where a kernel reads blocks in place (``kernels`` on the CPU, ``fused`` on CUDA), all sequences with one
 query, which are the decoding ones, form the last group, without copying and padding.
 """
 

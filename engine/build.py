@@ -22,7 +22,6 @@ from engine.lora import AdapterBank
 from engine.lora_loader import read_adapter
 from engine.model import Decoder, ModelConfig, ModelWeights
 from engine.operators import Operators
-from engine.paged import flash_kernel
 from engine.runner import ModelRunner, tells_of_no_memory
 from engine.scheduler import Scheduler
 from engine.structured import Grammars
@@ -138,7 +137,6 @@ def _choose_operators(
             _log.warning("Triton is missing, so PyTorch's operators run, which are slower: %s", error)
         else:
             operators = kernel = FusedOperators(*heads, model.rms_norm_eps, block_size=config.block_size)
-        kernel = flash_kernel(*heads, block_size=config.block_size, dtype=dtype) or kernel
     elif device.type == "cpu" and dtype is torch.float32 and not config.enforce_eager:
         try:
             from engine.kernels import CompiledOperators

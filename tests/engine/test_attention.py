@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from engine.attention import MOST_KEYS, DecodeKernel, GroupedAttention, IntArray, group_by_shape
 from engine.kernels import CompiledOperators
-from engine.paged import FlashDecode, takes_flash
 
 BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 4, 4, 2, 8
 SHAPE = (HEADS, KV_HEADS, HEAD_DIM)
@@ -99,57 +98,16 @@ def test_every_group_of_sequences_attends_as_each_would_alone(
     torch.testing.assert_close(attended, paged.expect(queries, order))
 
 
-def kvcache_of_flash_attn(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    cache_seqlens: torch.Tensor,
-    block_table: torch.Tensor,
-    causal: bool,
-) -> torch.Tensor:
-    """Computes what flash-attn documents for ``flash_attn_with_kvcache``, for one query per sequence."""
-    assert causal
-    assert block_table.dtype == cache_seqlens.dtype == torch.int32
-    rows = [
-        write_out(one, keys[table].flatten(0, 1)[:length], values[table].flatten(0, 1)[:length])
-        for one, table, length in zip(query, block_table.long(), cache_seqlens.tolist(), strict=True)
-    ]
-    return torch.stack(rows).view(len(query), 1, HEADS, HEAD_DIM)
-
-
-@pytest.mark.parametrize("name", ["compiled", "flash-attn"])
 @settings(max_examples=15, deadline=None)
 @given(sequences=answers, random=st.randoms(use_true_random=False))
-def test_a_kernel_for_answers_reads_each_sequences_own_blocks(
-    name: str, sequences: Shapes, random: object
-) -> None:
+def test_a_kernel_for_answers_reads_each_sequences_own_blocks(sequences: Shapes, random: object) -> None:
     paged = spread(sequences, random.shuffle)  # type: ignore[attr-defined]
-    kernels: dict[str, DecodeKernel] = {
-        "compiled": compiled(),
-        "flash-attn": FlashDecode(*SHAPE, kvcache_of_flash_attn),
-    }
-    kernel = kernels[name]
+    kernel = compiled()
     prepared = kernel.prepare(torch.from_numpy(paged.tables), torch.tensor(paged.contexts))
     queries = torch.randn(len(sequences), HEADS, HEAD_DIM)
     attended = kernel.attend(queries.flatten(1), paged.cache, prepared)
     expected = paged.expect(list(queries.unsqueeze(1)), list(range(len(sequences))))
     torch.testing.assert_close(attended, expected)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "block_size", "taken"),
-    [
-        (torch.bfloat16, 256, True),
-        (torch.float16, 512, True),
-        (torch.float32, 256, False),
-        (torch.bfloat16, 16, False),
-    ],
-)
-def test_flash_attn_takes_half_precision_in_blocks_of_a_multiple_of_256(
-    dtype: torch.dtype, block_size: int, taken: bool
-) -> None:
-    assert takes_flash(dtype, block_size) is taken
 
 
 @given(st.one_of(shapes, answers), st.integers(1, 600))

@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS, ROWS, BLOCKS = 1e-5, 5, 60
 # Heads, heads of keys, size of a head, tokens of a block: sizes that are no powers of two, and no sharing.
 shapes = pytest.mark.parametrize(
-    "shape", [(4, 2, 16, 16), (8, 8, 80, 8), (32, 8, 128, 16), (6, 2, 64, 48)], ids=str
+    "shape", [(4, 2, 16, 16), (8, 8, 80, 8), (32, 8, 128, 16), (6, 2, 64, 48), (8, 2, 128, 256)], ids=str
 )
 
 
