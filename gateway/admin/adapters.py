@@ -209,19 +209,16 @@ class AdapterAdmin:
                 labels=given.labels,
             )
 
-        async def adding() -> AdapterOrAlias:
+        if given.dry_run:
+            return self._preview(await registering(self.source.check), given.id, who)
+        async with self.audit.attempt(who, "adapter.add", given.id, comment=given.comment):
             await self.projection.change(await registering(self.source.take), author=who)
             return self.show(given.id)
 
-        if given.dry_run:
-            return self._preview(await registering(self.source.check), given.id, who)
-        return await self.audit.attempt(who, "adapter.add", given.id, adding, comment=given.comment)
-
     async def verify(self, adapter_id: str, *, who: str) -> VerifiedBody:
         self._version(adapter_id)
-        verified = await self.audit.attempt(
-            who, "adapter.verify", adapter_id, lambda: self.source.check_kept(adapter_id)
-        )
+        async with self.audit.attempt(who, "adapter.verify", adapter_id):
+            verified = await self.source.check_kept(adapter_id)
         return VerifiedBody(**asdict(verified), id=adapter_id)
 
     async def preload(self, adapter_id: str, *, who: str) -> AdapterBody:
@@ -232,14 +229,11 @@ class AdapterAdmin:
         """
         if self._version(adapter_id).state is AdapterState.RETIRED:
             raise CatalogueError(f"{adapter_id!r} is retired; it is not loaded any more")
-
-        async def loading() -> AdapterBody:
+        async with self.audit.attempt(who, "adapter.preload", adapter_id):
             ordered = await self.orders.send(adapter_id, self.projection.catalogue.number, author=who)
             await self.loader.preload(self.projection.adapter(adapter_id))
             shown = self._version_shown(self._version(adapter_id), self.projection.catalogue)
             return {**shown, "others_told": ordered}
-
-        return await self.audit.attempt(who, "adapter.preload", adapter_id, loading)
 
     async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> AdapterOrAlias:
         """Point an alias to a version, for all sessions or a share; without an alias, make it active."""
@@ -343,14 +337,9 @@ class AdapterAdmin:
         """Make the change and return ``name``'s state; a dry run returns it as it would be, unaudited."""
         if given.dry_run:
             return self._preview(decide, name, who)
-
-        async def changing() -> AdapterOrAlias:
+        async with self.audit.attempt(who, f"adapter.{action}", target or name, comment=given.comment):
             await self.projection.change(decide, author=who)
             return self.show(name)
-
-        return await self.audit.attempt(
-            who, f"adapter.{action}", target or name, changing, comment=given.comment
-        )
 
     def _preview(self, decide: Decide, name: str, who: str) -> AdapterOrAlias:
         now = self.projection.catalogue

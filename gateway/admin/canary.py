@@ -238,11 +238,9 @@ class CanaryAdmin:
         who: str,
         make: Callable[[canary.CanaryState | None], Made],
     ) -> CanaryShownBody:
-        async def changing() -> None:
+        async with self.audit.attempt(who, f"canary.{action}", target, comment=given.comment):
             with operator_errors():
                 await self.driver.change(make)
-
-        await self.audit.attempt(who, f"canary.{action}", target, changing, comment=given.comment)
         # This process executes the command now; if the store fails here, the next tick of any process does.
         await self.driver.tick()
         return self.show()

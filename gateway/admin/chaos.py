@@ -51,12 +51,9 @@ class ChaosAdmin:
 
     async def replace(self, given: FaultsRequest, *, who: str) -> FaultsBody:
         """Replace the rules. Raises InvalidRequest for a backend that does not exist."""
-
-        async def replacing() -> FaultsBody:
+        async with self.audit.attempt(who, "chaos.replace", _target(given)):
             self.plan.replace(given.faults)
             return self.show()
-
-        return await self.audit.attempt(who, "chaos.replace", _target(given), replacing)
 
 
 def _target(given: FaultsRequest) -> str:

@@ -46,11 +46,8 @@ class EvaluationAdmin:
 
     async def add(self, given: EvaluationBody, *, who: str) -> EvaluationsBody:
         """Store a report. Raises InvalidRequest, BackendUnavailable."""
-
-        async def adding() -> None:
+        target = f"{given.report.get('candidate')} against {given.report.get('base')}"
+        async with self.audit.attempt(who, "backend.evaluated", target):
             with operator_errors():
                 await self.evaluations.add(given.report, author=who)
-
-        target = f"{given.report.get('candidate')} against {given.report.get('base')}"
-        await self.audit.attempt(who, "backend.evaluated", target, adding)
         return self.show()

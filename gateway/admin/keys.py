@@ -194,9 +194,8 @@ class KeyAdmin:
         if self.ring.get(record.key_id) is not None:
             raise InvalidRequest("the drawn prefix is taken; nothing was made, try again")
         target = f"{record.key_id} for {given.tenant} as {given.role.value}"
-        await self.audit.attempt(
-            who, "key.create", target, lambda: self.projection.make(key, author=who), comment=given.comment
-        )
+        async with self.audit.attempt(who, "key.create", target, comment=given.comment):
+            await self.projection.make(key, author=who)
         return {**self._shown(key), "key": secret.key, "warnings": warnings}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
@@ -204,13 +203,8 @@ class KeyAdmin:
 
         Raises NoSuchKey, BackendUnavailable.
         """
-        await self.audit.attempt(
-            who,
-            "key.revoke",
-            key_id,
-            lambda: self.projection.revoke(key_id, author=who),
-            held_back=False,
-        )
+        async with self.audit.attempt(who, "key.revoke", key_id, held_back=False):
+            await self.projection.revoke(key_id, author=who)
 
     def _shown(self, key: StoredKey) -> KeyShown:
         record = key.record

@@ -231,20 +231,14 @@ class RoutingAdmin:
         who: str,
         begin: Callable[[], Awaitable[RevisionMadeBody]],
     ) -> RevisionMadeBody:
-        async def translated() -> RevisionMadeBody:
+        if given.dry_run:
             with operator_errors():
                 return await begin()
-
-        if given.dry_run:
-            return await translated()
-        return await self.audit_log.attempt(
-            who,
-            f"routing.{action}",
-            target,
-            translated,
-            comment=given.comment,
-            result=lambda done: f"revision {done['revision']}",
-        )
+        async with self.audit_log.attempt(who, f"routing.{action}", target, comment=given.comment) as audited:
+            with operator_errors():
+                done = await begin()
+            audited.result = f"revision {done['revision']}"
+            return done
 
     async def _revision(self, number: int, param: str) -> Stored:
         # Read from the store: this process may not have received another process's revision yet.

@@ -6,10 +6,11 @@ With a key each record is also signed (``mac``): write access to the store does 
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 import structlog
@@ -25,8 +26,6 @@ MAX_TARGET = 256
 MAX_COMMENT = 1_000
 # Another process may append between the read of the last record and the append; operators are few.
 _TRIES = 20
-
-T = TypeVar("T")
 
 
 class AuditBroken(Exception):
@@ -46,6 +45,13 @@ class AuditChain:
     unchained: int
     unsigned: int
     hashes: Sequence[str]
+
+
+@dataclass(slots=True)
+class AuditedAction:
+    """An action that is under way; ``result`` is recorded when it has succeeded."""
+
+    result: str = "done"
 
 
 def digest(entry: Mapping[str, Any]) -> str:
@@ -169,20 +175,13 @@ class Audit:
                 return str(_shown(record)["hash"])
         raise AssertionError("the last try returns or raises")
 
+    @asynccontextmanager
     async def attempt(
-        self,
-        who: str,
-        action: str,
-        target: str,
-        begin: Callable[[], Awaitable[T]],
-        *,
-        comment: str = "",
-        result: Callable[[T], str] = lambda done: "done",
-        held_back: bool = True,
-    ) -> T:
-        """Await an action and record it, with its ``result`` or with the error that it raises.
+        self, who: str, action: str, target: str, *, comment: str = "", held_back: bool = True
+    ) -> AsyncIterator[AuditedAction]:
+        """Record the action of the block, with its result or with the error that it raises.
 
-        If records are required and cannot be written, the action is not begun, and BackendUnavailable is
+        If records are required and cannot be written, the block is not entered, and BackendUnavailable is
         raised. An action that is not ``held_back``, such as a revocation, begins before its record.
         """
         if self.required and held_back:
@@ -193,15 +192,15 @@ class Audit:
                     f"{action}: its audit record cannot be written ({error.code}), and audit.required is "
                     "true; nothing was changed"
                 ) from error
+        audited = AuditedAction()
         try:
-            done = await begin()
+            yield audited
         except Exception as error:
             public = public_error(error)
             refused = f"refused: {public.code}: {public.message}"
             await self.record(who, action, target, comment=comment, result=refused)
             raise
-        await self.record(who, action, target, comment=comment, result=result(done))
-        return done
+        await self.record(who, action, target, comment=comment, result=audited.result)
 
     async def last(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """Return the last entries, newest first, with numbers and hashes. Raises StateUnavailable."""

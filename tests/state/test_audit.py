@@ -105,19 +105,19 @@ async def test_a_change_is_refused_before_it_begins_when_its_record_is_required_
 ):
     streams, changes = MemoryStreams(), list[str]()
 
-    async def change() -> str:
-        changes.append("made")
-        return "done"
+    async def change(action: str, *, required: bool = False) -> None:
+        async with audit(streams, required=required).attempt("key_1", action, "k"):
+            changes.append("made")
 
     for required in (False, True):
-        await audit(streams, required=required).attempt("key_1", "key.create", "k", change)
+        await change("key.create", required=required)
     assert [one["result"] for one in await audit(streams).after(0)] == ["done", "begun", "done"]
     streams.down = True
     with pytest.raises(BackendUnavailable, match=r"key\.revoke: its audit record cannot be written"):
-        await audit(streams, required=True).attempt("key_1", "key.revoke", "k", change)
+        await change("key.revoke", required=True)
     assert len(changes) == 2
     # Fail-open unless configured: the change is made, and only the log line records it.
-    await audit(streams).attempt("key_1", "key.revoke", "k", change)
+    await change("key.revoke")
     assert len(changes) == 3
 
 
