@@ -80,11 +80,11 @@ def replay(
     if plot is not None:
         from ops.replay.plot import draw
 
-        rows = f"{done.report.sent:,} requests in {done.report.wall_s:,.0f} s"
+        rows = f"{done.report.run.sent:,} requests in {done.report.run.wall_s:,.0f} s"
         subtitle = f"{rows}  ·  {notes['scale']}  ·  {notes['prompts']}"
-        draw(plot, done.report, done.outcomes, title=f"Replay of {options.trace.name}", subtitle=subtitle)
+        draw(plot, done.report, title=f"Replay of {options.trace.name}", subtitle=subtitle)
         console.print(f"plot: {plain(plot)}", highlight=False)
-    if done.report.interrupted:
+    if done.report.run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if done.report.error_count > max_errors:
         raise typer.Exit(EXIT_ERRORS)

@@ -12,9 +12,7 @@ BLUE, GREEN, RED, AMBER = "#2a6fb0", "#2f9e6e", "#d64545", "#e0a030"
 PERCENTILES = (0.50, 0.90, 0.99)
 
 
-def draw(
-    path: Path, result: ReplayReport, outcomes: Sequence[ReplayedRequest], *, title: str, subtitle: str
-) -> None:
+def draw(path: Path, result: ReplayReport, *, title: str, subtitle: str) -> None:
     """Write a PNG to ``path``. Raises OSError when it cannot be written; needs matplotlib."""
     # pyplot is not used: it has global state and looks for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,6 +26,7 @@ def draw(
     figure.text(0.012, 0.928, subtitle, fontsize=9.5, color=FAINT, va="center")
     grid = figure.add_gridspec(2, 2, height_ratios=(1, 1.05))
 
+    outcomes = result.run.outcomes
     whole = [outcome for outcome in outcomes if outcome.ok]
     ttft = sorted(o.ttft_s * 1000 for o in whole if o.ttft_s is not None)
     total = sorted(o.total_s * 1000 for o in whole)

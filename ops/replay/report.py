@@ -39,11 +39,8 @@ class ReplayReport:
     ended, is by how much they were sent later than due; no latency includes it.
     """
 
-    sent: int
+    run: ReplayRun
     completed: int
-    unfinished: int
-    interrupted: bool
-    wall_s: float
     ttft_ms: Spread
     tpot_ms: Spread
     total_ms: Spread
@@ -64,18 +61,15 @@ class ReplayReport:
 
     def per_second(self, count: float) -> float | None:
         """``count`` divided by the replay's duration; ``None`` if that is 0."""
-        return count / self.wall_s if self.wall_s > 0 else None
+        return count / self.run.wall_s if self.run.wall_s > 0 else None
 
 
 def report(run: ReplayRun, slo: ReplaySlo, *, clamped: int = 0) -> ReplayReport:
     ended: Sequence[ReplayedRequest] = run.outcomes
     whole = [outcome for outcome in ended if outcome.ok]
     return ReplayReport(
-        sent=run.sent,
+        run=run,
         completed=len(whole),
-        unfinished=run.unfinished,
-        interrupted=run.interrupted,
-        wall_s=run.wall_s,
         ttft_ms=spread([o.ttft_s * 1000 for o in whole if o.ttft_s is not None]),
         tpot_ms=spread([tpot * 1000 for o in whole if (tpot := o.tpot_s) is not None]),
         total_ms=spread([o.total_s * 1000 for o in whole]),
@@ -103,19 +97,19 @@ def _counted(names: Iterable[str | None]) -> dict[str, int]:
 
 def figures_of(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, object]:
     """The report as JSON values; ``setup`` describes the replay (trace, options, calibration)."""
-    tokens = result.tokens
+    run, tokens = result.run, result.tokens
     return {
         "schema": SCHEMA,
         **setup,
         "requests": {
-            "sent": result.sent,
+            "sent": run.sent,
             "completed": result.completed,
             "errors": result.error_count,
-            "unfinished": result.unfinished,
+            "unfinished": run.unfinished,
             "clamped": result.clamped,
-            "interrupted": result.interrupted,
+            "interrupted": run.interrupted,
         },
-        "wall_s": result.wall_s,
+        "wall_s": run.wall_s,
         "latency_ms": {
             "ttft": asdict(result.ttft_ms),
             "tpot": asdict(result.tpot_ms),
@@ -131,7 +125,7 @@ def figures_of(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, o
         "goodput": {
             **asdict(result.slo),
             "within_slo": result.within_slo,
-            "share": result.within_slo / result.sent if result.sent else None,
+            "share": result.within_slo / run.sent if run.sent else None,
             "requests_per_s": result.per_second(result.within_slo),
         },
         "errors": dict(result.errors),

@@ -13,7 +13,6 @@ from ops.replay.calibrate import calibrate
 from ops.replay.contract import Native, OpenAI, ReplayContract
 from ops.replay.load import ReplayRun, run_load
 from ops.replay.options import ContractName, Options
-from ops.replay.outcome import ReplayedRequest
 from ops.replay.report import ReplayReport, report
 from ops.replay.shape import Planned, plan
 from ops.replay.target import NO_FALLBACK, ReplayTarget
@@ -37,7 +36,6 @@ class Replayed:
     trace: Trace
     lexicon: Lexicon
     max_model_len: int
-    outcomes: tuple[ReplayedRequest, ...]
     report: ReplayReport
     below_overhead: int = 0
 
@@ -95,7 +93,7 @@ async def replay_trace(
     clamped = sum(planned.clamped for planned in requests)
     below = sum(planned.prompt_tokens <= lexicon.overhead for planned in requests)
     found = report(run, options.slo, clamped=clamped)
-    return Replayed(trace, lexicon, longest, tuple(run.outcomes), found, below)
+    return Replayed(trace, lexicon, longest, found, below)
 
 
 async def write_batch(options: Options, out: Path) -> tuple[int, int]:

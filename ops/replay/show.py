@@ -82,7 +82,7 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
     ):
         times.add_row(name, *(_number(getattr(values, one)) for one in shown))
 
-    tokens, slo = result.tokens, result.slo
+    run, tokens, slo = result.run, result.tokens, result.slo
     share = tokens.cached_share
     figures = Table(title="Figures", title_justify="left", show_header=False)
     figures.add_column()
@@ -92,10 +92,10 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
     limits = f"TTFT ≤ {slo.ttft_ms:g} ms, total ≤ {slo.total_ms:g} ms"
     rate = result.per_second
     for row in (
-        ("requests", f"{result.sent:,}", f"{result.completed:,} answered, {result.unfinished:,} aborted"),
+        ("requests", f"{run.sent:,}", f"{result.completed:,} answered, {run.unfinished:,} aborted"),
         ("errors", failed, _listed(result.errors)),
         ("fallbacks", str(sum(result.fallbacks.values())), _listed(result.fallbacks)),
-        ("requests/s", _number(rate(result.completed)), f"over {result.wall_s:,.1f} s"),
+        ("requests/s", _number(rate(result.completed)), f"over {run.wall_s:,.1f} s"),
         ("tokens/s in", _number(rate(tokens.input)), f"{tokens.input:,} of {tokens.asked_input:,} asked"),
         (
             "tokens/s out",
@@ -106,12 +106,12 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
         (
             "goodput/s",
             _number(rate(result.within_slo)),
-            f"{result.within_slo:,} of {result.sent:,}: {limits}",
+            f"{result.within_slo:,} of {run.sent:,}: {limits}",
         ),
     ):
         figures.add_row(*row)
     parts: list[RenderableType] = [head, times, figures]
-    if result.interrupted:
+    if run.interrupted:
         parts.append(
             Text("Stopped before the end of the trace; the figures cover what ended.", style="yellow")
         )

@@ -159,5 +159,5 @@ def test_a_replay_without_an_answer_still_has_a_picture(
 ) -> None:
     path = tmp_path / "empty.png"
     run = ReplayRun(outcomes=outcomes, sent=len(outcomes), wall_s=1.0)
-    draw(path, report(run, ReplaySlo(200, 1400)), outcomes, title="t", subtitle="s")
+    draw(path, report(run, ReplaySlo(200, 1400)), title="t", subtitle="s")
     assert picture(path)[0] > 1000

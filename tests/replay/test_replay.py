@@ -34,7 +34,7 @@ async def test_requests_arrive_when_the_trace_says_divided_by_the_speed(
 ) -> None:
     due = [0.0, 0.4, 0.5, 1.6, 1.6, 3.0]
     done = await replay_trace(options(azure(*((at, 30, 3) for at in due)), speed=4))
-    sent = sorted((one.due_s, one.sent_s) for one in done.outcomes)
+    sent = sorted((one.due_s, one.sent_s) for one in done.report.run.outcomes)
     assert [at for at, _ in sent] == pytest.approx([at / 4 for at in due])
     assert all(sent_s >= due_s - 0.001 for due_s, sent_s in sent), "never early"
     assert gateway.arrived == sorted(gateway.arrived)
@@ -63,7 +63,7 @@ async def test_prompts_shorter_than_what_every_prompt_has_are_counted(
 ) -> None:
     done = await replay_trace(options(azure((0.0, 3, 2), (0.0, 60, 2))))
     assert done.below_overhead == 1
-    assert min(o.input_tokens for o in done.outcomes) > OVERHEAD
+    assert min(o.input_tokens for o in done.report.run.outcomes) > OVERHEAD
 
 
 async def test_lengths_are_scaled_and_clamped_to_what_the_gateway_tells(
@@ -72,7 +72,7 @@ async def test_lengths_are_scaled_and_clamped_to_what_the_gateway_tells(
     done = await replay_trace(options(azure((0.0, 300, 40), (0.0, 5000, 40)), scale_tokens=0.5))
     assert done.max_model_len == MAX_MODEL_LEN
     assert done.report.clamped == 1
-    assert sorted(o.asked_input for o in done.outcomes) == [150, MAX_MODEL_LEN - 20 - 32]
+    assert sorted(o.asked_input for o in done.report.run.outcomes) == [150, MAX_MODEL_LEN - 20 - 32]
 
 
 @pytest.mark.parametrize("contract", list(ContractName))
@@ -83,7 +83,7 @@ async def test_reported_times_are_those_of_a_reader_of_the_stream(
     seen = []
     for _ in range(5):  # on a machine that stalls now and then, one of five runs is undisturbed
         done = await replay_trace(options(azure((0.0, 30, 6)), contract=contract))
-        (outcome,) = done.outcomes
+        (outcome,) = done.report.run.outcomes
         assert outcome.ttft_s is not None and outcome.last_token_s is not None
         assert 0.149 <= outcome.ttft_s <= outcome.last_token_s <= outcome.total_s
         assert outcome.total_s >= 0.299, "the first token, and five more"
@@ -136,9 +136,9 @@ async def test_the_cap_holds_at_the_gateway_and_its_wait_is_reported_apart(
     gateway.behave = always(Behaviour(first_after_s=0.4))
     done = await replay_trace(options(azure(*((0.0, 30, 2) for _ in range(6))), concurrency=2))
     assert gateway.most_running == 2
-    for one in done.outcomes:
+    for one in done.report.run.outcomes:
         assert one.ttft_s is not None
-        assert one.sent_s + one.ttft_s <= done.report.wall_s, "without the wait before it was sent"
+        assert one.sent_s + one.ttft_s <= done.report.run.wall_s, "without the wait before it was sent"
     assert done.report.client_delay_ms.max >= 790, "two turns of 400 ms"
 
 
@@ -157,7 +157,7 @@ async def test_a_mooncake_trace_repeats_the_text_of_equal_blocks(
               for pair in itertools.combinations(texts, 2)]  # fmt: skip
     assert tokens_of(" ".join(texts[0][: shared[0]])) >= 100  # two blocks of 51 tokens
     assert shared[1] < 3 and shared[2] < 3
-    assert [o.asked_input for o in done.outcomes] == [150, 140, 140]
+    assert [o.asked_input for o in done.report.run.outcomes] == [150, 140, 140]
 
 
 async def test_two_replays_of_one_seed_send_the_same_text(
@@ -193,7 +193,7 @@ async def test_a_stop_cancels_what_is_under_way_at_the_gateway(
         await asyncio.sleep(0.1)
         stop.set()
     found = running.result().report
-    assert (found.interrupted, found.sent, found.completed, found.unfinished) == (True, 2, 1, 1)
+    assert (found.run.interrupted, found.run.sent, found.completed, found.run.unfinished) == (True, 2, 1, 1)
 
 
 @pytest.fixture

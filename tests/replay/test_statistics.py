@@ -66,7 +66,7 @@ def test_a_report_counts_errors_by_code_and_leaves_them_out_of_the_latencies() -
     )  # fmt: skip
     found = report(run, ReplaySlo(200, 1400))
     assert found.errors == {"queue_full": 2, "client_timeout": 1}
-    assert (found.completed, found.error_count, found.unfinished) == (4, 3, 1)
+    assert (found.completed, found.error_count, found.run.unfinished) == (4, 3, 1)
     assert found.fallbacks == {"bedrock:queue_full": 1}
     assert found.total_ms.max == 9000
     assert found.client_delay_ms.max == 2000
