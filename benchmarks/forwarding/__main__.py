@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.forwarding.gateways import Name, NotAvailable
 from benchmarks.forwarding.plot import draw
 from benchmarks.forwarding.processes import Broken, Cores
-from benchmarks.forwarding.report import machine, markdown, print_report, summarize
+from benchmarks.forwarding.report import Row, machine, markdown, print_report, saved_rows, summarize
 from benchmarks.forwarding.rounds import LOADS, Plan, run_all
 
 # A smoke run leaves out the gateways that have to be installed first.
@@ -54,7 +54,12 @@ def main(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Also print the table as Markdown.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG (needs matplotlib).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a PNG, one plot for each limit (needs matplotlib).")
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option(help="Show the report that --output wrote there; nothing is measured.")
+    ] = None,
 ) -> None:
     """What one request and one streamed token cost in Sluice and in other gateways, in one run.
 
@@ -70,9 +75,10 @@ def main(
     Example: python -m benchmarks.forwarding --only nginx,sluice --rounds 1
     """
     console, errors = Console(width=150 if not Console().is_terminal else None), Console(stderr=True)
-    # So that SIGTERM also ends the processes that were started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
+    if saved is not None:
+        report = json.loads(saved.read_text())
+        rows, said = saved_rows(report), report["said"]
+    else:
         names = _names(only, QUICK if quick else tuple(Name))
         plan = Plan(
             names=names,
@@ -81,23 +87,10 @@ def main(
             warm_up_s=QUICK_WARM_UP_S if quick else 2.0,
             python=python,
         )
-        with Progress(
-            TextColumn("{task.description:<60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=errors, refresh_per_second=REDRAWS_PER_S, transient=True,
-        ) as bar:  # fmt: skip
-            task = bar.add_task("starting", total=plan.rounds * len(names) * len(LOADS))
-            turns = run_all(
-                plan,
-                Cores.here(realtime=realtime),
-                lambda what: bar.update(task, description=what, advance=1),
-            )
-    except (Broken, NotAvailable) as error:
-        errors.print(f"forwarding: {error}", style="red", highlight=False)
-        raise typer.Exit(1) from None
-    rows = summarize(turns)
-    said = f"{machine(python)}; {plan.rounds} rounds of {plan.seconds:g} s a load, medians"
-    said += ", real-time" if realtime else ""
-    report = {"said": said, "rows": [asdict(row) for row in rows]}
+        rows = _measured(plan, errors, realtime=realtime)
+        said = f"{machine(python)}; {plan.rounds} rounds of {plan.seconds:g} s a load, medians"
+        said += ", real-time" if realtime else ""
+        report = {"said": said, "rows": [asdict(row) for row in rows]}
     if output is not None:
         output.write_text(json.dumps(report, indent=1) + "\n")
     if as_json:
@@ -108,6 +101,26 @@ def main(
         print(markdown(rows))
     if plot is not None:
         draw(plot, rows)
+
+
+def _measured(plan: Plan, errors: Console, *, realtime: bool) -> list[Row]:
+    # So that SIGTERM also ends the processes that were started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with Progress(
+            TextColumn("{task.description:<60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=errors, refresh_per_second=REDRAWS_PER_S, transient=True,
+        ) as bar:  # fmt: skip
+            task = bar.add_task("starting", total=plan.rounds * len(plan.names) * len(LOADS))
+            turns = run_all(
+                plan,
+                Cores.here(realtime=realtime),
+                lambda what: bar.update(task, description=what, advance=1),
+            )
+    except (Broken, NotAvailable) as error:
+        errors.print(f"forwarding: {error}", style="red", highlight=False)
+        raise typer.Exit(1) from None
+    return summarize(turns)
 
 
 def _names(only: str | None, default: tuple[Name, ...]) -> tuple[Name, ...]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -68,6 +68,19 @@ class Row:
     def paced_cpu_ms(self) -> float | None:
         """Return the CPU milliseconds of a paced stream."""
         return ANSWER_TOKENS * 1000 / self.paced_per_core if self.paced_per_core else None
+
+
+def saved_rows(report: Mapping[str, Any]) -> list[Row]:
+    """The rows of a saved report, the JSON object of a run."""
+    return [
+        Row(
+            **{
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in {**one, "name": Name(one["name"])}.items()
+            }
+        )
+        for one in report["rows"]
+    ]
 
 
 def summarize(turns: Sequence[Turn]) -> list[Row]:
@@ -149,19 +162,29 @@ class Bar:
     at_least: bool = False
     relaxed: float | None = None
 
+    @property
+    def sign(self) -> str:
+        return "≥" if self.at_least else "≤"
+
+    def value(self, row: Row, rows: Sequence[Row]) -> float | None:
+        """The figure, or its ratio to the baseline's; ``None`` if one of them was not measured."""
+        value = self.figure(row)
+        if self.baseline is None:
+            return value
+        other = next((self.figure(one) for one in rows if one.name is self.baseline), None)
+        return value / other if value is not None and other else None
+
     def verdict(self, row: Row, rows: Sequence[Row]) -> str:
         """One line: met, missed, or not measured."""
-        value, limit = self.figure(row), self.limit
+        value, limit = self.value(row, rows), self.limit
         if self.relaxed is not None and row.name is Name.SLUICE_RELAXED:
             limit = self.relaxed
-        if self.baseline is not None:
-            other = next((self.figure(one) for one in rows if one.name is self.baseline), None)
-            value = value / other if value is not None and other else None
-        sign = "≥" if self.at_least else "≤"
         if value is None:
-            return f"{self.title}: not measured (bar {sign} {limit:,g})"
+            return f"{self.title}: not measured (bar {self.sign} {limit:,g})"
         met = value >= limit if self.at_least else value <= limit
-        return f"{self.title}: {figure_text(value)} (bar {sign} {limit:,g}): {'met' if met else 'missed'}"
+        return (
+            f"{self.title}: {figure_text(value)} (bar {self.sign} {limit:,g}): {'met' if met else 'missed'}"
+        )
 
 
 def _part(pair: tuple[float, float] | None, place: int) -> float | None:
@@ -172,7 +195,13 @@ BARS: Final = (
     Bar("CPU a request, times the bare proxy's", 2.0, lambda row: row.cpu_ms, Name.FASTAPI),
     Bar("CPU a paced stream, times the bare proxy's", 1.2, lambda row: row.paced_cpu_ms, Name.FASTAPI),
     Bar("requests a second a core, times LiteLLM's", 20, lambda row: row.req_per_core, Name.LITELLM, True),
-    Bar("the same, times TensorZero's", 0.5, lambda row: row.req_per_core, Name.TENSORZERO, True),
+    Bar(
+        "requests a second a core, times TensorZero's",
+        0.5,
+        lambda row: row.req_per_core,
+        Name.TENSORZERO,
+        True,
+    ),
     Bar("added p50 ms at 200 requests/s", 2.0, lambda row: _part(row.added_fast_ms, 0), relaxed=1.0),
     Bar("added p99 ms at 200 requests/s", 6.0, lambda row: _part(row.added_fast_ms, 1), relaxed=3.0),
     Bar("added TTFT p50 ms at 10 streams/s", 1.0, lambda row: _part(row.added_first_ms, 0)),

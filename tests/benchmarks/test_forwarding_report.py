@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from benchmarks.forwarding.__main__ import app
 from benchmarks.forwarding.gateways import REPOSITORY, Name, NotAvailable, recipe
 from benchmarks.forwarding.loops import Result
 from benchmarks.forwarding.plot import draw
-from benchmarks.forwarding.report import BARS, markdown, print_report, summarize
+from benchmarks.forwarding.report import BARS, markdown, print_report, saved_rows, summarize
 from benchmarks.forwarding.rounds import LOADS, Turn
 from benchmarks.forwarding.workload import ANSWER_TOKENS
 from gateway.config.settings import load_settings
@@ -101,6 +102,16 @@ def test_the_plot_is_drawn_even_where_figures_are_missing(tmp_path: Path) -> Non
     rows = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.NGINX, 0, result(0, ms=()))])
     draw(tmp_path / "plot.png", rows)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_saved_report_is_shown_and_drawn_again_without_a_measurement(tmp_path: Path) -> None:
+    rows = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.SLUICE, 0, result(10, cpu_s=1.0))])
+    report = {"said": "a machine", "rows": [asdict(row) for row in rows]}
+    saved = tmp_path / "report.json"
+    saved.write_text(json.dumps(report))
+    assert saved_rows(json.loads(saved.read_text())) == rows
+    shown = CliRunner().invoke(app, ["--saved", str(saved), "--json"])
+    assert json.loads(shown.stdout) == json.loads(saved.read_text())
 
 
 def test_sluice_is_measured_with_a_configuration_that_it_takes(tmp_path: Path) -> None:
