@@ -62,6 +62,15 @@ responses = sa.Table(
 )
 
 
+# Made once: an idle gateway asks this again and again.
+_FIRST_LEASE: Final = (
+    sa.select(responses.c.alive_until)
+    .where(responses.c.alive_until.is_not(None), responses.c.status.in_(UNFINISHED))
+    .order_by(responses.c.alive_until)
+    .limit(1)
+)
+
+
 class ResponseStore(FurtherTables):
     """Stores responses by tenant; any gateway on the database reads them. Methods raise LedgerUnavailable.
 
@@ -128,6 +137,11 @@ class ResponseStore(FurtherTables):
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response; false when the tenant has no such response."""
         return await self._change(sa.delete(responses).filter_by(tenant=tenant, response_id=response_id))
+
+    async def first_lease_end(self) -> float | None:
+        """When the first lease of an unfinished response ends; ``None``: there is none."""
+        rows = await self._rows(_FIRST_LEASE)
+        return rows[0]["alive_until"] if rows else None
 
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
         """Unfinished responses whose lease is over: their gateway has stopped extending it."""

@@ -235,11 +235,12 @@ class BackgroundResponses:
             await self.stored.store.close()
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        swept, away = float("-inf"), False
+        swept, away, next_at = float("-inf"), False, float("-inf")
         while True:
             try:
                 await self._say_alive()
-                await self._take_abandoned(tasks)
+                if self.clock() >= next_at:
+                    next_at = self.clock() + await self._take_abandoned(tasks)
                 if self.clock() - swept >= SWEEP_S:
                     swept = self.clock()
                     await self.stored.store.sweep(self.stored.now())
@@ -272,8 +273,14 @@ class BackgroundResponses:
             if not begun.ended and begun.task is not None and key in self._runs:
                 begun.task.cancel()  # the response was deleted, or cancelled by another gateway
 
-    async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> None:
-        now = self.stored.now()
+    async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> float:
+        """Run abandoned responses again, or end them; returns the seconds in which no other can be abandoned.
+
+        A lease that another gateway gives or extends meanwhile ends after the first one that is known now.
+        """
+        now, first = self.stored.now(), await self.stored.store.first_lease_end()
+        if first is None or first >= now:
+            return LEASE_S if first is None else min(first - now, LEASE_S)
         for row in await self.stored.store.abandoned(now, ABANDONED):
             if row.again is None or self._rerun is None:
                 await self._fail(row, _GONE)
@@ -281,6 +288,7 @@ class BackgroundResponses:
                 continue  # another gateway may run it, or this one later
             elif await self.stored.store.claim(row, now, now + LEASE_S):
                 await self._run_again(tasks, row, self._rerun)
+        return 0.0
 
     async def _run_again(self, tasks: asyncio.TaskGroup, row: StoredResponse, rerun: Rerun) -> None:
         try:

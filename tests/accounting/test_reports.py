@@ -420,9 +420,11 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
         assert await other.get("umbra", "resp_1", 99.0) is None
         assert await other.get("acme", "resp_1", 100.0) is None
         assert [one.response_id for one in await other.abandoned(20.5, 9)] == ["resp_1"]
+        assert await other.first_lease_end() == 20.0
         assert await other.claim(made, 20.5, 40.0) and not await store.claim(made, 20.5, 40.0)
         assert await other.keep_alive(made, 40.0) and not await other.abandoned(20.5, 9)
         assert await other.finish(replace(made, status="failed", events=b"ev"))
+        assert await other.first_lease_end() is None
         assert not await store.finish(made) and not await store.keep_alive(made, 50.0)
         await store.sweep(50.0)  # together they exceed the tenant's share: the older one is removed
         assert await other.get("acme", "resp_1", 99.0) is None
