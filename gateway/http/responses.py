@@ -29,7 +29,7 @@ from gateway.http.disconnect_watch import Release
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
 from gateway.http.idempotency import Idempotency
-from gateway.http.respond import json_of, page_of
+from gateway.http.respond import CALLER_ERRORS, json_of, log_defect, page_of
 from gateway.http.routes import CallerRoute, ExchangeDep, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
@@ -167,6 +167,14 @@ class ResponsesRerun:
 
     async def asked(self, row: StoredResponse) -> ResponsesRequest:
         """Rebuild the request. Raises InvalidKey, and the errors that refuse a new request."""
+        try:
+            return await self._asked(row)
+        except Exception as error:
+            if not isinstance(error, CALLER_ERRORS):
+                log_defect(error, row.response_id)
+            raise
+
+    async def _asked(self, row: StoredResponse) -> ResponsesRequest:
         services = self._services
         again = msgspec.msgpack.decode(zlib.decompress(row.again or b""), type=_Again)
         caller = replace(services.keys.by_id(again.key_id), own_salt=again.own_salt)

@@ -21,6 +21,8 @@ EVERY_S = 20.0
 EVERY_ENV = "SLUICE_SAGEMAKER_PUBLISH_SECONDS"
 READ_TIMEOUT_S = 5.0
 MAX_METRICS_BYTES = 8 << 20
+MAX_REASON = 300
+"""Longest error message in a log line, in characters."""
 
 _WAITING_FAMILIES = ("sluice_admission_queue_depth", "vllm:num_requests_waiting")
 
@@ -84,7 +86,8 @@ def publish(
             put(signals_of(read()))
         except Exception as error:  # botocore's errors have no base class to name without boto3
             if not failing:
-                log.warning("signals not published", error=type(error).__name__)
+                reason = " ".join(str(error).split())[:MAX_REASON]
+                log.warning("signals not published", error=type(error).__name__, reason=reason)
             failing = True
             continue
         if failing:

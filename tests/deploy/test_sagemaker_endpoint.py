@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+import structlog
 from botocore.stub import ANY, Stubber
 from moto import mock_aws
 from typer.testing import CliRunner
@@ -396,5 +397,7 @@ def test_publishing_goes_on_after_a_failure_and_ends_with_the_gateway() -> None:
             raise answer
         return answer
 
-    publish(read, put.append, pause=lambda seconds: next(pauses))
+    with structlog.testing.capture_logs() as log:
+        publish(read, put.append, pause=lambda seconds: next(pauses))
+    assert [one.get("reason") for one in log] == ["the gateway starts", None, "throttled", None]
     assert put == [InstanceSignals(61.0, 7.0, 0.75)] * 2

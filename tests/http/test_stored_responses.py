@@ -582,6 +582,22 @@ async def test_a_response_is_not_run_again_for_a_key_that_was_revoked(rig: Respo
     assert not journey.requests
 
 
+async def test_a_defect_that_keeps_a_response_from_being_run_again_is_logged_with_its_place(
+    rig: ResponsesRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(FakeKeys):
+        def by_id(self, key_id: str) -> Caller:
+            raise RuntimeError("a defect")
+
+    async with rig.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    rig.now += LEASE_S + 1
+    async with rig.serving(FakeJourney(), keys=Broken()) as client:
+        found = await ended(client, path)
+    assert found["status"] == "failed" and "a defect" not in found["error"]["message"]
+    assert "unexpected RuntimeError in request" in caplog.text and "by_id" in caplog.text
+
+
 async def test_a_gateway_that_is_not_ready_runs_no_abandoned_response(rig: ResponsesRig) -> None:
     async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"

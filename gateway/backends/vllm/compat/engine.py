@@ -284,8 +284,8 @@ class VllmEngine:
             pinned = await self._llm.pin_lora(number)
         except self._dead_error as error:
             raise errors.EngineDead("vLLM's core has ended") from error
-        except Exception:
-            pinned = False
+        except Exception as error:
+            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned") from error
         if not pinned:
             raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned")
 
