@@ -79,6 +79,11 @@ class BackgroundRun:
         why = failed_response(self.asked, error, "", ())["error"]
         await self._end(self.frames.state("failed", error=why), last)
 
+    def cancel(self) -> None:
+        """Cancel the run, once: a second cancellation would interrupt the storing of its end."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
+
     async def cancelled(self) -> None:
         """Store the partial response as cancelled, unless it has ended, then add its last event."""
         if not self.ended:
@@ -209,7 +214,7 @@ class BackgroundResponses:
         """End a response as cancelled, wherever it runs; return the object, unchanged if it had ended."""
         begun = self.of(row.tenant, row.response_id)
         if begun is not None and begun.task is not None:
-            begun.task.cancel()
+            begun.cancel()
             await asyncio.wait({begun.task}, timeout=CANCEL_S)
         else:
             await self.stored.end(row, {**response_of(row), "status": CANCELLED})
@@ -270,8 +275,8 @@ class BackgroundResponses:
         for key, begun in list(self._runs.items()):
             if begun.ended or await self.stored.store.keep_alive(begun.row, until):
                 continue
-            if not begun.ended and begun.task is not None and key in self._runs:
-                begun.task.cancel()  # the response was deleted, or cancelled by another gateway
+            if not begun.ended and key in self._runs:
+                begun.cancel()  # the response was deleted, or cancelled by another gateway
 
     async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> float:
         """Run abandoned responses again, or end them; returns the seconds in which no other can be abandoned.

@@ -468,6 +468,16 @@ async def test_a_response_that_ended_two_gateways_is_not_run_a_third_time(rig: R
     assert found["status"] == "failed" and "has ended" in found["error"]["message"]
 
 
+async def test_a_response_that_several_cancel_at_once_ends_as_cancelled_for_all_of_them(
+    rig: ResponsesRig,
+) -> None:
+    async with rig.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        answers = await asyncio.gather(*(client.post(f"{path}/cancel") for _ in range(5)))
+        assert [one.json()["status"] for one in answers] == ["cancelled"] * 5
+        assert (await rig.row(path)).status == "cancelled"
+
+
 class FailsOnce(ResponseStore):
     """Raises LedgerUnavailable the first time that a response is finished."""
 
