@@ -279,6 +279,8 @@ async def list_input_items(
     """The model's input: the conversation before the response, and the response's own input."""
     services, tenant = exchange.services, exchange.tenant
     items = await services.responses.input_items(tenant, response_id, services.limits.max_body_bytes)
+    # An item that a client sent in several turns is listed once: `after` names it by its id.
+    items = list({item["id"]: item for item in items}.values())
     if order == "desc":
         items = items[::-1]
     if after is not None:

@@ -478,6 +478,30 @@ async def test_a_response_that_several_cancel_at_once_ends_as_cancelled_for_all_
         assert (await rig.row(path)).status == "cancelled"
 
 
+@pytest.mark.parametrize("given", [{"a": 1}, ["a"], 5, "", None, "twice"], ids=repr)
+async def test_an_id_of_an_item_that_names_nothing_is_replaced(rig: ResponsesRig, given: object) -> None:
+    items = [{"id": given, "role": "user", "content": text} for text in ("one", "two")]
+    async with rig.serving() as client:
+        found = await made(client, input=items)
+        path, listed, last = f"/v1/responses/{found['id']}/input_items", list[str](), {}
+        for _ in items:
+            page = (await client.get(path, params={"order": "asc", "limit": 1, **last})).json()
+            listed += [one["content"] for one in page["data"]]
+            last = {"after": page["last_id"]}
+        assert (listed, page["has_more"]) == (["one", "two"], False)
+        reference = {"type": "item_reference", "id": found["output"][0]["id"]}
+        await made(client, input=[reference, {"role": "user", "content": "go on"}])
+
+
+async def test_an_item_that_a_client_sends_in_each_turn_is_listed_once(rig: ResponsesRig) -> None:
+    item = {"id": "mine", "role": "user", "content": "one"}
+    async with rig.serving() as client:
+        first = await made(client, input=[item])
+        second = await made(client, input=[item], previous_response_id=first["id"])
+        page = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()
+    assert [one["id"] for one in page["data"]] == [first["output"][0]["id"], "mine"]
+
+
 class FailsOnce(ResponseStore):
     """Raises LedgerUnavailable the first time that a response is finished."""
 

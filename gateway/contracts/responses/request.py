@@ -132,14 +132,20 @@ def responses_request(
 
 
 def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]:
-    """The items of ``input`` with ids, as ``input_items`` lists them."""
+    """The items of ``input`` as they are listed; an id that is no text, or is repeated, is replaced."""
     own = generation_id.removeprefix("gen_")
     if isinstance(body.input, str):
         text = [{"type": "input_text", "text": body.input}]
         given = [{"type": "message", "role": "user", "content": text}]
     else:
         given = [one.model_dump(exclude_none=True) | {"type": one.type} for one in body.input]
-    return [{"id": f"item_{own}_{number}", "status": "completed", **one} for number, one in enumerate(given)]
+    found: dict[str, dict[str, Any]] = {}
+    for number, one in enumerate(given):
+        key = one.get("id")
+        if not isinstance(key, str) or not key or key in found:
+            key = f"item_{own}_{number}"
+        found[key] = {"status": "completed", **one, "id": key}
+    return list(found.values())
 
 
 def _stores(body: ResponsesBody, stores: bool, holds_image: bool) -> bool:
