@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 import structlog
+from pydantic_core import to_json
 
 from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import CANCELLED, UNFINISHED, ResponseStore, StoredResponse
@@ -62,7 +63,8 @@ class StoredResponses:
             status=response["status"],
             created_at=now,
             expires_at=now + self.section.keep_seconds,
-            input=_pack(asked.items),
+            # Labels, such as arguments that a client has parsed, may hold numbers that orjson cannot write.
+            input=zlib.compress(to_json(asked.items, inf_nan_mode="null"), _FAST),
             body=_pack(response),
             events=None if events is None else zlib.compress(events, _FAST),
         )

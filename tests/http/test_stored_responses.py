@@ -493,6 +493,20 @@ async def test_an_id_of_an_item_that_names_nothing_is_replaced(rig: ResponsesRig
         await made(client, input=[reference, {"role": "user", "content": "go on"}])
 
 
+async def test_a_response_is_stored_although_its_client_has_parsed_a_number_of_more_than_64_bits(
+    rig: ResponsesRig,
+) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a":1180591620717411303424}'}
+    result = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    async with rig.serving() as client:
+        found = await made(client, input=[{**call, "parsed_arguments": {"a": 2**70}}, result])
+        assert found["store"] is True
+        page = (await client.get(f"/v1/responses/{found['id']}/input_items", params={"order": "asc"})).json()
+        assert [one["type"] for one in page["data"]] == ["function_call", "function_call_output"]
+        assert page["data"][0]["arguments"] == call["arguments"]
+        assert (await made(client, previous_response_id=found["id"]))["status"] == "completed"
+
+
 async def test_an_item_that_a_client_sends_in_each_turn_is_listed_once(rig: ResponsesRig) -> None:
     item = {"id": "mine", "role": "user", "content": "one"}
     async with rig.serving() as client:
