@@ -61,7 +61,12 @@ def checked(
             faults.append(given)
             continue
         custom_id, body = given
-        if (wrong := body_fault(orjson.dumps(body))) is not None:
+        try:
+            data = orjson.dumps(body)
+        except TypeError:  # it reads deeper nesting than it writes
+            faults.append(LineFault("invalid_body", "body is nested too deeply", number, "body"))
+            continue
+        if (wrong := body_fault(data)) is not None:
             faults.append(replace(wrong, line=number))
             continue
         if isinstance(model := body.get("model"), str):

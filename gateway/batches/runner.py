@@ -273,7 +273,12 @@ class BatchRunner:
         except asyncio.CancelledError:
             self._unfinished.append(line)
             raise
-        except OSError as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as error:  # the file is gone, or damaged since its check
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = at_fault("the line cannot be read from the input file")
         tries = line.failures + 1

@@ -28,7 +28,7 @@ class BatchStages:
         self._log = structlog.get_logger("gateway.batches")
 
     async def validate(self, batch: BatchRow, body_fault: BodyFault) -> None:
-        """Check the input file, and store its lines to be run; a fault ends the batch."""
+        """Check the input file, and store its lines to be run; a fault ends the batch, as does a defect."""
         store, section = self._files.store, self._files.section
         try:
             found = await asyncio.to_thread(
@@ -42,6 +42,14 @@ class BatchStages:
         except FileNotFoundError:
             fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
             await self._fail(batch, [fault])
+            return
+        except OSError:
+            raise
+        except (
+            Exception
+        ) as defect:  # a file that cannot be checked must end no gateway, and not one after another
+            self._log.error("file not checked", batch=batch.batch_id, error_type=type(defect).__name__)
+            await self._fail(batch, [LineFault("internal", "the gateway cannot check the input file")])
             return
         if found.faults:
             await self._fail(batch, found.faults)

@@ -267,6 +267,9 @@ class BackgroundResponses:
             else:
                 await begun.cancelled()
             raise
+        except Exception as defect:  # it must not end the other responses, and the gateway with them
+            self._log.error("response ended", response=key[1], error_type=type(defect).__name__)
+            begun.abandon(_GONE)
         finally:
             del self._runs[key]
 

@@ -42,6 +42,11 @@ def faults(*lines: bytes, max_lines: int = 9, body_fault: Any = lambda body: Non
         (line(body=None), "invalid_body", "body"),
         (line(body={"stream": True}), "invalid_body", "body.stream"),
         (line(body={"background": True}), "invalid_body", "body.background"),
+        (
+            line(body=0).replace(b'"body": 0', b'"body":{"a":' + b"[" * 400 + b"]" * 400 + b"}"),
+            "invalid_body",
+            "body",
+        ),
     ],
 )
 def test_a_wrong_line_is_named_with_its_number(wrong: bytes, code: str, param: str | None) -> None:

@@ -233,6 +233,44 @@ async def test_a_wrong_line_fails_the_whole_batch_before_anything_runs(rig: Batc
     assert failed["failed_at"] and not lines.tries
 
 
+class BreaksOnOne(Lines):
+    """Has a defect that one batch's bodies bring out."""
+
+    def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
+        if b"breaks" in body:
+            raise RecursionError
+        return super().fault(batch, body)
+
+
+async def test_a_file_that_cannot_be_checked_ends_its_own_batch_alone(rig: BatchRig) -> None:
+    deep = io.BytesIO(b'{"custom_id":"a","method":"POST","url":"%b","body":{"a":%b1%b}}' % (
+        CHAT.encode(), b"[" * 400, b"]" * 400,
+    ))  # fmt: skip
+    async with rig.gateway(BreaksOnOne()) as batches:
+        nested = await batches.files.add("acme", "file-0d", "in", "batch", deep, len(deep.getvalue()))
+        for number, file in enumerate((await rig.upload(batches.files, 1, note="breaks"), nested)):
+            asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
+            await batches.create(ACME, f"batch_b{number}", asked)
+        ends = [await until(batches, f"batch_b{number}", "failed") for number in range(2)]
+        await until(batches, await rig.create_batch(batches, 2), "completed")
+    assert [one["errors"]["data"][0]["code"] for one in ends] == ["internal", "invalid_body"]
+
+
+async def test_lines_of_a_file_that_was_damaged_after_its_check_fail_and_end_nothing_else(
+    rig: BatchRig,
+) -> None:
+    engines = Engines(0)
+    async with rig.gateway(Lines(), engines) as batches:
+        batch_id = await rig.create_batch(batches, 2)
+        shown = await until(batches, batch_id, "in_progress")
+        size = (await batches.files.get("acme", shown["input_file_id"])).bytes
+        batches.files.storage.put(shown["input_file_id"], io.BytesIO(b"x" * size))
+        engines.places = 2
+        ended = await until(batches, batch_id, "completed")
+        await until(batches, await rig.create_batch(batches, 2), "completed")
+    assert ended["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
+
+
 async def test_failures_are_tried_again_and_then_told_in_the_error_file(rig: BatchRig) -> None:
     def outcome(line: BatchLine, attempt: int) -> LineOutcome:
         if line.number == 1:  # the caller's fault

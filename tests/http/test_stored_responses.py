@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+from msgspec import structs
 
 from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import ResponseStore, StoredResponse
@@ -514,6 +515,25 @@ async def test_an_item_that_a_client_sends_in_each_turn_is_listed_once(rig: Resp
         second = await made(client, input=[item], previous_response_id=first["id"])
         page = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()
     assert [one["id"] for one in page["data"]] == [first["output"][0]["id"], "mine"]
+
+
+async def test_a_defect_of_one_background_response_ends_no_other(rig: ResponsesRig) -> None:
+    async with rig.serving(held()) as client:
+        first = await made(client, background=True)
+        asked = next(iter(rig.background._runs.values())).asked
+
+        async def breaks(asked: Any, sink: Any) -> None:
+            raise RuntimeError("a defect")
+
+        other = structs.replace(asked, request=structs.replace(asked.request, generation_id="gen_b"))
+        broken = await rig.background.start(other, breaks)
+        async with asyncio.timeout(60):
+            events = [event async for event in broken.follow(-1)]
+        assert b"response.failed" in events[-1]
+        assert (await client.get(f"/v1/responses/{first['id']}")).json()["status"] in (
+            "queued",
+            "in_progress",
+        )
 
 
 class FailsOnce(ResponseStore):
