@@ -114,8 +114,8 @@ def _parsed(
     if not isinstance(given, dict):
         return LineFault("invalid_json_line", "the line is not a JSON object", number)
     custom_id, body = given.get("custom_id"), given.get("body")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
-        text = f"custom_id is missing or wrong; allowed: a text of 1 to {MAX_CUSTOM_ID} characters"
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID or "\x00" in custom_id:
+        text = f"custom_id is missing or wrong; allowed: a text of 1 to {MAX_CUSTOM_ID} characters but U+0000"
         return LineFault("invalid_custom_id", text, number, "custom_id")
     if custom_id in seen:
         text = "custom_id stands in an earlier line too; allowed: each once"

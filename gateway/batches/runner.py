@@ -273,12 +273,7 @@ class BatchRunner:
         except asyncio.CancelledError:
             self._unfinished.append(line)
             raise
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ) as error:  # the file is gone, or damaged since its check
+        except (OSError, ValueError, KeyError, TypeError) as error:  # the file is gone, or was damaged
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = at_fault("the line cannot be read from the input file")
         tries = line.failures + 1

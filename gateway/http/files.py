@@ -62,7 +62,7 @@ async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
     size, most = file.size or 0, services.files.section.max_file_bytes
     if size > most:
         raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
-    name = (file.filename or "file")[:MAX_FILENAME]
+    name = (file.filename or "file")[:MAX_FILENAME].replace("\x00", "\ufffd")  # PostgreSQL stores no null
     file_id = services.new_id("file").replace("_", "-", 1)
     return await services.files.add(tenant, file_id, name, str(purpose), file.file, size, expires_s)
 

@@ -20,6 +20,7 @@ from gateway.contracts.native_answer import ErrorBody
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed, parse, path_of
 from gateway.contracts.values import CallerRole
+from gateway.errors import NotFound
 from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import until_gone
@@ -104,6 +105,8 @@ class EdgeRoute(APIRoute):
                 reads = request.method == "GET" and self.role is CallerRole.OPERATOR
                 viewers = (CallerRole.VIEWER,) if reads else ()
                 require_role(exchange, *viewers, self.role)
+            if "\x00" in request.scope["path"]:
+                raise NotFound("there is nothing at a path with a null character (U+0000)")
             _check_query(request, parameters)
             if self.counted:
                 await services.limiter.enter(exchange.known_caller)
@@ -189,14 +192,18 @@ class AdminRoute(EdgeRoute):
 
 
 def _check_query(request: Request, allowed: Mapping[str, bool]) -> None:
-    """Refuse parameters that are not ``allowed``, or repeated unless it says so. Raises InvalidRequest."""
+    """Refuse parameters that are not ``allowed``, or repeated unless it says so, and values that not every
+    database takes. Raises InvalidRequest.
+    """
     seen: set[str] = set()
-    for name, _ in request.query_params.multi_items():
+    for name, value in request.query_params.multi_items():
         shown = path_of([name])
         if name not in allowed:
             raise not_allowed(shown, "is not a known field", ", ".join(allowed) or "none")
         if name in seen and not allowed[name]:
             raise not_allowed(shown, "is repeated", "once")
+        if "\x00" in value:
+            raise not_allowed(shown, "contains a null character (U+0000)", "text without it")
         seen.add(name)
 
 

@@ -119,6 +119,8 @@ class StoredResponses:
         rows: dict[str, dict[str, Mapping[str, Any]]] = {}
         found, room = list[dict[str, Any]](), max_bytes
         for item_id, param in items.items():
+            if "\x00" in item_id:
+                raise NotFound("no item with a null character (U+0000) in its id is stored", param=param)
             response_id = f"resp_{'_'.join(item_id.split('_')[1:-1])}"
             if response_id not in rows:
                 row = await self.store.get(tenant, response_id, self.now())

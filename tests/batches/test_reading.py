@@ -36,6 +36,7 @@ def faults(*lines: bytes, max_lines: int = 9, body_fault: Any = lambda body: Non
         (b"[]", "invalid_json_line", None),
         (line(""), "invalid_custom_id", "custom_id"),
         (line("x" * 513), "invalid_custom_id", "custom_id"),
+        (line("a\0b"), "invalid_custom_id", "custom_id"),
         (b'{"method": "POST"}', "invalid_custom_id", "custom_id"),
         (line(method="GET"), "invalid_method", "method"),
         (line(url="/v1/embeddings"), "invalid_url", "url"),

@@ -71,6 +71,25 @@ async def test_a_file_is_stored_shown_and_deleted(serving: Any) -> None:
         assert fault(await client.get(f"/v1/files/{file['id']}")) == (404, "not_found", "file_id")
 
 
+async def test_a_null_character_reaches_no_database(serving: Any) -> None:
+    """PostgreSQL refuses one in any text; the request then looked like an outage of the database."""
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a\0b"\r\n\r\nx\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+    )
+    async with serving() as client:
+        for path in ("files/%00", "files/%00/content", "batches/a%00", "responses/%00"):
+            assert fault(await client.get(f"/v1/{path}")) == (404, "not_found", None)
+        for query in ("files?after=%00", "files?purpose=%00", "batches?after=a%00"):
+            assert fault(await client.get(f"/v1/{query}"))[:2] == (400, "invalid_request")
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        stored = await client.post("/v1/files", content=form, headers=headers)
+        assert stored.json()["filename"] == "a\ufffdb"
+        reference = {"type": "item_reference", "id": "msg_\0_0"}
+        asked = await client.post("/v1/responses", json={"model": "demo", "input": [reference]})
+        assert fault(asked) == (404, "not_found", "input.0.id")
+
+
 async def test_files_come_in_pages(serving: Any) -> None:
     async with serving() as client:
         ids = [(await uploaded(client)).json()["id"] for _ in range(5)]
