@@ -232,3 +232,21 @@ def test_what_cannot_be_done_is_refused_by_its_name(change: dict[str, Any], para
         parsed({"model": "demo", "input": "hi", **change})
     assert refused.value.param == param
     assert refused.value.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (" ", "input is blank"),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": " "}], "input.1 is blank"),
+        ([{"role": "developer", "content": "a"}, {"role": "assistant", "content": "b"}], "input.1.role is "),
+        ([], "input has no items"),
+    ],
+    ids=["text", "item", "answer", "nothing"],
+)
+def test_a_last_item_that_cannot_be_answered_is_named_by_its_place_in_the_input(
+    given: Any, names: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parsed({"model": "demo", "instructions": "be brief", "input": given})
+    assert refused.value.message.startswith(names) and refused.value.param == "input"

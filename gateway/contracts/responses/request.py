@@ -1,5 +1,6 @@
 """Converts a validated body of ``/v1/responses`` to a request."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -95,7 +96,12 @@ def responses_request(
         check_count(len(messages), origin.max_messages)
         check_latest(messages)
     except InvalidRequest as error:
-        raise InvalidRequest(error.message.replace("messages", "input", 1), param="input") from None
+        if isinstance(body.input, list) and not body.input:
+            raise not_allowed("input", "has no items", "one or more") from None
+        # The last message is of the last item; messages are counted otherwise than items.
+        last = "input" if isinstance(body.input, str) else f"input.{len(body.input) - 1}"
+        message = re.sub(r"^messages\.\d+(\.content)?", last, error.message)
+        raise InvalidRequest(message.replace("messages", "input", 1), param="input") from None
     request = build_request(
         origin,
         Contract.RESPONSES,
