@@ -10,7 +10,7 @@ from accounting.batch_tables import BatchCounts, BatchRow, LineTokens
 from accounting.batches import ENDED
 from gateway.batches.files import Files
 from gateway.contracts.batches import BatchBody, window_s
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import Caller
 from gateway.errors import NotFound, WindowTooShort
 
@@ -93,7 +93,7 @@ class Batches:
     async def _get(self, tenant: str, batch_id: str, param: str) -> BatchRow:
         row = await self.files.store.get(tenant, batch_id)
         if row is None:
-            raise NotFound(f"no batch {batch_id!r} is stored", param=param)
+            raise NotFound(f"no batch '{path_of([batch_id])}' is stored", param=param)
         return row
 
     async def _with_counts(self, row: BatchRow) -> dict[str, Any]:

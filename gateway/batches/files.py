@@ -12,7 +12,7 @@ from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from gateway.batches.storage import FileStorage
 from gateway.config.batches import BatchesSection
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, NotFound, QuotaExceeded
 
 PURPOSES: Final = ("batch", "user_data", "evals")
@@ -109,7 +109,7 @@ class Files:
         """The file. Raises NotFound, LedgerUnavailable."""
         found = await self.store.file(tenant, file_id, self._unix_time())
         if found is None:
-            raise NotFound(f"no file {file_id!r} is stored", param=param)
+            raise NotFound(f"no file '{path_of([file_id])}' is stored", param=param)
         return found
 
     async def page(
@@ -126,7 +126,7 @@ class Files:
         if await self.store.is_used(tenant, file_id):
             raise FileInUse("a batch that has not ended reads the file; cancel it first", param="file_id")
         if not await self.store.delete_file(tenant, file_id):
-            raise NotFound(f"no file {file_id!r} is stored", param="file_id")
+            raise NotFound(f"no file '{path_of([file_id])}' is stored", param="file_id")
         await asyncio.to_thread(self.storage.delete, file_id)
 
     async def sweep(self) -> None:

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import CANCELLED, UNFINISHED, ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ended_elsewhere
 from gateway.errors import InvalidRequest, NotFound
@@ -132,7 +132,7 @@ class StoredResponses:
             if len(rows) > MAX_TURNS or room < 0:
                 raise _too_long(param, max_bytes)
             if item_id not in rows[response_id]:
-                raise NotFound(f"no item {item_id!r} of a response is stored", param=param)
+                raise NotFound(f"no item '{path_of([item_id])}' of a response is stored", param=param)
             found.append(dict(rows[response_id][item_id]))
         return found
 
@@ -179,7 +179,8 @@ def events_of(row: StoredResponse, after: int) -> bytes:
 
 
 def _unknown(response_id: str, param: str) -> NotFound:
-    return NotFound(f"no response {response_id!r} is stored, or one that it goes on with is not", param=param)
+    shown = path_of([response_id])
+    return NotFound(f"no response '{shown}' is stored, or one that it goes on with is not", param=param)
 
 
 def _items(

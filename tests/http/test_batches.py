@@ -90,6 +90,13 @@ async def test_a_null_character_reaches_no_database(serving: Any) -> None:
         assert fault(asked) == (404, "not_found", "input.0.id")
 
 
+@pytest.mark.parametrize("kind", ["files", "batches", "responses"])
+async def test_a_refusal_shows_the_beginning_of_a_long_id_alone(serving: Any, kind: str) -> None:
+    async with serving() as client:
+        refused = await client.get(f"/v1/{kind}/{'x' * 3_000}")
+    assert fault(refused)[:2] == (404, "not_found") and len(refused.content) < 500
+
+
 async def test_files_come_in_pages(serving: Any) -> None:
     async with serving() as client:
         ids = [(await uploaded(client)).json()["id"] for _ in range(5)]
