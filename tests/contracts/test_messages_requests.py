@@ -57,6 +57,14 @@ def test_images_are_parts_of_the_users_message_whatever_their_source() -> None:
     ]
 
 
+def test_the_arguments_of_a_former_call_are_json_whatever_numbers_it_has() -> None:
+    use = {"type": "tool_use", "id": "c", "name": "look", "input": {"a": [float("nan"), float("inf"), 2**70]}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+    turns = [HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    [call] = read(messages=turns).messages[1].tool_calls
+    assert call.arguments == '{"a":[null,null,1180591620717411303424]}'
+
+
 def test_images_of_a_tools_result_stay_between_its_texts() -> None:
     texts = [{"type": "text", "text": text} for text in ("Page", "one", "", "two")]
     shown_page = {"type": "image", "source": PICTURE}

@@ -158,7 +158,8 @@ def _assistant(message: BlockMessage, at: str) -> Message:
 def _call(block: ContentBlock, at: str) -> ToolCall:
     arguments = required(block.input, f"{at}.input")
     call_id = own_call_id(required(block.id, f"{at}.id"))
-    return ToolCall(call_id, required(block.name, f"{at}.name"), to_json(arguments).decode())
+    text = to_json(arguments, inf_nan_mode="null").decode()
+    return ToolCall(call_id, required(block.name, f"{at}.name"), text)
 
 
 def _not_served(block: ContentBlock, at: str, allowed: str) -> Any:
