@@ -44,7 +44,7 @@ class AdmissionController:
 
     def wake(self, backend: str) -> None:
         """Read the load of a backend that has run a step, and hand on queued requests if possible."""
-        queue = self._queues.get(self.gate_name(backend))
+        queue = self._queues.get(self.engine_of.get(backend, backend))
         if queue is not None:
             queue.stepped()
 

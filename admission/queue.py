@@ -17,6 +17,10 @@ from admission.gate import BackendGate
 from admission.ticket import AdmissionTicket, Refusal, TicketState
 from admission.values import BackendLoad, Demand
 
+# While no request waits, the load after a step is read when something needs it, else at most this often,
+# seconds: a step may take a few milliseconds.
+READ_EVERY_S = 0.05
+
 
 class Slot(Struct, eq=False):
     """The permission to generate; given back when its ``async with`` block is left.
@@ -66,13 +70,23 @@ class Slot(Struct, eq=False):
 class AdmissionQueue:
     """One gate, the futures of its waiting requests, and a timer for changes by time alone."""
 
-    gate: BackendGate
+    _gate: BackendGate
     load: Callable[[], BackendLoad | None]
     clock: Callable[[], float]
     emit: Callable[[AdmissionEvent], None]
     _waiting: dict[AdmissionTicket, asyncio.Future[None]] = field(default_factory=dict)
     _timer: asyncio.TimerHandle | None = None
     _timer_at: float = 0.0
+    # When the backend ran its last step, if its load after that step was not read.
+    _unread_at: float | None = None
+
+    @property
+    def gate(self) -> BackendGate:
+        """The gate, with the load after the backend's last step."""
+        if self._unread_at is not None:
+            at, self._unread_at = self._unread_at, None
+            self._gate.report(self.load(), at)
+        return self._gate
 
     async def enter(self, demand: Demand) -> Slot:
         now = self.clock()
@@ -93,9 +107,13 @@ class AdmissionQueue:
 
     def stepped(self) -> None:
         """The backend has run a step: a sign of life even with an unchanged load."""
-        now = self.clock()
-        self.gate.report(self.load(), now)
-        if self.gate.tickets:
+        now, gate = self.clock(), self._gate
+        if not gate.tickets and now - gate.work.signals.reported_at < READ_EVERY_S:
+            self._unread_at = now
+            return
+        self._unread_at = None
+        gate.report(self.load(), now)
+        if gate.tickets:
             self._settle(now)
 
     def look(self) -> None:

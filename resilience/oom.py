@@ -79,10 +79,10 @@ def cause_of_death(error: str, *, oom_kills: int) -> Loss:
 def kernel_oom_kills() -> int:
     """Processes killed by the kernel since the machine's start because memory ran out; 0 if unknown."""
     try:
-        lines = VMSTAT.read_text(encoding="ascii").splitlines()
+        before, found, after = VMSTAT.read_text(encoding="ascii").partition("oom_kill ")
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return int(after.partition("\n")[0]) if found and before[-1:] in ("", "\n") else 0
 
 
 def fewer_blocks(blocks: int, *, at_first: int, least: int) -> int:

@@ -46,6 +46,8 @@ from resilience.supervisor import (
 CHECK_INTERVAL_S = 0.25
 # The kernel's kill of a worker may be noticed so many seconds later: the engine answers its requests first.
 OOM_WINDOW_S = 10.0
+# Time between two looks at the kernel's count of such kills, seconds: the file has some 200 lines.
+OOM_COUNT_EVERY_S = 1.0
 # Longest time, seconds, for the remaining processes of a dead engine to end before the next one starts.
 RETIRE_TIMEOUT_S = 15.0
 
@@ -289,6 +291,8 @@ class SupervisedHost:
 
     def _count_oom_kills(self) -> None:
         now, counts = self._clock(), self._oom_counts
+        if now - counts[-1][0] < OOM_COUNT_EVERY_S:
+            return
         counts.append((now, self._oom_kills()))
         while len(counts) > 1 and counts[1][0] <= now - OOM_WINDOW_S:
             counts.popleft()

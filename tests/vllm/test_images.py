@@ -39,7 +39,9 @@ class Scripted:
         self.renderer = renderer
         self.tokenizer = renderer.get_tokenizer()
         self.prompts: list[Any] = []
-        self.engine_core = SimpleNamespace(outputs_queue=asyncio.Queue())
+        decoder = SimpleNamespace(decode=None)
+        self.engine_core = SimpleNamespace(outputs_queue=asyncio.Queue(), decoder=decoder)
+        self.output_processor = SimpleNamespace(request_states={})
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, **options: Any) -> Any:
         from vllm.v1.engine.output_processor import RequestOutputCollector

@@ -134,7 +134,8 @@ async def test_every_message_of_the_core_is_received_in_order(tmp_path: Path) ->
         def begin() -> None:
             resources.output_queue_task = tasks.create_task(receive(resources.output_socket))
 
-        receive_faster(SimpleNamespace(resources=resources, _ensure_output_queue_task=begin))
+        client = SimpleNamespace(resources=resources, _ensure_output_queue_task=begin)
+        receive_faster(client, SimpleNamespace(take=lambda frames, more: False, busy=False))
         assert resources.output_socket is socket
         await asyncio.sleep(0)
         for number in range(3):

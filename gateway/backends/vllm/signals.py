@@ -105,6 +105,11 @@ class SignalBoard:
             queue.observe(queue_s)
             prefill.observe(prefill_s)
 
+    def decoded(self, tokens: int) -> None:
+        """Record tokens of a step that are no answer's first ones."""
+        self.computed_tokens = 0
+        self._generation_tokens += tokens
+
     @property
     def reported(self) -> tuple[int, int, float]:
         """Running, waiting and KV usage, as last reported."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.backends.port import Completion
@@ -19,7 +19,7 @@ _REASONS: Mapping[str, FinishReason] = {
 
 
 class Outputs:
-    """vLLM's outputs of one request, out of its ``RequestOutputCollector``.
+    """vLLM's outputs of one request, out of its ``RequestOutputCollector``, or its texts and their tokens.
 
     vLLM stores an output there for the task that awaits it, and merges later outputs into it. While
     :meth:`pass_on` runs, the call that would store an output passes it on instead, which wakes no task.
@@ -27,14 +27,21 @@ class Outputs:
     Args:
         up_to_date: whether no outputs of further steps wait to be read. Else outputs are merged, as in vLLM:
             a process that cannot keep up with its engine sends fewer, longer pieces.
+
+    ``collector``: vLLM's; ``taker``: that of :meth:`pass_on` while it waits for an output;
+    ``state``: vLLM's state of the request if its texts may be given here; ``held``: a text that waits for the
+    next one.
     """
+
+    state: Any = None
+    held: tuple[str, tuple[int, ...]] | None = None
 
     def __init__(self, collector: Any, up_to_date: Callable[[], bool]) -> None:
         self.request_id: str = collector.request_id
-        self._collector = collector
+        self.collector = collector
         self._store = collector.put
         self._up_to_date = up_to_date
-        self._take: Callable[[Any], bool] | None = None
+        self.taker: Callable[[Any], bool] | None = None
         collector.put = self._put
 
     async def pass_on(self, take: Callable[[Any], bool]) -> None:
@@ -42,38 +49,44 @@ class Outputs:
 
         Raises vLLM's errors.
         """
-        collector = self._collector
+        collector = self.collector
         while True:
             stored = collector.get_nowait()
             if stored is not None and not take(stored):
                 return
-            self._take = take
+            self.taker = take
             try:
                 await collector.ready.wait()
-                stopped = self._take is None
+                stopped = self.taker is None
             finally:
-                self._take = None
+                self.taker = None
             if stopped:
                 if collector.output is None:
                     collector.ready.clear()
                 return
 
+    def give(self, output: Any) -> None:
+        """Pass on an output, or a text and its tokens; only while ``taker`` is set."""
+        assert self.taker is not None
+        if not self.taker(output):
+            self.taker = None
+            self.collector.ready.set()
+
     def detach(self) -> None:
         """Take no more outputs. Breaks the reference cycle with the collector, so no collection is needed."""
-        del self._collector.put
+        del self.collector.put
 
     def _put(self, output: Any) -> None:
-        take = self._take
+        take = self.taker
         if (
             take is None
-            or self._collector.output is not None
+            or self.collector.output is not None
             or isinstance(output, Exception)
             or not self._up_to_date()
         ):
             self._store(output)
-        elif not take(output):
-            self._take = None
-            self._collector.ready.set()
+        else:
+            self.give(output)
 
 
 class OutputReader:
@@ -103,7 +116,13 @@ class OutputReader:
         self.done = False
         self.fault: BackendFailure | None = None
 
-    def feed(self, output: Any) -> list[Delta]:
+    def feed(self, output: Any) -> Sequence[Delta]:
+        """The deltas of a ``RequestOutput``, or of a text and its tokens after the first output."""
+        if output.__class__ is tuple:
+            text, ids = output
+            self._tokens += len(ids)
+            delta = Delta(text, len(ids), None, None, 0, (), ids)
+            return (delta,) if self._parser is None else counted(self._parser.take(0, text, ids), delta)
         deltas: list[Delta] = []
         self.done = output.finished
         if output.metrics is not None and output.metrics.is_corrupted:

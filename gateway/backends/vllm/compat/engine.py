@@ -23,6 +23,7 @@ from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.compat.answer import OutputReader, Outputs
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, Parsers
 from gateway.backends.vllm.compat.receiver import receive_faster
+from gateway.backends.vllm.compat.steps import StepOutputs, StepReport
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineShape, Lora
 from gateway.contracts.values import FormatType, ResponseFormat, template_variables
@@ -43,6 +44,7 @@ class VllmEngine:
         token_bytes: Callable[[int], bytes],
         max_loras: int,
         names: ParserNames,
+        report: StepReport | None = None,
     ) -> None:
         from vllm import PoolingParams, SamplingParams
         from vllm.exceptions import VLLMClientError
@@ -63,6 +65,7 @@ class VllmEngine:
         self._lora = LoRARequest
         self._dead_error = EngineDeadError
         self._client_errors = (VLLMClientError, ValueError, TypeError)
+        self._steps = StepOutputs(llm, report)
         config = llm.vllm_config
         self.parser_names = names
         self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)
@@ -95,7 +98,7 @@ class VllmEngine:
 
     @property
     def unfinished(self) -> int:
-        return int(self._llm.get_num_unfinished_requests())
+        return len(self._llm.output_processor.request_states)
 
     @property
     def pending_tokens(self) -> int:
@@ -133,7 +136,7 @@ class VllmEngine:
                 await forwarder.rest()
         finally:
             forwarder.close()
-            outputs.detach()
+            self._steps.remove(outputs)
             if not (reader.done or self.dead):
                 await self._llm.abort(outputs.request_id, internal=True)
         return reader.completion()
@@ -174,7 +177,9 @@ class VllmEngine:
             )
         except Exception as error:
             raise self._failure(error, work) from error
-        return Outputs(collector, self._llm.engine_core.outputs_queue.empty)
+        outputs = Outputs(collector, self._steps.up_to_date)
+        self._steps.add(outputs)
+        return outputs
 
     async def _next(self, outputs: Outputs, forwarder: DeltaForwarder[Any], work: Work) -> None:
         try:
@@ -291,7 +296,7 @@ class VllmEngine:
 
     async def prepare(self) -> None:
         """Ask the core what it can do, once, so that no request waits for it."""
-        receive_faster(self._llm.engine_core)
+        receive_faster(self._llm.engine_core, self._steps)
         await self._llm.get_supported_tasks()
 
     def give_up(self) -> None:

@@ -17,9 +17,9 @@ from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, needs_tags, parser_class
+from gateway.backends.vllm.compat.steps import StepReport
 from gateway.backends.vllm.parser_names import ParserNames, model_type
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import name_of
 from gateway.config.engine import EngineSection
 
 # Minor versions that this package was written against.
@@ -137,9 +137,17 @@ def start(
     grammars = "xgrammar" if parser is not None and needs_tags(parser.tool_parser_cls) else "guidance"
     grammar_config = StructuredOutputsConfig(backend=grammars, disable_any_whitespace=True)
     chosen.setdefault("structured_outputs_config", grammar_config)
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(board, on_step)])
+    report = StepReport(board, on_step)
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(report)])
     envs.enable_envs_cache()  # vLLM reads some of them for every token
-    return VllmEngine(llm, version, token_bytes, int(arguments.get("max_loras", 0)), names)
+    return VllmEngine(
+        llm,
+        version,
+        token_bytes,
+        int(arguments.get("max_loras", 0)),
+        names,
+        report if llm.log_stats else None,
+    )
 
 
 def _usable(names: ParserNames, section: EngineSection) -> tuple[ParserNames, Any]:
@@ -199,8 +207,8 @@ def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
     return "|".join(",".join(map(str, cores)) for cores in lists)
 
 
-def _stat_logger(board: SignalBoard, on_step: Callable[[], None]) -> type:
-    """A class that passes vLLM's figures to ``board``. Because of its base class vLLM leaves out its own
+def _stat_logger(report: StepReport) -> type:
+    """A class that passes vLLM's figures to ``report``. Because of its base class vLLM leaves out its own
     exporter, which would count every token a second time.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
@@ -217,28 +225,9 @@ def _stat_logger(board: SignalBoard, on_step: Callable[[], None]) -> type:
             engine_idx: int = 0,
         ) -> None:
             if iteration_stats is not None:
-                board.generated(
-                    preemptions=iteration_stats.num_preempted_reqs,
-                    prompt_tokens=iteration_stats.num_prompt_tokens,
-                    generation_tokens=iteration_stats.num_generation_tokens,
-                    first_tokens_s=iteration_stats.time_to_first_tokens_iter,
-                    ended_s=[
-                        (end.queued_time, end.prefill_time) for end in iteration_stats.finished_requests
-                    ],
-                )
+                report.generated(iteration_stats)
             if scheduler_stats is not None:
-                prefix = scheduler_stats.prefix_cache_stats
-                board.scheduled(
-                    engine_idx,
-                    running=scheduler_stats.num_running_reqs,
-                    waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-                    kv_usage=scheduler_stats.kv_cache_usage,
-                    prefix_queries=prefix.queries,
-                    prefix_hits=prefix.hits,
-                    running_loras=[name_of(key) for key in scheduler_stats.running_lora_adapters],
-                    waiting_loras=[name_of(key) for key in scheduler_stats.waiting_lora_adapters],
-                )
-                on_step()
+                report.scheduled(scheduler_stats, engine_idx)
 
         def log(self) -> None:
             """Nothing is logged from here."""

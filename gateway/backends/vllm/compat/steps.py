@@ -1,0 +1,236 @@
+"""Handles the outputs of vLLM's core, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import astuple
+
+from gateway.backends.vllm.compat.answer import Outputs
+from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.values import name_of
+
+
+class StepReport:
+    """Writes the figures of vLLM's steps on the ``board``; ``on_step`` is called after each."""
+
+    def __init__(self, board: SignalBoard, on_step: Callable[[], None]) -> None:
+        self._board = board
+        self._on_step = on_step
+        self.decoded = board.decoded
+
+    def generated(self, stats: Any) -> None:
+        """Record vLLM's ``IterationStats``."""
+        self._board.generated(
+            preemptions=stats.num_preempted_reqs,
+            prompt_tokens=stats.num_prompt_tokens,
+            generation_tokens=stats.num_generation_tokens,
+            first_tokens_s=stats.time_to_first_tokens_iter,
+            ended_s=[(end.queued_time, end.prefill_time) for end in stats.finished_requests],
+        )
+
+    def scheduled(self, stats: Any, engine: int) -> None:
+        """Record vLLM's ``SchedulerStats``."""
+        prefix, running, waiting = (
+            stats.prefix_cache_stats,
+            stats.running_lora_adapters,
+            stats.waiting_lora_adapters,
+        )
+        self._board.scheduled(
+            engine,
+            running=stats.num_running_reqs,
+            waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
+            kv_usage=stats.kv_cache_usage,
+            prefix_queries=prefix.queries,
+            prefix_hits=prefix.hits,
+            running_loras=[name_of(key) for key in running] if running else (),
+            waiting_loras=[name_of(key) for key in waiting] if waiting else (),
+        )
+        self._on_step()
+
+
+class _StepQueue(asyncio.Queue[Any]):
+    """The steps that vLLM's own task handles.
+
+    ``busy``: it has not handled all of them; ``resume`` is called when it has.
+    """
+
+    busy = False
+
+    def __init__(self, resume: Callable[[], None]) -> None:
+        super().__init__()
+        self._resume = resume
+
+    def put_nowait(self, item: Any) -> None:
+        self.busy = True
+        super().put_nowait(item)
+
+    async def get(self) -> Any:
+        if self.busy and self.empty():
+            self.busy = False
+            self._resume()
+        return await super().get()
+
+
+class StepOutputs:
+    """Passes the text of an answer on in the callback that receives its token.
+
+    vLLM's own path wakes two tasks for each step and makes two objects for each token. It still handles
+    everything else: an answer's first and last tokens, preemptions, log-probabilities, stop strings, several
+    choices, and what the caller reads too slowly. Its state of a request is kept as it would keep it. If
+    vLLM's types are not those expected, its own path handles all.
+
+    Args:
+        report: takes the figures; ``None``: nobody reads them.
+    """
+
+    def __init__(self, llm: Any, report: StepReport | None) -> None:
+        from vllm.v1.engine import EngineCoreOutput
+        from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
+
+        client = llm.engine_core
+        self._processor = llm.output_processor
+        self._detokenizer = BaseIncrementalDetokenizer
+        self._decode = client.decoder.decode
+        self._report = report
+        self._queue: _StepQueue | None = None
+        self.resume: Callable[[], None] = _nothing
+        self._streams: dict[str, Outputs] = {}
+        # Answers whose text waits until the messages that have arrived meanwhile are read.
+        self._held: list[Outputs] = []
+        # The fields of an output that has tokens alone, after these two.
+        self._plain = astuple(EngineCoreOutput("", []))[2:]
+        expected = (
+            EngineCoreOutput.__struct_fields__[:2] == ("request_id", "new_token_ids")
+            and hasattr(BaseIncrementalDetokenizer, "decode_next")
+            and client.outputs_queue.__class__ is asyncio.Queue
+            # Several engines: vLLM's client follows their waves.
+            and not hasattr(client, "process_engine_outputs")
+        )
+        if expected:
+            self._queue = client.outputs_queue = _StepQueue(lambda: self.resume())
+        self._is_late = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether vLLM's task handles an earlier step: no later one may overtake it."""
+        return self._queue is not None and self._queue.busy
+
+    def up_to_date(self) -> bool:
+        """Whether no outputs of further steps wait to be read."""
+        return not self._is_late
+
+    def add(self, outputs: Outputs) -> None:
+        """Pass the answer on from here, if vLLM's state of its request allows it."""
+        state = self._processor.request_states.get(outputs.request_id)
+        detokenizer = getattr(state, "detokenizer", None)
+        if (
+            self._queue is not None
+            and isinstance(detokenizer, self._detokenizer)
+            and not detokenizer.stop
+            and state.parent_req is None
+            and state.stream_interval == 1
+            and not state.streaming_input
+        ):
+            outputs.state = state
+            self._streams[outputs.request_id] = outputs
+
+    def remove(self, outputs: Outputs) -> None:
+        self._streams.pop(outputs.request_id, None)
+        outputs.detach()
+
+    def take(self, frames: Any, more: bool) -> bool:
+        """Handle a message; returns False if vLLM must.
+
+        With ``more``, text is held and joined to that of the next step: a process that cannot keep up with
+        its engine sends fewer, longer pieces.
+        """
+        self._is_late = more
+        queue = self._queue
+        if queue is None:
+            return False
+        try:
+            step = self._decode(frames)
+        except Exception:
+            step = None  # vLLM fails in the same way, and ends
+        if step is None or step.utility_output is not None:
+            self._flush()
+            return False
+        try:
+            self._handle(step, queue, more)
+        except Exception as error:
+            queue.put_nowait(error)  # as vLLM does: its task fails all requests, and ends
+        return True
+
+    def _handle(self, step: Any, queue: _StepQueue, more: bool) -> None:
+        left, count = self._pass_on(step, more or bool(self._held))
+        if self._held and (left or not more):
+            self._flush()
+        report, stats = self._report, step.scheduler_stats
+        if report is not None and count:
+            report.decoded(count)
+        if left:
+            step.outputs = left
+            queue.put_nowait(step)
+        elif stats is not None and report is not None:
+            if self._processor.lora_states.requests:
+                self._processor.update_scheduler_stats(stats)
+            report.scheduled(stats, step.engine_index)
+
+    def _pass_on(self, step: Any, hold: bool) -> tuple[list[Any], int]:
+        """Pass a step's texts on; returns the outputs that vLLM must handle, and the tokens of the others."""
+        streams, plain, ended_at = self._streams, self._plain, step.timestamp
+        left: list[Any] = []
+        count = 0
+        for output in step.outputs:
+            outputs, ids = streams.get(output.request_id), output.new_token_ids
+            if (
+                outputs is None
+                or outputs.taker is None
+                or outputs.collector.output is not None
+                or outputs.state.is_prefilling
+                or not ids
+                or not _has_text_alone(output, plain)
+            ):
+                left.append(output)
+                continue
+            state = outputs.state
+            detokenizer, stats = state.detokenizer, state.stats
+            text = ""
+            for token in ids:
+                detokenizer.token_ids.append(token)
+                text += detokenizer.decode_next(token)
+            tokens = len(ids)
+            count += tokens
+            if stats is not None:
+                stats.num_generation_tokens += tokens
+                stats.last_token_ts = ended_at
+            if hold:
+                if outputs.held is None:
+                    self._held.append(outputs)
+                    outputs.held = text, tuple(ids)
+                else:
+                    outputs.held = outputs.held[0] + text, outputs.held[1] + tuple(ids)
+            else:
+                outputs.give((text, tuple(ids)))
+        return left, count
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        for outputs in held:
+            piece, outputs.held = outputs.held, None
+            if piece is not None:
+                outputs.give(piece)
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
+
+def _has_text_alone(output: Any, plain: tuple[Any, ...]) -> bool:
+    try:
+        return astuple(output)[2:] == plain
+    except ValueError:  # the truth of an array
+        return False
