@@ -24,15 +24,6 @@ def test_a_name_is_read_with_its_labels_and_not_by_its_beginning() -> None:
     assert total_of(PAGE, "asked_2_total") == 1.0 and total_of(PAGE, "nothing") == 0.0
 
 
-@given(st.text(), st.floats(allow_nan=False))
-def test_labels_and_values_are_those_that_were_written(label: str, value: float) -> None:
-    registry = CollectorRegistry()
-    Gauge("depth", "x", ["queue", "other"], registry=registry).labels(label, "}").set(value)
-    page = generate_latest(registry).decode(errors="surrogatepass")
-    [[written], [read]] = [[one.samples[0] for one in registry.collect()], samples_of(page, "depth")]
-    assert (read.labels, read.value) == (written.labels, written.value)
-
-
 @given(st.text('{}",=\\ #0123456789.eE+-NaInf_:'))
 def test_malformed_lines_are_skipped(rest: str) -> None:
     assert [one.value for one in samples_of(f"depth{rest}\nother 3\n", "other")] == [3.0]
