@@ -45,9 +45,8 @@ class BatchStages:
             return
         except OSError:
             raise
-        except (
-            Exception
-        ) as defect:  # a file that cannot be checked must end no gateway, and not one after another
+        except Exception as defect:
+            # Each gateway would take the batch in turn, and end by it.
             self._log.error("file not checked", batch=batch.batch_id, error_type=type(defect).__name__)
             await self._fail(batch, [LineFault("internal", "the gateway cannot check the input file")])
             return
