@@ -110,8 +110,15 @@ class BackgroundRun:
 
     async def _end(self, response: dict[str, Any], last: bytes) -> None:
         whole = b"".join((*self.events, self._opened(last)))
+        row = self._stored.packed(self.asked, response, whole)
         try:
-            await self._stored.store.finish(self._stored.packed(self.asked, response, whole))
+            try:
+                await self._stored.store.finish(row)
+            except asyncio.CancelledError:
+                await self._stored.store.finish(
+                    row
+                )  # the answer has ended: it would be made, and billed, again
+                raise
         except LedgerUnavailable as error:
             # Another gateway, or this one, ends it as failed when its last heartbeat is too old.
             self._log.warning("response not stored", response=response["id"], reason=str(error))

@@ -536,6 +536,28 @@ async def test_a_defect_of_one_background_response_ends_no_other(rig: ResponsesR
         )
 
 
+class HangsOnce(ResponseStore):
+    """Hangs the first time that a response is finished, until that is cancelled."""
+
+    hangs = asyncio.Event()
+
+    async def finish(self, response: StoredResponse) -> bool:
+        if not self.hangs.is_set():
+            self.hangs.set()
+            await asyncio.Event().wait()
+        return await super().finish(response)
+
+
+async def test_a_response_that_is_cancelled_while_its_end_is_stored_has_ended(rig: ResponsesRig) -> None:
+    rig.store_type = HangsOnce
+    async with rig.serving() as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        async with asyncio.timeout(60):
+            await HangsOnce.hangs.wait()
+        assert (await client.post(f"{path}/cancel")).json()["status"] == "completed"
+        assert (await rig.row(path)).status == "completed"
+
+
 class FailsOnce(ResponseStore):
     """Raises LedgerUnavailable the first time that a response is finished."""
 
