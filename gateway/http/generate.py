@@ -145,13 +145,13 @@ class GenerationEndpoint:
                 if asked.request.stream:
                     await self._stream(exchange, asked)
                 elif key is None:
-                    await exchange.reply(await self._whole(exchange, asked, release))
+                    await self._whole(exchange, asked, release)
                 else:
                     once = self._idempotency.answer(
                         exchange,
                         key_of(key),
                         content,
-                        lambda: self._whole(exchange, asked, release),
+                        lambda: self._stored(exchange, asked, release),
                         lambda: services.may_use(asked.request),
                     )
                     await exchange.reply(await once)
@@ -177,18 +177,33 @@ class GenerationEndpoint:
         journey = run_journey(self._services, asked.request, sink, asked.further)
         return _with_pings(sink, journey) if sink.pings else journey
 
-    async def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
+    def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Awaitable[None]:
+        """Run the journey; the answer is sent as soon as it may be, before the request's record is made."""
+
+        async def send(end: Answer | PublicError) -> None:
+            release()
+            reply = await self._reply(exchange, asked, end)
+            if not exchange.started:
+                await exchange.reply(reply)
+
+        exchange.reported = True
+        return run_journey(self._services, asked.request, WholeSink(send), asked.further)
+
+    async def _stored(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
+        """Run the journey; the answer is stored under its key before it is sent."""
         sink = WholeSink()
         exchange.reported = True
         await run_journey(self._services, asked.request, sink, asked.further)
         release()
-        answer = sink.end
-        assert answer is not None  # run_journey ends every sink
-        if isinstance(answer, PublicError):
-            return error_reply(answer, exchange.request_id, self._dialect.error)
-        exchange.trace_id = answer.trace_id or exchange.trace_id
-        body, headers = await self._body(asked, answer), tuple(self._dialect.headers(answer.budget))
-        return Reply(200, body, headers=headers, keep=answer.backend not in NOT_GENERATED)
+        assert sink.end is not None  # run_journey ends every sink
+        return await self._reply(exchange, asked, sink.end)
+
+    async def _reply(self, exchange: Exchange, asked: ParsedRequest, end: Answer | PublicError) -> Reply:
+        if isinstance(end, PublicError):
+            return error_reply(end, exchange.request_id, self._dialect.error)
+        exchange.trace_id = end.trace_id or exchange.trace_id
+        body, headers = await self._body(asked, end), tuple(self._dialect.headers(end.budget))
+        return Reply(200, body, headers=headers, keep=end.backend not in NOT_GENERATED)
 
 
 async def _with_pings(sink: StreamSink, journey: Awaitable[None]) -> None:

@@ -68,10 +68,20 @@ class ResponsesEndpoint(GenerationEndpoint):
             await exchange.body(event, more=True)
         await exchange.body(b"", more=False)
 
-    async def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
+    async def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> None:
         own = cast("ResponsesRequest", asked)
-        if not own.background:
-            return await super()._whole(exchange, asked, release)
+        if own.background:
+            await exchange.reply(await self._queued(exchange, own))
+        else:
+            await super()._whole(exchange, asked, release)
+
+    async def _stored(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
+        own = cast("ResponsesRequest", asked)
+        return await (
+            self._queued(exchange, own) if own.background else super()._stored(exchange, asked, release)
+        )
+
+    async def _queued(self, exchange: Exchange, own: ResponsesRequest) -> Reply:
         exchange.reported = True
         run = await self._services.background.start(own, partial(_run, self._services))
         return Reply(200, orjson.dumps(run.state()))

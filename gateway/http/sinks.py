@@ -24,8 +24,9 @@ STREAM_HEADERS: Final = (
 
 
 class WholeSink(Struct, eq=False):
-    """Stores the end of the journey, to be sent as one body."""
+    """Stores the end of the journey, and sends it with ``send``, if given."""
 
+    send: Callable[[Answer | PublicError], Awaitable[None]] | None = None
     end: Answer | PublicError | None = None
     ended: bool = False
 
@@ -36,10 +37,16 @@ class WholeSink(Struct, eq=False):
         """Ignore the piece: the answer contains the whole text."""
 
     async def finish(self, answer: Answer) -> None:
-        self.end, self.ended = answer, True
+        await self._ended(answer)
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        self.end, self.ended = error, True
+        await self._ended(error)
+
+    async def _ended(self, end: Answer | PublicError) -> None:
+        self.end = end
+        if self.send is not None:
+            await self.send(end)
+        self.ended = True
 
 
 PING_CHECK_S: Final = 5.0

@@ -13,11 +13,13 @@ from functools import partial
 from http.client import HTTPConnection
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.contracts.batches import BatchBody
-from gateway.contracts.values import Caller
+from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import PublicError
+from gateway.generation.sink import Sink
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import ClientDisconnect, ClientGone, Exchange
 from gateway.http.protocol import GatewayProtocol
@@ -165,6 +167,30 @@ def test_a_batch_that_was_begun_is_made_and_its_answer_stored_though_the_caller_
         time.sleep(0.05)
         batches.go.set()
         eventually(lambda: len(store.kept) == 1)
+
+
+class SlowRecord(FakeJourney):
+    """Goes on after its answer, as a journey that records it, until ``go`` is set."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.go = threading.Event()
+
+    async def run(self, request: GenerateRequest, sink: Sink) -> None:
+        await super().run(request, sink)
+        await asyncio.to_thread(self.go.wait, 60)
+
+
+@pytest.mark.parametrize("error", [None, PublicError(503, "backend_unavailable", "gone")])
+@pytest.mark.parametrize("http", SERVERS)
+def test_a_whole_answer_is_sent_before_its_request_is_recorded(http: Any, error: PublicError | None) -> None:
+    journey = SlowRecord(error=error)
+    with serving(fake_services(journey), http=http) as url:
+        answer = httpx.post(
+            f"{url}/v1/generate", json=NATIVE, headers={"authorization": f"Bearer {CALLER_KEY}"}, timeout=30
+        )
+        assert (answer.status_code, journey.go.is_set()) == (200 if error is None else 503, False)
+        journey.go.set()
 
 
 def test_a_half_sent_body_is_no_request() -> None:
