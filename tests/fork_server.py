@@ -41,6 +41,7 @@ import time
 import traceback
 import types
 import typing
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -619,6 +620,8 @@ def _import_tests(*, fast: bool) -> None:
     import hypothesis
     import pytest
     from _pytest.config import _prepareconfig
+    from hypothesis.errors import HypothesisSideeffectWarning
+    from hypothesis.internal.conjecture.providers import _get_local_constants
 
     config = _prepareconfig(["--capture=no"])
     for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
@@ -628,7 +631,41 @@ def _import_tests(*, fast: bool) -> None:
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
     config._ensure_unconfigure()
-    hypothesis.strategies.text().validate()  # reads what Unicode says of each character
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HypothesisSideeffectWarning)  # that it reads files before the tests
+        hypothesis.strategies.text().validate()  # reads what Unicode says of each character
+        _get_local_constants()  # reads the constants of the code under test
+
+
+def _compile_ahead() -> int:
+    """Start a process that compiles the tests, which takes 5 s in a new clone, while this one imports libraries.
+
+    It also looks for the constants of the code under test, for Hypothesis. Returns its pid.
+    """
+    if pid := os.fork():
+        return pid
+    from _pytest.assertion import rewrite
+    from _pytest.config import _prepareconfig
+    from hypothesis.errors import HypothesisSideeffectWarning
+    from hypothesis.internal.constants_ast import constants_from_module, is_local_module_file
+
+    warnings.simplefilter("ignore", HypothesisSideeffectWarning)
+    status = 1
+    with contextlib.suppress(Exception):  # then each file is compiled when it is imported
+        config = _prepareconfig(["--capture=no"])
+        state = config.stash[rewrite.assertstate_key]
+        for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
+            compiled = rewrite.get_cache_dir(file) / f"{file.stem}{rewrite.PYC_TAIL}"
+            if rewrite._read_pyc(file, compiled) is None and rewrite.try_makedirs(compiled.parent):
+                stat, code = rewrite._rewrite_test(file, config)
+                rewrite._write_pyc(state, code, stat, compiled)
+        for file in (file for folder in ROOT.glob("[a-z]*/") for file in folder.rglob("*.py")):
+            if is_local_module_file(str(file)):
+                module = types.ModuleType(file.stem)
+                module.__file__ = str(file)
+                constants_from_module(module)
+        status = 0
+    os._exit(status)
 
 
 def _prepare_numba() -> None:
@@ -667,6 +704,7 @@ def main(fd: int, *, what: Collection[str]) -> None:
         _import_tests(fast=True)
         return _serve_all_of_it(fd, vllm=False)
     vllm = "vllm" in what
+    compiling = _compile_ahead() if ALL in what and not sys.dont_write_bytecode else None
     for name in GATEWAY + (VLLM if vllm else ENGINE) + (TESTS if ALL in what else ()):
         importlib.import_module(name)
     _prepare_commands()
@@ -677,6 +715,8 @@ def main(fd: int, *, what: Collection[str]) -> None:
     else:
         _prepare_numba()
     if ALL in what:
+        if compiling is not None:
+            os.waitpid(compiling, 0)
         _import_tests(fast=False)
     _serve_all_of_it(fd, vllm=vllm)
 
