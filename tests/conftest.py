@@ -79,7 +79,7 @@ if not hasattr(budgeting.vocabulary.ByteBpe, "cache_info"):
 # Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
 LONG = (
     "ray", "conformance", "vllm", "models", "engine", "integration", "weights", "benchmarks", "evaluation", "gateway",
-    "bedrock", "state", "deploy", "chaos", "gpus", "replay", "tests",
+    "bedrock", "state", "deploy", "chaos", "gpus", "replay", "workers", "shadow", "tests",
 )  # fmt: skip
 
 

@@ -114,6 +114,8 @@ _FIRST_FREE_FD = 300
 _MAX_REQUEST_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE, _HUGE_BYTES = 25, 2 << 20
+# Of the demo model's engine: as it starts without a setting, and in the conformance suite.
+_BLOCK_SIZES = (16, 32)
 _SPAWN = re.compile(r"from multiprocessing\.spawn import spawn_main; spawn_main\((.*)\)")
 
 
@@ -621,7 +623,6 @@ def _import_tests(*, fast: bool) -> None:
     import pytest
     from _pytest.config import _prepareconfig
     from hypothesis.errors import HypothesisSideeffectWarning
-    from hypothesis.internal.conjecture.providers import _get_local_constants
 
     config = _prepareconfig(["--capture=no"])
     for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
@@ -634,7 +635,10 @@ def _import_tests(*, fast: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HypothesisSideeffectWarning)  # that it reads files before the tests
         hypothesis.strategies.text().validate()  # reads what Unicode says of each character
-        _get_local_constants()  # reads the constants of the code under test
+        with contextlib.suppress(ImportError):  # a private name: without it, each process reads for itself
+            from hypothesis.internal.conjecture.providers import _get_local_constants
+
+            _get_local_constants()  # reads the constants of the code under test
 
 
 def _compile_ahead() -> int:
@@ -644,14 +648,14 @@ def _compile_ahead() -> int:
     """
     if pid := os.fork():
         return pid
-    from _pytest.assertion import rewrite
-    from _pytest.config import _prepareconfig
-    from hypothesis.errors import HypothesisSideeffectWarning
-    from hypothesis.internal.constants_ast import constants_from_module, is_local_module_file
-
-    warnings.simplefilter("ignore", HypothesisSideeffectWarning)
     status = 1
     with contextlib.suppress(Exception):  # then each file is compiled when it is imported
+        from _pytest.assertion import rewrite
+        from _pytest.config import _prepareconfig
+        from hypothesis.errors import HypothesisSideeffectWarning
+        from hypothesis.internal.constants_ast import constants_from_module, is_local_module_file
+
+        warnings.simplefilter("ignore", HypothesisSideeffectWarning)
         config = _prepareconfig(["--capture=no"])
         state = config.stash[rewrite.assertstate_key]
         for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
@@ -674,6 +678,26 @@ def _prepare_numba() -> None:
 
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
+
+
+def _prepare_loops() -> None:
+    """The compiled loops of the demo model's engine, which each engine would load, or in a new clone compile."""
+    import engine.kernels as kernels
+    from engine.build import build_engine
+    from engine.process import _warm_up
+    from engine.values import EngineConfig
+
+    compile_loops = kernels.compile_loops
+    kept = functools.cache(functools.partial(compile_loops, parallel=False))
+
+    def loops_of(*shape: int, parallel: bool) -> Any:
+        # Parallel ones need threads, which no process has before it is forked.
+        return compile_loops(*shape, parallel=True) if parallel else kept(*shape)
+
+    kernels.compile_loops = loops_of
+    for block_size in _BLOCK_SIZES:
+        demo = str(ROOT / "models" / "demo")
+        _warm_up(build_engine(EngineConfig(demo, num_threads=1, num_blocks=8, block_size=block_size)))
 
 
 def _in_huge_pages() -> None:
@@ -718,6 +742,7 @@ def main(fd: int, *, what: Collection[str]) -> None:
         if compiling is not None:
             os.waitpid(compiling, 0)
         _import_tests(fast=False)
+        _prepare_loops()
     _serve_all_of_it(fd, vllm=vllm)
 
 
