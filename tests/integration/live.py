@@ -163,10 +163,11 @@ def _url(process: subprocess.Popen[bytes], output: Path, log: Path) -> str:
 def wait_ready(live: LiveGateway) -> None:
     """Wait for `/ready`."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert live.process.poll() is None, live.log.read_text()
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{live.url}/ready", timeout=60).status_code == 200:
-                return
-        time.sleep(0.05)
+    with httpx.Client(base_url=live.url, timeout=60) as client:
+        while time.monotonic() < deadline:
+            assert live.process.poll() is None, live.log.read_text()
+            with contextlib.suppress(httpx.TransportError):
+                if client.get("/ready").status_code == 200:
+                    return
+            time.sleep(0.05)
     raise AssertionError(f"not ready: {live.log.read_text()}")
