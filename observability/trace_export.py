@@ -33,6 +33,8 @@ MAX_BATCH: Final = 128
 # Interval between batches: a thread that wakes for each request takes the GIL each time, and each small batch
 # would cost a request to the collector.
 DELAY_S: Final = 0.5
+# With fewer traces, a batch is sent after so many intervals: each one is a request to the collector.
+FEW, LONGEST_INTERVALS = 16, 4
 # Spans that are built or encoded at once, in about a millisecond, and the sleep that lets the event loop run.
 STRIDE: Final = 64
 YIELD_S: Final = 0.000_2
@@ -139,9 +141,13 @@ class TraceSender:
 
     def _run(self) -> None:
         self._errors.listen()
+        intervals = 0
         try:
             while not self._closing.wait(self._delay_s):
-                self._send_all()
+                intervals += 1
+                if intervals >= LONGEST_INTERVALS or len(self._waiting) >= FEW:
+                    self._send_all()
+                    intervals = 0
             self._send_all()
         finally:
             self._errors.close()

@@ -39,7 +39,7 @@ class Scripted:
         self.renderer = renderer
         self.tokenizer = renderer.get_tokenizer()
         self.prompts: list[Any] = []
-        decoder = SimpleNamespace(decode=None)
+        decoder = SimpleNamespace(decode=None, ext_hook=None, dec_hook=None)
         self.engine_core = SimpleNamespace(outputs_queue=asyncio.Queue(), decoder=decoder)
         self.output_processor = SimpleNamespace(request_states={})
 

@@ -228,7 +228,7 @@ class VllmHost:
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
         with visible_devices(self._section.visible_devices):
             engine = start.start(
-                version, asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
+                version, asked, self._section, self.board, self._token_bytes, self._on_step, self._parsers
             )
         self._parsers = engine.parser_names
         gc.freeze()
@@ -245,9 +245,6 @@ class VllmHost:
     def _check_wanted(self) -> None:
         if self._given_up.is_set():
             raise EngineStartError("the engine's start was given up")
-
-    def _stepped(self) -> None:
-        self._on_step(self.board.preemptions)
 
     def _watch(self) -> None:
         """Watch the core's sentinel, so that its death is noticed also when nothing is in flight."""

@@ -65,12 +65,10 @@ class Outputs:
                     collector.ready.clear()
                 return
 
-    def give(self, output: Any) -> None:
-        """Pass on an output, or a text and its tokens; only while ``taker`` is set."""
-        assert self.taker is not None
-        if not self.taker(output):
-            self.taker = None
-            self.collector.ready.set()
+    def stop(self) -> None:
+        """End :meth:`pass_on`: ``taker`` has returned False."""
+        self.taker = None
+        self.collector.ready.set()
 
     def detach(self) -> None:
         """Take no more outputs. Breaks the reference cycle with the collector, so no collection is needed."""
@@ -85,8 +83,8 @@ class Outputs:
             or not self._up_to_date()
         ):
             self._store(output)
-        else:
-            self.give(output)
+        elif not take(output):
+            self.stop()
 
 
 class OutputReader:

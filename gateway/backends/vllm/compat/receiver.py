@@ -15,11 +15,9 @@ MOST_MESSAGES = 16
 class StepTaker(Protocol):
     """Handles the messages of vLLM's core."""
 
+    # Whether no message may be taken now; ``resume`` is called when one may.
+    busy: bool
     resume: Callable[[], None]
-
-    @property
-    def busy(self) -> bool:
-        """Whether no message may be taken now; :attr:`resume` is called when one may."""
 
     def take(self, frames: Any, more: bool) -> bool:
         """Handle a message; returns False if vLLM must. ``more``: the next message is taken at once."""
@@ -57,6 +55,7 @@ class Receiver:
         return self._left.popleft()
 
     def close(self) -> None:
+        self._steps.resume = _nothing
         self._loop.remove_reader(self._fd)
         if self._next is not None:
             self._next.cancel()
@@ -84,6 +83,10 @@ class Receiver:
                 self._left.append(frames)
                 if self._waiting is not None and not self._waiting.done():
                     self._waiting.set_result(None)
+
+
+def _nothing() -> None:
+    """No message is received any more."""
 
 
 def receive_faster(client: Any, steps: StepTaker) -> None:

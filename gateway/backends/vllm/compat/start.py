@@ -108,7 +108,7 @@ def start(
     section: EngineSection,
     board: SignalBoard,
     token_bytes: Callable[[int], bytes],
-    on_step: Callable[[], None],
+    on_step: Callable[[int], None],
     names: ParserNames,
 ) -> VllmEngine:
     """Start the engine's processes and wait until the model has loaded. Blocks.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct, defstruct, field, msgpack
 from msgspec.structs import astuple
 
 from gateway.backends.vllm.compat.answer import Outputs
@@ -14,9 +15,9 @@ from gateway.backends.vllm.values import name_of
 
 
 class StepReport:
-    """Writes the figures of vLLM's steps on the ``board``; ``on_step`` is called after each."""
+    """Writes the figures of vLLM's steps on the ``board``; ``on_step`` gets the preemptions after each."""
 
-    def __init__(self, board: SignalBoard, on_step: Callable[[], None]) -> None:
+    def __init__(self, board: SignalBoard, on_step: Callable[[int], None]) -> None:
         self._board = board
         self._on_step = on_step
         self.decoded = board.decoded
@@ -48,29 +49,41 @@ class StepReport:
             running_loras=[name_of(key) for key in running] if running else (),
             waiting_loras=[name_of(key) for key in waiting] if waiting else (),
         )
-        self._on_step()
+        self._on_step(self._board.preemptions)
+
+
+class _PrefixFigures(Struct, frozen=True):
+    queries: int = 0
+    hits: int = 0
+
+
+class _SchedulerFigures(Struct):
+    """The fields of vLLM's ``SchedulerStats`` that :class:`StepReport` reads."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_stats: _PrefixFigures = _PrefixFigures()
+    waiting_lora_adapters: dict[str, int] = {}
+    running_lora_adapters: dict[str, int] = {}
 
 
 class _StepQueue(asyncio.Queue[Any]):
-    """The steps that vLLM's own task handles.
+    """The steps that vLLM's own task handles; ``steps`` is busy until it has handled all of them."""
 
-    ``busy``: it has not handled all of them; ``resume`` is called when it has.
-    """
-
-    busy = False
-
-    def __init__(self, resume: Callable[[], None]) -> None:
+    def __init__(self, steps: StepOutputs) -> None:
         super().__init__()
-        self._resume = resume
+        self._steps = steps
 
     def put_nowait(self, item: Any) -> None:
-        self.busy = True
+        self._steps.busy = True
         super().put_nowait(item)
 
     async def get(self) -> Any:
-        if self.busy and self.empty():
-            self.busy = False
-            self._resume()
+        if self._steps.busy and self.empty():
+            self._steps.busy = False
+            self._steps.resume()
         return await super().get()
 
 
@@ -82,20 +95,35 @@ class StepOutputs:
     choices, and what the caller reads too slowly. Its state of a request is kept as it would keep it. If
     vLLM's types are not those expected, its own path handles all.
 
+    ``busy``: vLLM's task handles an earlier step, which no later one may overtake; ``resume`` is called when
+    it has.
+
     Args:
         report: takes the figures; ``None``: nobody reads them.
     """
 
     def __init__(self, llm: Any, report: StepReport | None) -> None:
-        from vllm.v1.engine import EngineCoreOutput
+        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
         from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 
         client = llm.engine_core
         self._processor = llm.output_processor
         self._detokenizer = BaseIncrementalDetokenizer
-        self._decode = client.decoder.decode
+        self._decode_whole = client.decoder.decode
+        # Decodes what is read of most messages: vLLM's own type of the figures has some 20 fields.
+        fields: list[tuple[str, Any, Any]] = [
+            ("engine_index", int, 0),
+            ("outputs", list[EngineCoreOutput], field(default_factory=list)),
+            ("scheduler_stats", _SchedulerFigures | None, None),
+            ("timestamp", float, 0.0),
+            ("utility_output", Any, None),
+        ]
+        step: Any = defstruct("Step", fields, array_like=True)
+        hooks = client.decoder
+        self._decode = msgpack.Decoder(step, ext_hook=hooks.ext_hook, dec_hook=hooks.dec_hook).decode
         self._report = report
         self._queue: _StepQueue | None = None
+        self.busy = False
         self.resume: Callable[[], None] = _nothing
         self._streams: dict[str, Outputs] = {}
         # Answers whose text waits until the messages that have arrived meanwhile are read.
@@ -104,19 +132,15 @@ class StepOutputs:
         self._plain = astuple(EngineCoreOutput("", []))[2:]
         expected = (
             EngineCoreOutput.__struct_fields__[:2] == ("request_id", "new_token_ids")
+            and EngineCoreOutputs.__struct_fields__[: len(fields)] == tuple(name for name, _, _ in fields)
             and hasattr(BaseIncrementalDetokenizer, "decode_next")
             and client.outputs_queue.__class__ is asyncio.Queue
             # Several engines: vLLM's client follows their waves.
             and not hasattr(client, "process_engine_outputs")
         )
         if expected:
-            self._queue = client.outputs_queue = _StepQueue(lambda: self.resume())
+            self._queue = client.outputs_queue = _StepQueue(self)
         self._is_late = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether vLLM's task handles an earlier step: no later one may overtake it."""
-        return self._queue is not None and self._queue.busy
 
     def up_to_date(self) -> bool:
         """Whether no outputs of further steps wait to be read."""
@@ -151,20 +175,22 @@ class StepOutputs:
         queue = self._queue
         if queue is None:
             return False
-        try:
-            step = self._decode(frames)
-        except Exception:
-            step = None  # vLLM fails in the same way, and ends
+        step = None
+        if len(frames) == 1:  # others have arrays
+            try:
+                step = self._decode(frames[0].buffer)
+            except Exception:
+                step = None  # as an engine's last message, which is no step
         if step is None or step.utility_output is not None:
             self._flush()
             return False
         try:
-            self._handle(step, queue, more)
+            self._handle(step, frames, queue, more)
         except Exception as error:
             queue.put_nowait(error)  # as vLLM does: its task fails all requests, and ends
         return True
 
-    def _handle(self, step: Any, queue: _StepQueue, more: bool) -> None:
+    def _handle(self, step: Any, frames: Any, queue: _StepQueue, more: bool) -> None:
         left, count = self._pass_on(step, more or bool(self._held))
         if self._held and (left or not more):
             self._flush()
@@ -172,8 +198,9 @@ class StepOutputs:
         if report is not None and count:
             report.decoded(count)
         if left:
-            step.outputs = left
-            queue.put_nowait(step)
+            whole = self._decode_whole(frames)
+            whole.outputs = left
+            queue.put_nowait(whole)
         elif stats is not None and report is not None:
             if self._processor.lora_states.requests:
                 self._processor.update_scheduler_stats(stats)
@@ -192,8 +219,14 @@ class StepOutputs:
                 or outputs.collector.output is not None
                 or outputs.state.is_prefilling
                 or not ids
-                or not _has_text_alone(output, plain)
             ):
+                left.append(output)
+                continue
+            try:
+                has_more = astuple(output)[2:] != plain
+            except ValueError:  # an array
+                has_more = True
+            if has_more:
                 left.append(output)
                 continue
             state = outputs.state
@@ -213,24 +246,17 @@ class StepOutputs:
                     outputs.held = text, tuple(ids)
                 else:
                     outputs.held = outputs.held[0] + text, outputs.held[1] + tuple(ids)
-            else:
-                outputs.give((text, tuple(ids)))
+            elif not outputs.taker((text, tuple(ids))):
+                outputs.stop()
         return left, count
 
     def _flush(self) -> None:
         held, self._held = self._held, []
         for outputs in held:
             piece, outputs.held = outputs.held, None
-            if piece is not None:
-                outputs.give(piece)
+            if piece is not None and outputs.taker is not None and not outputs.taker(piece):
+                outputs.stop()
 
 
 def _nothing() -> None:
     """Nobody waits."""
-
-
-def _has_text_alone(output: Any, plain: tuple[Any, ...]) -> bool:
-    try:
-        return astuple(output)[2:] == plain
-    except ValueError:  # the truth of an array
-        return False
