@@ -115,6 +115,7 @@ class Server:
         env: dict[str, str],
         url: str,
         log: Path,
+        cwd: Path = REPOSITORY,
         worker: Server | None = None,
     ):
         self.name = name
@@ -124,7 +125,7 @@ class Server:
         self.log = log
         with log.open("w") as out:
             self._process = subprocess.Popen(
-                command, cwd=REPOSITORY, env={**os.environ, **env}, stdout=out, stderr=subprocess.STDOUT
+                command, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=subprocess.STDOUT
             )
         self.root = psutil.Process(self._process.pid)
 
@@ -262,7 +263,7 @@ def in_front(name: Name, worker: Server, folder: Path) -> Server:
     made = recipe(name, folder=home, port=port, worker_port=worker_port, model=worker.model)
     env = {**made.environment, "SLUICE_ADMIN_KEY": KEY}
     url = f"http://127.0.0.1:{port}"
-    return Server(f"{name} + vllm", worker.model, made.command, env, url, home / "log", worker)
+    return Server(f"{name} + vllm", worker.model, made.command, env, url, home / "log", worker=worker)
 
 
 # The shape of Llama 3.1 8B with the demo model's vocabulary.

@@ -36,17 +36,14 @@ class WholeSink(Struct, eq=False):
     async def delta(self, delta: Delta) -> None:
         """Ignore the piece: the answer contains the whole text."""
 
-    async def finish(self, answer: Answer) -> None:
-        await self._ended(answer)
+    async def finish(self, answer: Answer | PublicError) -> None:
+        self.end = answer
+        if self.send is not None:
+            await self.send(answer)
+        self.ended = True
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        await self._ended(error)
-
-    async def _ended(self, end: Answer | PublicError) -> None:
-        self.end = end
-        if self.send is not None:
-            await self.send(end)
-        self.ended = True
+        await self.finish(error)
 
 
 PING_CHECK_S: Final = 5.0

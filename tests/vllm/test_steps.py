@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.backends.vllm.compat.answer import Outputs
-from gateway.backends.vllm.compat.steps import StepOutputs, StepReport
+from gateway.backends.vllm.compat.steps import CoreSteps, StepReport
 from gateway.backends.vllm.signals import SignalBoard
 from tests.vllm.conftest import needs_vllm
 
@@ -40,7 +40,7 @@ class StepRig:
         self._encode = MsgpackEncoder().encode
         self.board, self.steps_seen = SignalBoard(), 0
         llm = SimpleNamespace(engine_core=self.client, output_processor=self.processor)
-        self.steps = StepOutputs(llm, StepReport(self.board, self._stepped))
+        self.steps = CoreSteps(llm, StepReport(self.board, self._stepped))
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, max_tokens=1000, **sampling)
         self.collector = RequestOutputCollector(params.output_kind, "r")
         request = EngineCoreRequest(
@@ -201,7 +201,7 @@ async def test_with_a_queue_of_another_kind_vllm_handles_all() -> None:
     rig = StepRig()
     client = SimpleNamespace(outputs_queue=asyncio.LifoQueue(), decoder=rig.client.decoder)
     llm = SimpleNamespace(engine_core=client, output_processor=rig.processor)
-    steps = StepOutputs(llm, None)
+    steps = CoreSteps(llm, None)
     rig.steps = steps
     assert not rig.send(EngineCoreOutputs()) and not steps.busy
 

@@ -23,7 +23,7 @@ from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.compat.answer import OutputReader, Outputs
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, Parsers
 from gateway.backends.vllm.compat.receiver import receive_faster
-from gateway.backends.vllm.compat.steps import StepOutputs, StepReport
+from gateway.backends.vllm.compat.steps import CoreSteps, StepReport
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineShape, Lora
 from gateway.contracts.values import FormatType, ResponseFormat, template_variables
@@ -65,7 +65,7 @@ class VllmEngine:
         self._lora = LoRARequest
         self._dead_error = EngineDeadError
         self._client_errors = (VLLMClientError, ValueError, TypeError)
-        self._steps = StepOutputs(llm, report)
+        self._steps = CoreSteps(llm, report)
         config = llm.vllm_config
         self.parser_names = names
         self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)

@@ -72,7 +72,7 @@ class _SchedulerFigures(Struct):
 class _StepQueue(asyncio.Queue[Any]):
     """The steps that vLLM's own task handles; ``steps`` is busy until it has handled all of them."""
 
-    def __init__(self, steps: StepOutputs) -> None:
+    def __init__(self, steps: CoreSteps) -> None:
         super().__init__()
         self._steps = steps
 
@@ -87,7 +87,7 @@ class _StepQueue(asyncio.Queue[Any]):
         return await super().get()
 
 
-class StepOutputs:
+class CoreSteps:
     """Passes the text of an answer on in the callback that receives its token.
 
     vLLM's own path wakes two tasks for each step and makes two objects for each token. It still handles
