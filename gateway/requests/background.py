@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -318,7 +319,14 @@ class BackgroundResponses:
 
     async def _fail(self, row: StoredResponse, error: PublicError) -> None:
         error_body = {"code": "server_error", "message": error.message}
-        await self.stored.end(row, {**response_of(row), "status": "failed", "error": error_body})
+        try:
+            response = response_of(row)
+        except (ValueError, zlib.error) as damage:
+            # Its body stays as it is, but no gateway looks at the row again.
+            self._log.error("response is damaged", response=row.response_id, reason=str(damage))
+            await self.stored.store.finish(replace(row, status="failed", alive_until=None, again=None))
+        else:
+            await self.stored.end(row, {**response, "status": "failed", "error": error_body})
 
 
 def split(data: bytes) -> list[bytes]:

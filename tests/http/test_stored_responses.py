@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -556,6 +557,27 @@ async def test_a_response_that_is_cancelled_while_its_end_is_stored_has_ended(ri
             await HangsOnce.hangs.wait()
         assert (await client.post(f"{path}/cancel")).json()["status"] == "completed"
         assert (await rig.row(path)).status == "completed"
+
+
+@pytest.mark.parametrize("reruns", [False, True])
+async def test_a_damaged_response_keeps_no_other_abandoned_one_from_being_run_again(
+    rig: ResponsesRig, reruns: bool
+) -> None:
+    async with rig.serving(held()) as client:
+        damaged, sound = [f"/v1/responses/{(await made(client, background=True))['id']}" for _ in range(2)]
+    row = await rig.row(damaged)
+    store = ResponseStore(rig.url, tenant_bytes=rig.section.max_tenant_bytes)
+    await store.delete("acme", row.response_id)
+    again = b"not compressed" if reruns else None
+    await store.put(replace(row, body=b"not compressed", again=again))
+    await store.close()
+    rig.now += LEASE_S + 1
+    async with rig.serving() as client:
+        assert (await ended(client, sound))["status"] == "completed"
+        async with asyncio.timeout(60):
+            while (await rig.row(damaged)).status != "failed":  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (await made(client))["status"] == "completed"
 
 
 class FailsOnce(ResponseStore):
