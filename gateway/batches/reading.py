@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from accounting.batch_tables import BatchLine
@@ -38,6 +39,12 @@ class CheckedFile:
     model: str | None = None
 
 
+class _Line(msgspec.Struct):
+    body: msgspec.Raw
+
+
+_LINE: Final = msgspec.json.Decoder(_Line)
+
 BodyFault = Callable[[bytes], LineFault | None]
 """Checks a body by a contract; returns the fault, if there is one."""
 
@@ -62,8 +69,9 @@ def checked(
             continue
         custom_id, body = given
         try:
-            data = orjson.dumps(body)
-        except TypeError:  # it reads deeper nesting than it writes
+            orjson.dumps(body)
+            data = body_of(line)
+        except (TypeError, RecursionError):  # deeper nesting is read than can be written
             faults.append(LineFault("invalid_body", "body is nested too deeply", number, "body"))
             continue
         if (wrong := body_fault(data)) is not None:
@@ -100,6 +108,11 @@ def split(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
             at = end + 1
         start += at
         del held[:at]
+
+
+def body_of(line: bytes) -> bytes:
+    """The body of a line as its client wrote it: parsed, integers of more than 64 bits would be floats."""
+    return bytes(_LINE.decode(line).body)
 
 
 def _parsed(

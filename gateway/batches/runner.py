@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final, Protocol
 
-import orjson
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
@@ -17,7 +16,7 @@ from accounting.errors import LedgerUnavailable
 from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line
-from gateway.batches.reading import LineFault
+from gateway.batches.reading import LineFault, body_of
 from gateway.batches.stages import BatchStages
 
 POLL_S: Final = 1.0
@@ -273,7 +272,7 @@ class BatchRunner:
         except asyncio.CancelledError:
             self._unfinished.append(line)
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:  # the file is gone, or was damaged
+        except (OSError, ValueError, RecursionError) as error:  # the file is gone, or was damaged
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = at_fault("the line cannot be read from the input file")
         tries = line.failures + 1
@@ -288,8 +287,7 @@ class BatchRunner:
             await self._stored(line, lambda: self._finish_line(line, outcome))
 
     def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
-        data = b"".join(self.files.storage.chunks(batch.input_file_id, line.start, line.size))
-        return orjson.dumps(orjson.loads(data)["body"])
+        return body_of(b"".join(self.files.storage.chunks(batch.input_file_id, line.start, line.size)))
 
     async def _finish_line(self, line: BatchLine, outcome: LineOutcome) -> None:
         output, usage = output_line(line, outcome), outcome.usage

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.reading import MAX_ERRORS, MAX_LINE_BYTES, LineFault, checked, split
+from gateway.batches.reading import MAX_ERRORS, MAX_LINE_BYTES, LineFault, body_of, checked, split
 
 CHAT = "/v1/chat/completions"
 
@@ -68,6 +68,17 @@ def test_what_the_contract_refuses_is_a_fault_of_the_line() -> None:
 
     hot = line("hot", body={"temperature": 99})
     assert faults(line("a"), hot, body_fault=refuse) == [(2, "invalid_request", "body.temperature")]
+
+
+def test_a_body_is_checked_and_run_as_its_client_wrote_it() -> None:
+    body, seen = b'{"seed": 123456789012345678901234567890,  "temperature": 0.10}', list[bytes]()
+    given = line(body=0).replace(b'"body": 0', b'"body": ' + body)
+
+    def body_fault(data: bytes) -> None:
+        seen.append(data)
+
+    assert checked("b", CHAT, iter([given]), body_fault, max_lines=9).lines
+    assert [*seen, body_of(given)] == [body, body]
 
 
 def test_a_line_that_is_too_long_is_reported_and_not_kept_in_memory() -> None:
