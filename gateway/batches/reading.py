@@ -1,6 +1,7 @@
 """Reads and checks the lines of a batch's input file, and puts them in the order of execution."""
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -93,7 +94,10 @@ def checked(
 
 
 def split(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """The lines that are not blank: number from 1, place in bytes, content. A line over the bound is cut."""
+    """The lines that are not blank: number from 1, place in bytes, content. A line over the bound is cut.
+
+    A byte order mark at the start of the file belongs to no line.
+    """
     held, number, start = bytearray(), 0, 0
     for chunk in chain(chunks, (b"\n",)):
         held += chunk
@@ -102,6 +106,8 @@ def split(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
         at = 0
         while (end := held.find(b"\n", at)) >= 0:
             number += 1
+            if number == 1 and held.startswith(BOM_UTF8):
+                at = len(BOM_UTF8)
             line = bytes(held[at:end])
             if line.strip():
                 yield number, start + at, line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tracemalloc
+from codecs import BOM_UTF8
 from typing import Any
 
 import pytest
@@ -79,6 +80,17 @@ def test_a_body_is_checked_and_run_as_its_client_wrote_it() -> None:
 
     assert checked("b", CHAT, iter([given]), body_fault, max_lines=9).lines
     assert [*seen, body_of(given)] == [body, body]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 1_000])
+def test_a_byte_order_mark_before_the_first_line_is_skipped_however_the_file_is_cut(size: int) -> None:
+    data = BOM_UTF8 + b"\n".join((line("a"), line("b")))
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    found = checked("b", CHAT, iter(pieces), lambda body: None, max_lines=9)
+    places = {one.custom_id: data[one.start : one.start + one.size] for one in found.lines}
+    assert places == {"a": line("a"), "b": line("b")}
+    assert faults(BOM_UTF8) == [(None, "empty_file", None)]
+    assert faults(line("a"), BOM_UTF8 + line("b")) == [(2, "invalid_json_line", None)]
 
 
 def test_a_line_that_is_too_long_is_reported_and_not_kept_in_memory() -> None:
