@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
@@ -59,11 +59,19 @@ class LineRunner(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A line that runs on this gateway; one whose task is cancelled waits to run again."""
+    """A line that runs on this gateway; one whose task is cancelled waits to run again.
+
+    Its task is not cancelled while its result is being stored, for it would be generated again.
+    """
 
     batch: BatchRow
     line: BatchLine
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] = field(init=False)
+    ended: bool = False
+
+    @property
+    def gives_way(self) -> bool:
+        return not self.ended and not self.task.cancelling()
 
 
 @dataclass(eq=False)
@@ -168,7 +176,7 @@ class BatchRunner:
         in_progress = {one.batch_id for one in self.batches if one.status == "in_progress"}
         stops = runner.stopping()
         for one in self.running:
-            if (stops or one.batch.batch_id not in in_progress) and not one.task.cancelling():
+            if (stops or one.batch.batch_id not in in_progress) and one.gives_way:
                 one.task.cancel()
         for batch in self.batches:
             if batch.batch_id in self._busy:
@@ -210,7 +218,7 @@ class BatchRunner:
             del self._unfinished[0]  # others may have been added meanwhile
             self.outcomes["returned"] += 1
         if waiting := self.capacity.waiting():
-            for youngest in [one.task for one in self.running if not one.task.cancelling()][-waiting:]:
+            for youngest in [one.task for one in self.running if one.gives_way][-waiting:]:
                 youngest.cancel()
             return
         room = min(self.capacity.room() - self._reading, STARTED_AT_ONCE)
@@ -254,11 +262,13 @@ class BatchRunner:
 
     def _start(self, tasks: asyncio.TaskGroup, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
         name = f"{batch.batch_id}:{line.number}"
-        own = _Running(batch, line, tasks.create_task(self._line(batch, line, runner), name=name))
+        own = _Running(batch, line)
+        own.task = tasks.create_task(self._line(own, runner), name=name)
         self.running.append(own)
         own.task.add_done_callback(lambda _: self.running.remove(own))
 
-    async def _line(self, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
+    async def _line(self, own: _Running, runner: LineRunner) -> None:
+        batch, line = own.batch, own.line
         try:
             if line.takeovers >= MAX_TAKEOVERS:
                 outcome = at_fault(f"{line.takeovers} gateways ended while they ran the line")
@@ -275,6 +285,7 @@ class BatchRunner:
         except (OSError, ValueError, RecursionError) as error:  # the file is gone, or was damaged
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = at_fault("the line cannot be read from the input file")
+        own.ended = True
         tries = line.failures + 1
         failed = (outcome.engine_died and tries < MAX_ENGINE_DEATHS) or (
             outcome.failed_here and tries < MAX_FAILURES
@@ -318,6 +329,11 @@ class BatchRunner:
                 with attempt:
                     await write()
             stored = True
+        except asyncio.CancelledError:
+            with suppress(LedgerUnavailable):
+                await write()  # the gateway ends; the first write may have been interrupted
+                stored = True
+            raise
         except LedgerUnavailable as error:
             self._log.warning("a line's result is lost; it runs again", reason=str(error))
         finally:

@@ -17,7 +17,7 @@ import orjson
 import pytest
 import structlog
 
-from accounting.batch_tables import BatchLine, BatchRow, FileRow
+from accounting.batch_tables import BatchLine, BatchRow, FileRow, LineTokens
 from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
@@ -331,6 +331,59 @@ async def test_lines_use_idle_capacity_and_the_newest_give_way_to_callers(rig: B
         done = await until(batches, batch_id, "completed")
     assert done["request_counts"]["completed"] == 8
     assert lines.tries[first[0]] == 1 and lines.tries[first[2]] == 2
+    assert set((await rig.rows()).values()) == {1}
+
+
+class SlowStore(BatchStore):
+    """A store that takes its time to store a result; ``storing`` counts the results that wait."""
+
+    storing = 0
+
+    async def finish(
+        self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
+    ) -> bool:
+        SlowStore.storing += 1
+        try:
+            await asyncio.sleep(0.3)
+            return await super().finish(line, status, output, usage, tokens)
+        finally:
+            SlowStore.storing -= 1
+
+
+async def test_a_line_whose_answer_is_being_stored_does_not_give_way_to_callers(rig: BatchRig) -> None:
+    rig.store_type, lines = SlowStore, Lines()
+    engines = Engines(3, lines)
+    async with rig.gateway(lines, engines) as batches:
+        batch_id = await rig.create_batch(batches, 3)
+        await until_true(lambda: SlowStore.storing == 3)
+        engines.callers = 3
+        await asyncio.sleep(0.1)
+        engines.callers = 0
+        done = await until(batches, batch_id, "completed")
+    assert done["request_counts"]["completed"] == 3
+    assert set(lines.tries.values()) == {1}
+    assert set((await rig.rows()).values()) == {1}
+
+
+async def test_a_cancelled_batch_keeps_the_answers_that_are_being_stored(rig: BatchRig) -> None:
+    rig.store_type, lines = SlowStore, Lines()
+    async with rig.gateway(lines, Engines(3, lines)) as batches:
+        batch_id = await rig.create_batch(batches, 3)
+        await until_true(lambda: SlowStore.storing == 3)
+        await batches.cancel("acme", batch_id)
+        ended = await until(batches, batch_id, "cancelled")
+    assert ended["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+
+
+async def test_a_gateway_that_ends_stores_the_answers_that_it_has_first(rig: BatchRig) -> None:
+    rig.store_type, lines = SlowStore, Lines()
+    async with rig.gateway(lines, Engines(3, lines)) as batches:
+        batch_id = await rig.create_batch(batches, 3)
+        await until_true(lambda: SlowStore.storing == 3)
+    async with rig.gateway(lines, owner="b") as batches:
+        done = await until(batches, batch_id, "completed")
+    assert done["request_counts"]["completed"] == 3
+    assert set(lines.tries.values()) == {1}
     assert set((await rig.rows()).values()) == {1}
 
 
