@@ -211,6 +211,9 @@ class InputItemsBody(PageBody):
     data: list[dict[str, Any]]
 
 
+MAX_NUMBER: Final = 2**53 - 1
+"""The largest integer that all clients read from JSON; more than any stream's events."""
+
 router = callers_router(CallerRoute, 400, 401, 404, 503, prefix=PATH)
 
 
@@ -234,7 +237,7 @@ async def show_response(
     exchange: ExchangeDep,
     seals: Seals,
     stream: bool = False,
-    starting_after: Annotated[int, Query(ge=-1)] = -1,
+    starting_after: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
     include_obfuscation: bool = False,
 ) -> Response:
     """A stored response; with ``stream``, a background response's events after ``starting_after``.
@@ -252,6 +255,10 @@ async def show_response(
         return json_of(shown)
     if not response["background"]:
         raise not_allowed("stream", "is true", "false for a response that was not created in the background")
+    if run is None and row.events is not None and not row.open(services.responses.now()):
+        last = number_of(split(events_of(row, starting_after))[-1])
+        if starting_after > last:
+            raise not_allowed("starting_after", f"is {starting_after}", f"{last}, the last event, or less")
     if run is not None and not run.ended:
         await services.background.show(run)
     follow = _stored(exchange, response_id, starting_after) if run is None else run.follow(starting_after)

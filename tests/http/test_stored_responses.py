@@ -317,6 +317,36 @@ async def test_a_background_response_runs_on_and_can_be_followed_from_any_event(
         assert over.content == b""
 
 
+async def test_events_after_more_than_the_last_one_are_refused_with_its_number(rig: ResponsesRig) -> None:
+    async with rig.serving() as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        await ended(client, path)
+        last = len(events((await client.get(path, params={"stream": "true"})).content)) - 1
+        for after in (last + 1, 2**53 - 1, 2**70):
+            over = await client.get(path, params={"stream": "true", "starting_after": after})
+            assert (over.status_code, over.json()["error"]["param"]) == (400, "starting_after")
+        over = await client.get(path, params={"stream": "true", "starting_after": last + 1})
+        assert f"{last}, the last event" in over.json()["error"]["message"]
+
+
+async def test_the_last_event_of_a_response_that_ended_elsewhere_has_a_number_that_can_be_written(
+    rig: ResponsesRig,
+) -> None:
+    async with rig.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    store = ResponseStore(rig.url, tenant_bytes=rig.section.max_tenant_bytes)
+    await store.forbid_rerun(await rig.row(path))
+    await store.close()
+    rig.now += LEASE_S + 1
+    async with rig.serving() as client:
+        await ended(client, path)
+        assert (await rig.row(path)).events is None
+        got = await client.get(path, params={"stream": "true", "starting_after": 2**53 - 1})
+        assert [one["sequence_number"] for one in events(got.content)] == [2**53]
+        got = await client.get(path, params={"stream": "true", "starting_after": 2**64})
+        assert (got.status_code, got.json()["error"]["param"]) == (400, "starting_after")
+
+
 async def test_a_background_stream_goes_on_when_its_caller_leaves(rig: ResponsesRig) -> None:
     journey, body = held(), {**ASKED, "background": True, "stream": True}
     async with rig.serving(journey) as client, asyncio.TaskGroup() as tasks:
