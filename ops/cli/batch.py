@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import opened, print_json, print_rows, screen
+from ops.cli.console import opened, print_json, print_rows, print_text, screen
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
 from ops.client import AdminError
 
@@ -152,4 +152,4 @@ def _print(found: list[dict[str, Any]]) -> None:
     print_rows(("batch", "status", "endpoint", "model", "lines", "completed", "failed"), rows)
     for one in found:
         for fault in (one["errors"] or {}).get("data", ()):
-            screen().print(f"line {fault['line']}: {fault['message']}")
+            print_text(f"line {fault['line']}: {fault['message']}")

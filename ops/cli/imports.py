@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ops.cli.console import print_json, print_text, screen, table_of
+from ops.cli.console import plain, print_json, print_text, screen, table_of
 from ops.cli.operator import AsJson
 from ops.cli.startup import one_line_errors
 from ops.importing.litellm import read_litellm
@@ -78,7 +78,7 @@ def _run(read: Callable[[], ImportedSetup], source: str, out: Path, *, force: bo
     for outcome in reversed(ImportOutcome):  # what needs work first
         for note in setup.notes:
             if note.outcome is outcome:
-                table.add_row(f"[{_COLOURS[outcome]}]{outcome.value}[/]", note.place, note.text)
+                table.add_row(f"[{_COLOURS[outcome]}]{outcome.value}[/]", plain(note.place), plain(note.text))
     screen().print(table)
     counts = Counter(note.outcome for note in setup.notes)
     print_text(", ".join(f"{counts[one]} {one.value}" for one in ImportOutcome))

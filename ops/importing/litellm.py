@@ -1,5 +1,6 @@
 """Reads the configuration of LiteLLM's proxy."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -268,6 +269,8 @@ class _Model:
             if value is None:
                 continue
             weight = float(value) if weight is None else weight
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"{key} is {value}; allowed: 0 or more")
             place = f"{self.where}.{key}"
             if key == "weight":
                 self.setup.carried(place, "routes.<name>.backends[].weight, in percent")

@@ -16,7 +16,7 @@ def values_of(source: str, place: str) -> Iterator[None]:
     """Turn errors from values of a wrong type into UnreadableSource; ``source`` is whose values they are."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         what = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise UnreadableSource(f"{place}: a value of another type than {source} takes ({what})") from None
 
@@ -87,7 +87,7 @@ class ImportedSetup:
             ]
 
     def note(self, place: str, outcome: ImportOutcome, text: str) -> None:
-        self.notes.append(ImportNote(place, outcome, text))
+        self.notes.append(ImportNote(str(place), outcome, text))  # a key in YAML need not be a text
 
     def carried(self, place: str, text: str) -> None:
         """Note that a setting has the same effect in Sluice."""

@@ -148,6 +148,9 @@ def test_every_setting_of_the_file_is_reported(setup: ImportedSetup) -> None:
         ("model_list: []", "model_list"),
         ("model_list: [{model_name: a}]", "model_list[0]"),
         ("model_list: [{model_name: a, litellm_params: {model: b, weight: x}}]", "model_list[0]"),
+        ("model_list: [{model_name: a, litellm_params: {model: b, weight: -1}}]", "weight is -1"),
+        ("model_list: [{model_name: a, litellm_params: {model: b, weight: .nan}}]", "weight is nan"),
+        ("model_list: [{model_name: a, litellm_params: {model: b, order: .inf}}]", "model_list[0]"),
         ("model_list: [{model_name: a, litellm_params: {model: b}}]\nrouter_settings: 3", "router_settings"),
     ],
 )
@@ -157,6 +160,16 @@ def test_a_file_of_another_shape_is_an_error_that_names_the_place(
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UnreadableSource, match=re.escape(named)):
         read_litellm(tmp_path / "config.yaml", {})
+
+
+def test_keys_that_are_no_text_or_look_like_markup_are_reported_as_they_are(tmp_path: Path) -> None:
+    model = "{model_name: a, litellm_params: {model: b, '[x]': 1, '[/b]': 2}}"
+    (tmp_path / "config.yaml").write_text(f"model_list: [{model}]\ntrue: 1\n2: 3\n")
+    words = ["import", "litellm", str(tmp_path / "config.yaml"), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    for place in ("litellm_params.[x]", "litellm_params.[/b]", "True", " 2 "):
+        assert place in result.stdout
 
 
 def test_the_command_writes_both_files_once_and_prints_what_became_of_each_setting(
