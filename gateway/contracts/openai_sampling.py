@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from gateway.contracts.fields import MAX_TOKEN_ID, stops
+from gateway.contracts.fields import MAX_TOKEN_ID, SEED_MAX, stops
 from gateway.contracts.formats import StructuredBody, choice_shape, from_format, schema_shape, text_shape
 from gateway.contracts.openai_body import OpenAIBody
 from gateway.contracts.refusals import given, not_allowed, path_of
@@ -24,13 +24,16 @@ _SHAPERS: Final = frozenset(
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None, **echo: bool) -> Sampling:
     """The sampling parameters; absent ones are neutral. ``echo``: the fields ``echo`` and ``prompt_only``.
 
-    Raises InvalidRequest: ``logit_bias``, ``min_tokens``, or too many log-probabilities together.
+    Raises InvalidRequest: ``logit_bias``, ``min_tokens``, ``seed``, or too many log-probabilities together.
     """
     n = body.n or 1
     if logprobs is not None and n * (logprobs + 1) > MAX_LOGPROBS:
         raise not_allowed(
             "n", f"is {n} with {logprobs} top_logprobs", f"n * (top_logprobs + 1) of {MAX_LOGPROBS} or less"
         )
+    if body.seed is not None and body.seed > SEED_MAX - n + 1:
+        # Each text has the seed of the one before plus one; vLLM's engine ends when one exceeds 64 bits.
+        raise not_allowed("seed", f"is {body.seed} with n {n}", f"at most {SEED_MAX - n + 1}")
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise not_allowed("min_tokens", f"is {body.min_tokens}", f"at most max_tokens, {max_tokens}")
     return Sampling(

@@ -150,6 +150,17 @@ def test_vllms_fields_that_control_the_end_of_a_text_are_sampling_fields() -> No
         assert (refused.value.param or "").startswith(next(iter(wrong)))
 
 
+def test_the_seeds_of_all_texts_have_64_bits() -> None:
+    largest = 2**63 - 1
+    assert chat(seed=largest).request.sampling.seed == largest
+    for request in (chat, completion):
+        assert request(seed=largest - 2, n=3).request.sampling.seed == largest - 2
+        with pytest.raises(
+            InvalidRequest, match=f"seed is {largest - 1} with n 3; allowed: at most {largest - 2}"
+        ):
+            request(seed=largest - 1, n=3)
+
+
 def test_truncation_is_asked_for_by_auto_alone() -> None:
     assert chat(truncation="auto").request.truncate
     assert not chat(truncation="disabled").request.truncate and not chat().request.truncate
