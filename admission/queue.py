@@ -82,7 +82,7 @@ class AdmissionQueue:
 
     @property
     def gate(self) -> BackendGate:
-        """The gate, with the load after the backend's last step."""
+        """The gate, with the load after the last step, for calls from outside and :meth:`_listen`."""
         if self._unread_at is not None:
             at, self._unread_at = self._unread_at, None
             self._gate.report(self.load(), at)
@@ -91,7 +91,7 @@ class AdmissionQueue:
     async def enter(self, demand: Demand) -> Slot:
         now = self.clock()
         self._listen(now)
-        ticket = self.gate.offer(demand, now, at_once=True)
+        ticket = self._gate.offer(demand, now, at_once=True)
         if isinstance(ticket, Refusal):
             raise self._refused(demand, ticket)
         if ticket.state is TicketState.HANDED_ON:
@@ -124,18 +124,18 @@ class AdmissionQueue:
 
     def _listen(self, now: float) -> None:
         # The same report read again is no sign of life: it may be an old one.
-        load = self.load()
-        if load is not None and load != self.gate.work.signals.load:
-            self.gate.report(load, now)
+        load, gate = self.load(), self.gate
+        if load is not None and load != gate.work.signals.load:
+            gate.report(load, now)
 
     def _settle(self, now: float) -> None:
-        self._resolve(self.gate.displaced())
-        if self.gate.tickets:
-            self._resolve(self.gate.expired(now))
-            for ticket in self.gate.pump(now):
+        self._resolve(self._gate.displaced())
+        if self._gate.tickets:
+            self._resolve(self._gate.expired(now))
+            for ticket in self._gate.pump(now):
                 self.emit(self._admitted(ticket))
                 self._resolve((ticket,))
-            self._resolve(self.gate.displaced())
+            self._resolve(self._gate.displaced())
         self._set_timer(now)
 
     async def _wait(self, ticket: AdmissionTicket) -> None:
@@ -158,7 +158,7 @@ class AdmissionQueue:
                 future.set_result(None)
 
     def _set_timer(self, now: float) -> None:
-        at = self.gate.next_change() if self.gate.tickets else None
+        at = self._gate.next_change() if self._gate.tickets else None
         if self._timer is not None:
             if at == self._timer_at:
                 return
@@ -179,9 +179,9 @@ class AdmissionQueue:
             tenant=demand.tenant,
             priority=demand.priority,
             estimated_wait_s=ticket.estimated_wait_s,
-            queue_depth=len(self.gate.tickets),
-            kv_usage=self.gate.work.signals.load.kv_usage if self.gate.work.signals.load else 0.0,
-            in_flight=len(self.gate.work.tickets),
+            queue_depth=len(self._gate.tickets),
+            kv_usage=self._gate.work.signals.load.kv_usage if self._gate.work.signals.load else 0.0,
+            in_flight=len(self._gate.work.tickets),
             waited_s=ticket.handed_on_at - ticket.waiting.arrived_at,
             shrunk=ticket.shrunk,
             beyond=ticket.beyond,
@@ -196,9 +196,9 @@ class AdmissionQueue:
                 reason=refusal.reason,
                 estimated_wait_s=refusal.estimated_wait_s,
                 retry_after_s=refusal.retry_after_s,
-                queue_depth=len(self.gate.tickets),
-                kv_usage=self.gate.work.signals.load.kv_usage if self.gate.work.signals.load else 0.0,
-                in_flight=len(self.gate.work.tickets),
+                queue_depth=len(self._gate.tickets),
+                kv_usage=self._gate.work.signals.load.kv_usage if self._gate.work.signals.load else 0.0,
+                in_flight=len(self._gate.work.tickets),
                 queued=refusal.queued,
             )
         )

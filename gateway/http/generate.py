@@ -151,7 +151,7 @@ class GenerationEndpoint:
                         exchange,
                         key_of(key),
                         content,
-                        lambda: self._stored(exchange, asked, release),
+                        lambda: self._collected(exchange, asked, release),
                         lambda: services.may_use(asked.request),
                     )
                     await exchange.reply(await once)
@@ -189,7 +189,7 @@ class GenerationEndpoint:
         exchange.reported = True
         return run_journey(self._services, asked.request, WholeSink(send), asked.further)
 
-    async def _stored(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
+    async def _collected(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
         """Run the journey; the answer is stored under its key before it is sent."""
         sink = WholeSink()
         exchange.reported = True

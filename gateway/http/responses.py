@@ -75,10 +75,10 @@ class ResponsesEndpoint(GenerationEndpoint):
         else:
             await super()._whole(exchange, asked, release)
 
-    async def _stored(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
+    async def _collected(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
         own = cast("ResponsesRequest", asked)
         return await (
-            self._queued(exchange, own) if own.background else super()._stored(exchange, asked, release)
+            self._queued(exchange, own) if own.background else super()._collected(exchange, asked, release)
         )
 
     async def _queued(self, exchange: Exchange, own: ResponsesRequest) -> Reply:

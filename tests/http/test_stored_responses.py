@@ -329,15 +329,21 @@ async def test_events_after_more_than_the_last_one_are_refused_with_its_number(r
         assert f"{last}, the last event" in over.json()["error"]["message"]
 
 
-async def test_the_last_event_of_a_response_that_ended_elsewhere_has_a_number_that_can_be_written(
-    rig: ResponsesRig,
-) -> None:
+async def abandoned_for_good(rig: ResponsesRig) -> str:
+    """The path of a background response whose lease is over, and which may not be run again."""
     async with rig.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
     store = ResponseStore(rig.url, tenant_bytes=rig.section.max_tenant_bytes)
     await store.forbid_rerun(await rig.row(path))
     await store.close()
     rig.now += LEASE_S + 1
+    return path
+
+
+async def test_the_last_event_of_a_response_that_ended_elsewhere_has_a_number_that_can_be_written(
+    rig: ResponsesRig,
+) -> None:
+    path = await abandoned_for_good(rig)
     async with rig.serving() as client:
         await ended(client, path)
         assert (await rig.row(path)).events is None
@@ -625,12 +631,7 @@ class FailsOnce(ResponseStore):
 async def test_a_database_that_is_away_while_an_abandoned_response_is_ended_is_asked_again(
     rig: ResponsesRig,
 ) -> None:
-    async with rig.serving(held()) as client:
-        path = f"/v1/responses/{(await made(client, background=True))['id']}"
-    store = ResponseStore(rig.url, tenant_bytes=rig.section.max_tenant_bytes)
-    await store.forbid_rerun(await rig.row(path))
-    await store.close()
-    rig.now += LEASE_S + 1
+    path = await abandoned_for_good(rig)
     rig.store_type = FailsOnce
     async with rig.serving() as client:
         assert (await ended(client, path))["status"] == "failed"
