@@ -179,7 +179,7 @@ async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
 
     restarts: list[Restart] = []
     async with (
-        ChaosCaller(here.url, key=KEY, timeout_s=DRAIN_S, clock=clock, on_piece=_nobody) as caller,
+        ChaosCaller(here.url, key=KEY, timeout_s=DRAIN_S, clock=clock) as caller,
         asyncio.TaskGroup() as tasks,
     ):
         load = Load(plan, caller, clock)
@@ -200,10 +200,6 @@ async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
     with contextlib.suppress(Broken):  # rows that are missing then are reported as missing
         await until(lambda: asked <= set(_rows(here)), "the ledger being whole", LEDGER_TIMEOUT_S)
     return _result(here, load.answers, restarts, (from_s, until_s), figures)
-
-
-def _nobody() -> None:
-    """Ignore a piece: the answers are checked when they are complete."""
 
 
 def _result(

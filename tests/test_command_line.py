@@ -120,3 +120,14 @@ def test_the_version_is_an_option_too() -> None:
     asked = [sys.executable, "-m", "ops.cli"]
     option, word = (fork_server.run([*asked, how], check=True).stdout for how in ("--version", "version"))
     assert option == word and option.startswith("sluice ")
+
+
+@pytest.mark.parametrize("words", [["chaos", "soak"], ["replay", "trace.csv"]])
+def test_a_load_tool_without_its_extra_says_what_to_install(words: list[str]) -> None:
+    # In an interpreter of its own: here the load tools may be imported already.
+    code = f"import sys; sys.modules['aiohttp'] = None; from ops.cli.main import app; app({words})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "sluice: aiohttp is not installed: pip install 'sluice-gateway[replay]'\n",
+    )

@@ -18,29 +18,26 @@ SHORT_CALL = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
 
 
 class ChaosCaller(GatewaySession):
-    """A caller of one gateway; ``clock`` counts from the load's start, ``on_piece`` is called per piece."""
+    """A caller of one gateway; ``clock`` counts from the load's start."""
 
-    def __init__(
+    async def ask(
         self,
-        url: str,
-        *,
-        key: str | None,
-        timeout_s: float,
-        clock: Callable[[], float],
-        on_piece: Callable[[], None],
-    ) -> None:
-        super().__init__(url, key=key, timeout_s=timeout_s, clock=clock)
-        self._on_piece = on_piece
+        question: ChaosRequest,
+        max_tokens: int,
+        deadline_ms: int | None,
+        on_piece: Callable[[], object] = bool,
+    ) -> ObservedAnswer:
+        """Send a request and receive its answer; failures, except cancellation, are part of the result.
 
-    async def ask(self, question: ChaosRequest, max_tokens: int, deadline_ms: int | None) -> ObservedAnswer:
-        """Send a request and receive its answer; failures, except cancellation, are part of the result."""
+        ``on_piece`` is called for each piece of a streamed answer.
+        """
         observed = ObservedAnswer(question, self._clock())
         body = orjson.dumps(question.body(max_tokens, deadline_ms))
         with client_failures(observed):
             async with self.session.post(self._url + PATH, data=body) as response:
                 observed.status = response.status
                 if response.content_type == "text/event-stream":
-                    await self._stream(response, observed)
+                    await self._stream(response, observed, on_piece)
                 else:
                     self._whole(orjson.loads(await response.read()), observed)
         observed.ended_s = self._clock()
@@ -82,7 +79,9 @@ class ChaosCaller(GatewaySession):
         observed.pieces.append(str(answer.get("output_text", "")))
         observed.answer = answer
 
-    async def _stream(self, response: aiohttp.ClientResponse, observed: ObservedAnswer) -> None:
+    async def _stream(
+        self, response: aiohttp.ClientResponse, observed: ObservedAnswer, on_piece: Callable[[], object]
+    ) -> None:
         reader, last_s = EventReader(), observed.sent_s
         async for chunk in response.content.iter_any():
             now_s = self._clock()
@@ -94,7 +93,7 @@ class ChaosCaller(GatewaySession):
                     case "token":
                         observed.first_s = now_s if observed.first_s is None else observed.first_s
                         observed.pieces.append(event["delta"])
-                        self._on_piece()
+                        on_piece()
                     case "done":
                         observed.answer, observed.ended = event, True
                     case "error":

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 
 import aiohttp
 import psutil
@@ -23,6 +24,7 @@ from ops.chaos.scenario import FaultAction, Scenario, TestbedError
 from ops.chaos.testbed import Testbed
 from ops.chaos.timeline import Timeline
 from ops.chaos.workload import TITLES, ChaosRequest, ObservedAnswer, text_of
+from ops.client import AdminError
 from ops.session import CONNECT
 
 # Interval of polling `/ready`, and so the resolution of the detection time of a fault.
@@ -36,28 +38,25 @@ DETECTED_WITHIN_S = 5.0
 ON_UNIX = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
 
 
+@dataclass(eq=False)
 class ChaosRun:
     """One run of a scenario on the testbed's processes; ``watch`` shows its progress."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        testbed: Testbed,
-        *,
-        watch: Callable[[ChaosRun], AbstractContextManager[None]] = lambda run: contextlib.nullcontext(),
-    ) -> None:
-        self.scenario = scenario
+    scenario: Scenario
+    testbed: Testbed
+    _: KW_ONLY
+    watch: Callable[[ChaosRun], AbstractContextManager[object]] = lambda run: contextlib.nullcontext()
+
+    def __post_init__(self) -> None:
         self.observed: list[ObservedAnswer] = []
         self.sent = 0
         self.injected: list[AppliedFault] = []
-        self._testbed = testbed
-        self._watch = watch
         self._id = f"chaos-{secrets.token_hex(4)}-"
         self._origin = time.monotonic()
         self._pieces = 0
         self._news = asyncio.Event()
-        self._timeline = Timeline(scenario.faults, scenario.random)
-        self._report = ChaosReport(scenario)
+        self._timeline = Timeline(self.scenario.faults, self.scenario.random)
+        self._report = ChaosReport(self.scenario)
 
     def now_s(self) -> float:
         """Seconds since the load began."""
@@ -66,9 +65,10 @@ class ChaosRun:
     async def go(self) -> ChaosReport:
         """Run the scenario and return its report.
 
-        Raises TestbedError: the gateway does not answer even without faults, or a fault cannot be injected.
+        Raises TestbedError, AdminError: the gateway does not answer even without faults, or a fault cannot
+        be injected.
         """
-        testbed, report = self._testbed, self._report
+        testbed, report = self.testbed, self._report
         async with self._caller() as caller:
             known = await self._reference_answers(caller)
             before = await self._at_rest(caller)
@@ -77,7 +77,7 @@ class ChaosRun:
             for action in self._timeline.due(0.0, 0.0):  # faults at 0 apply to every request
                 await self._do(caller, action)
             self._origin = time.monotonic()
-            with self._watch(self):
+            with self.watch(self):
                 try:
                     await self._load(caller)
                 except BaseExceptionGroup as errors:
@@ -114,9 +114,8 @@ class ChaosRun:
 
     def _caller(self) -> ChaosCaller:
         return ChaosCaller(
-            self._testbed.url, key=self._testbed.key, timeout_s=self.scenario.load.timeout_s,
-            clock=self.now_s, on_piece=self._on_piece,
-        )  # fmt: skip
+            self.testbed.url, key=self.testbed.key, timeout_s=self.scenario.load.timeout_s, clock=self.now_s
+        )
 
     def _on_piece(self) -> None:
         self._pieces += 1
@@ -126,7 +125,7 @@ class ChaosRun:
         load = self.scenario.load
         numbers = range(min(load.streams + load.whole, len(TITLES)))
         texts = {text_of(number): await self._known(caller, number) for number in numbers}
-        return ExpectedAnswers(texts, self._testbed.bedrock_text)
+        return ExpectedAnswers(texts, self.testbed.bedrock_text)
 
     async def _known(self, caller: ChaosCaller, number: int) -> str:
         """One reference answer; retries up to ``settle_s`` after an earlier fault."""
@@ -140,7 +139,7 @@ class ChaosRun:
                 return observed.text
             if time.monotonic() > end or observed.code in (CONNECT, "invalid_key", "missing_key"):
                 why = observed.code or f"{finish}, {fallback}"
-                raise TestbedError(f"{self._testbed.url}: no whole answer even without faults: {why}")
+                raise TestbedError(f"{self.testbed.url}: no whole answer even without faults: {why}")
             await asyncio.sleep(AGAIN_S)
         raise AssertionError("counting does not end")
 
@@ -164,7 +163,8 @@ class ChaosRun:
                 return
             self.sent += 1
             question = ChaosRequest(f"{self._id}{number}-{turn}", text_of(number), stream)
-            self.observed.append(await caller.ask(question, load.max_tokens, load.deadline_ms))
+            asked = caller.ask(question, load.max_tokens, load.deadline_ms, self._on_piece)
+            self.observed.append(await asked)
             if load.pause_s:
                 await asyncio.sleep(load.pause_s)
 
@@ -184,11 +184,11 @@ class ChaosRun:
         for name, number in ON_UNIX.items():
             role = getattr(action, name)
             if role is not None:
-                self._testbed.signal(role, number)
+                self.testbed.signal(role, number)
         if action.restart is not None:
-            await self._testbed.restart(action.restart, self.scenario.start.ready_within_s)
+            await self.testbed.restart(action.restart, self.scenario.start.ready_within_s)
         if action.bedrock is not None:
-            await self._testbed.bedrock(action.bedrock)
+            await self.testbed.bedrock(action.bedrock)
         if action.inject is not None:
             rules = [rule.model_dump(mode="json", exclude_none=True) for rule in action.inject]
             try:
@@ -239,7 +239,7 @@ class ChaosRun:
 
     async def _rows(self) -> dict[str, list[int]] | None:
         """The ledger's rows of this run, when all expected ones are there or the time limit has passed."""
-        ledger = self._testbed.ledger
+        ledger = self.testbed.ledger
         if ledger is None:
             return None
         wanted = {one.question.request_id for one in self.observed if one.answer is not None or one.pieces}
@@ -252,8 +252,8 @@ class ChaosRun:
 
 
 def _only(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to raise from a group: a TestbedError if there is one, otherwise the first error."""
-    found = errors.subgroup(TestbedError)
+    """The error to raise from a group: one of the testbed if there is one, otherwise the first error."""
+    found = errors.subgroup((TestbedError, AdminError))
     inner: BaseException = found if found is not None else errors
     while isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[0]

@@ -1,8 +1,5 @@
 """Shows a run on the terminal: a line while it runs, tables at the end."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
@@ -30,9 +27,8 @@ _STYLES = {
 }
 
 
-@contextmanager
-def progress(console: Console, run: ChaosRun) -> Iterator[None]:
-    """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
+def progress(console: Console, run: ChaosRun) -> Live:
+    """What shows ``run`` while its block runs; nothing when ``console`` is not a terminal."""
 
     class Line:
         """A line that reads the run's state when it is drawn, so that the load itself draws nothing."""
@@ -42,11 +38,7 @@ def progress(console: Console, run: ChaosRun) -> Iterator[None]:
             text = f"{run.now_s():6.1f} s   {len(run.observed)} of {run.sent} sent have ended{last}"
             return Spinner("dots", text=text)
 
-    if not console.is_terminal:
-        yield
-        return
-    with Live(Line(), console=console, refresh_per_second=REDRAWS_PER_S, transient=True):
-        yield
+    return Live(Line(), console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
 
 
 def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import yaml
 from gateway.config.engine import BUNDLED
 from ops.chaos.processes import Process, engine_pids
 from ops.chaos.scenario import BedrockFault, ScenarioStart, TestbedError
+from ops.client import AdminClient, AdminError
 from ops.free_ports import free_ports
 
 KEY = "chaos-admin-key-0123456789abcdef0123456789abcdef"
@@ -65,7 +65,7 @@ class Testbed:
         ledger: the SQLite file of its ledger, if it can be read.
         log: its log as JSON lines, if it can be read.
         processes: the processes started here, by role.
-        bedrock_control: URL at which the faults of the stand-in are set.
+        bedrock_control: where the faults of the stand-in are set.
     """
 
     url: str
@@ -74,7 +74,7 @@ class Testbed:
     ledger: Path | None = None
     log: Path | None = None
     processes: dict[str, Process] = field(default_factory=dict)
-    bedrock_control: str | None = None
+    bedrock_control: AdminClient | None = None
     bedrock_text: str | None = None
 
     def pids(self, role: str) -> list[int]:
@@ -102,11 +102,11 @@ class Testbed:
         await self.processes[role].start(within_s)
 
     async def bedrock(self, fault: BedrockFault) -> None:
-        """Set the fault of the Bedrock stand-in. Raises TestbedError."""
+        """Set the fault of the Bedrock stand-in. Raises TestbedError, AdminError."""
         if self.bedrock_control is None:
             raise TestbedError("bedrock: there is no stand-in; set start.bedrock: true")
-        reported = fault.model_dump(exclude_defaults=True)
-        await asyncio.to_thread(_call, self.bedrock_control, reported)
+        body = json.dumps(fault.model_dump(exclude_defaults=True)).encode()
+        await asyncio.to_thread(self.bedrock_control.post, body=body)
 
 
 @asynccontextmanager
@@ -170,9 +170,8 @@ class _Starter:
         words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
         path = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))
         await self._run("bedrock", (BEDROCK_MODULE, *words), {**os.environ, "PYTHONPATH": path})
-        self.testbed.bedrock_control = f"http://127.0.0.1:{control}/"
-        answer = await asyncio.to_thread(_call, self.testbed.bedrock_control, None)
-        self.testbed.bedrock_text = answer["text"]
+        client = self.testbed.bedrock_control = AdminClient(f"http://127.0.0.1:{control}")
+        self.testbed.bedrock_text = (await asyncio.to_thread(client.get))["text"]
         url = f"http://127.0.0.1:{port}"
         return {"kind": "bedrock", "model_id": BEDROCK_MODEL, "region": "us-east-1", "endpoint_url": url}
 
@@ -196,7 +195,7 @@ class _Starter:
         if found is None:
             raise TestbedError(f"{role} did not start:\n{process.tail()}")
         end = time.monotonic() + within_s
-        while not await asyncio.to_thread(_answers, f"{found[0]}/ready"):
+        while not await asyncio.to_thread(_is_ready, found[0]):
             if time.monotonic() > end or not psutil.pid_exists(process.pid):
                 raise TestbedError(f"{role} was not ready within {within_s:g} s:\n{process.tail()}")
             await asyncio.sleep(POLL_S)
@@ -235,18 +234,8 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _call(url: str, body: object) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=10) as answer:
-            return json.loads(answer.read())
-    except OSError as error:
-        raise TestbedError(f"{url}: no answer ({error})") from None
+def _is_ready(url: str) -> bool:
+    with contextlib.suppress(AdminError):
+        AdminClient(url, timeout_s=5).get("ready")
+        return True
+    return False

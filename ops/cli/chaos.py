@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ops.chaos.scenario import ChaosError
 from ops.cli.console import screen, write_figures
-from ops.cli.operator import AsJson, Key, Url
-from ops.cli.startup import need_modules, one_line_errors
-from ops.client import DEFAULT_URL
+from ops.cli.operator import Operator, with_options
+from ops.cli.startup import need_modules
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,9 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
+@with_options(ChaosError, code=EXIT_USAGE)
 def chaos(
+    gateway: Operator,
     scenario: Annotated[
         Path, typer.Argument(metavar="SCENARIO", help="The YAML file, or a bundled scenario's name.")
     ],
@@ -34,8 +36,6 @@ def chaos(
             "--start", help="Start the processes that the scenario names, and inject faults into them."
         ),
     ] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     pid: Annotated[
         int | None, typer.Option(help="Process id of the gateway, to kill or stop it and its engine.")
     ] = None,
@@ -50,7 +50,6 @@ def chaos(
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's random.seed.")] = None,
     every: Annotated[bool, typer.Option("--every", help="Show every request in the table.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the report to this file as JSON.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Inject faults while requests are served; report the outcome of each one.
 
@@ -85,21 +84,21 @@ def chaos(
     scenario does not allow, or resources were not released; 2 when the run
     could not start; 130 after Ctrl-C or SIGTERM.
     """
-    from ops.chaos.scenario import ChaosError, load_scenario
+    need_modules("aiohttp", extra="replay")
+    from ops.chaos.scenario import load_scenario
     from ops.chaos.show import tables
+    from ops.chaos.testbed import Testbed
 
-    console = screen(stderr=as_json)
-    with one_line_errors(ChaosError, code=EXIT_USAGE):
-        need_modules("aiohttp", extra="replay")
-        if output is not None and not output.parent.is_dir():
-            raise ChaosError(f"--output: no folder {output.parent}")
-        from ops.chaos.testbed import Testbed
-
-        wanted = _changed(load_scenario(scenario), streams, for_s, seed)
-        testbed = None if start else Testbed(url, key, gateway_pid=pid, ledger=ledger, log=log)
-        report = _run(wanted, testbed, console)
+    console = screen(stderr=gateway.as_json)
+    if output is not None and not output.parent.is_dir():
+        raise ChaosError(f"--output: no folder {output.parent}")
+    wanted = _changed(load_scenario(scenario), streams, for_s, seed)
+    testbed = None
+    if not start:
+        testbed = Testbed(gateway.url, gateway.key, gateway_pid=pid, ledger=ledger, log=log)
+    report = _run(wanted, testbed, console)
     console.print(tables(report, every=every))
-    write_figures(report.as_json(), output, as_json=as_json)
+    write_figures(report.as_json(), output, as_json=gateway.as_json)
     if not report.ok:
         raise typer.Exit(EXIT_WRONG)
 

@@ -106,23 +106,16 @@ def _connected(address: str) -> Any:
         try:
             _reach(address)
             library.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except library.exceptions.AuthenticationError as error:
-            first = str(error).strip().partition("\n")[0]
-            raise RayError(f"--address: {address}: Ray's token: {first}") from None
         except (OSError, RuntimeError, ValueError, library.exceptions.RayError) as error:
             first = str(error).strip().partition("\n")[0]
-            raise RayError(
-                f"--address: {address}: no Ray cluster answers ({first}); start one with `ray start --head`"
-                f"{_token_hint()}"
-            ) from None
+            if isinstance(error, library.exceptions.AuthenticationError):
+                raise RayError(f"--address: {address}: Ray's token: {first}") from None
+            hint = "start one with `ray start --head`"
+            if not os.environ.get("RAY_AUTH_MODE"):
+                # Ray cannot tell a cluster that needs a token from a missing one.
+                hint += ", or set RAY_AUTH_MODE=token if it was started with one"
+            raise RayError(f"--address: {address}: no Ray cluster answers ({first}); {hint}") from None
     return serve
-
-
-def _token_hint() -> str:
-    """A hint for the error message: Ray cannot tell a cluster that needs a token from a missing one."""
-    if os.environ.get("RAY_AUTH_MODE"):
-        return ""
-    return ", or set RAY_AUTH_MODE=token if it was started with one"
 
 
 def _reach(address: str) -> None:

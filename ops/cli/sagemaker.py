@@ -14,12 +14,14 @@ import typer
 from ops.cli.console import print_json
 from ops.cli.operator import AsJson, Yes, command_group
 from ops.cli.startup import ConfigFile, config_path, need_modules, one_line_errors
+from ops.client import AdminClient
 
 if TYPE_CHECKING:
     from ops.sagemaker.deploy import Aws
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
+METRICS_TIMEOUT_S = 5.0
 
 sagemaker = command_group("sagemaker", "Sluice as a SageMaker endpoint.")
 
@@ -61,12 +63,13 @@ def publish() -> None:
     import boto3
 
     from ops.sagemaker.container import ENDPOINT_ENV, PORT, VARIANT, VARIANT_ENV
-    from ops.sagemaker.signals import EVERY_ENV, EVERY_S, InstanceSignals, metric_data, read_metrics
+    from ops.sagemaker.signals import EVERY_ENV, EVERY_S, InstanceSignals, metric_data
     from ops.sagemaker.signals import publish as run
 
     parent = os.getppid()
     endpoint, variant = os.environ[ENDPOINT_ENV], os.environ.get(VARIANT_ENV, VARIANT)
-    url = f"http://127.0.0.1:{os.environ.get('SLUICE_SERVER__PORT', PORT)}/metrics"
+    url = f"http://127.0.0.1:{os.environ.get('SLUICE_SERVER__PORT', PORT)}"
+    gateway = AdminClient(url, timeout_s=METRICS_TIMEOUT_S)
     cloudwatch = boto3.client("cloudwatch", config=_bounded())
 
     def put(signals: InstanceSignals) -> None:
@@ -77,7 +80,7 @@ def publish() -> None:
         return os.getppid() != parent
 
     every_s = float(os.environ.get(EVERY_ENV) or EVERY_S)
-    run(lambda: read_metrics(url), put, pause=pause, every_s=every_s)
+    run(lambda: gateway.text("metrics"), put, pause=pause, every_s=every_s)
 
 
 @sagemaker.command("deploy")

@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
+from gateway.routing.revision import default_routing
 from gateway.state.url import StoreKind, parse_state_url
 
 # Environment variable that selects a worker's GPUs.
@@ -17,7 +18,8 @@ KEY_VARIABLE = "SLUICE_WORKER_KEY"
 # Environment variable with the worker's number, which is in each of its log lines.
 NUMBER_VARIABLE = "SLUICE_WORKER_NUMBER"
 BACKEND = "local"
-ROUTE = "self_hosted_generation"
+# A worker's routing: its own engine, without a fallback.
+WORKER_ROUTING = default_routing([BACKEND])
 NVIDIA_SMI_TIMEOUT_S = 20.0
 MAX_WORKERS = 64
 # Short, because the front gateway drains first: a worker only finishes requests that the front has abandoned.
@@ -154,8 +156,3 @@ def _shared_registry(settings: Settings) -> dict[str, Any]:
         return {}
     shared = settings.state.url if url.path is None else f"sqlite:///{url.path.absolute()}"
     return {"state_url": shared, "file": None}
-
-
-def worker_routes() -> dict[str, Any]:
-    """A worker's routing: its own engine, without a fallback."""
-    return {"routes": {ROUTE: {"backends": [{"name": BACKEND, "weight": 100}], "fallback": []}}}

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import structlog
@@ -49,28 +50,24 @@ class GivenUp(EngineStartError):
     """A worker has ended soon after its start too often."""
 
 
+@dataclass(eq=False)
 class GpuWorker:
     """Keeps one worker running; ``ping`` checks whether it is alive."""
 
-    def __init__(
-        self,
-        placement: WorkerPlacement,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        clock: Callable[[], float],
-        ping: Ping = answers,
-    ) -> None:
-        self.placement = placement
-        self.restarts = 0
-        self._command = command
-        self._environ = environ
-        self._clock = clock
-        self._ping = ping
+    placement: WorkerPlacement
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    _: KW_ONLY
+    clock: Callable[[], float]
+    ping: Ping = answers
+    restarts: int = 0
+    process: asyncio.subprocess.Process | None = None
+
+    def __post_init__(self) -> None:
+        one = self.placement
         self._log = structlog.get_logger("gateway").bind(
-            worker_number=str(placement.number), gpu=placement.devices, port=placement.port
+            worker_number=str(one.number), gpu=one.devices, port=one.port
         )
-        self.process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
         """Keep the worker running until cancelled; then stop it.
@@ -80,11 +77,11 @@ class GpuWorker:
         log, short = self._log, 0
         try:
             while True:
-                started_at = self._clock()
+                started_at = self.clock()
                 process = self.process = await self._start()
                 log.info("worker started", pid=process.pid)
                 code = await self._exit_code(process)
-                lived_s = self._clock() - started_at
+                lived_s = self.clock() - started_at
                 short = 0 if lived_s >= HEALTHY_S else short + 1
                 if short >= MAX_SHORT_RUNS:
                     log.error("worker given up", exit_code=code, short_lives=short)
@@ -112,7 +109,7 @@ class GpuWorker:
         answered, silent = False, 0
         while silent < MOST_SILENT:
             await asyncio.sleep(PING_EVERY_S)
-            if await self._ping(self.placement.port, PING_TIMEOUT_S):
+            if await self.ping(self.placement.port, PING_TIMEOUT_S):
                 answered, silent = True, 0
             else:
                 silent += answered
@@ -121,8 +118,8 @@ class GpuWorker:
 
     async def _start(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *self._command,
-            env=dict(self._environ),
+            *self.command,
+            env=dict(self.environ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             # Ctrl-C at the terminal must reach only the front gateway, which drains first.

@@ -68,7 +68,7 @@ def make_worker_group(
     key = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory(prefix="sluice-gpus-") as folder:
         routing = Path(folder) / "routing.yaml"
-        routing.write_text(yaml.safe_dump(layout.worker_routes()), encoding="utf-8")
+        routing.write_text(yaml.safe_dump(layout.WORKER_ROUTING), encoding="utf-8")
         workers = []
         for placement in placements:
             config = Path(folder) / f"worker-{placement.number}.yaml"

@@ -7,7 +7,7 @@ prefix or its adapter, the first ones on the ring, and a few at random. The boun
 
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from gateway.backends.workers.pool import DRAWN, MAX_SNAPSHOT_AGE_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import Hints
@@ -23,23 +23,18 @@ class Placed:
     whole: bool
 
 
+@dataclass(eq=False)
 class ReplicaFleet:
     """The replicas of one deployment; ``view`` returns a replica's load, ``None`` if it does not serve."""
 
-    def __init__(
-        self,
-        choice: WorkerChoice,
-        *,
-        view: Callable[[str], WorkerView | None],
-        clock: Callable[[], float],
-        random: random.Random,
-        whole_up_to: int = WHOLE_UP_TO,
-    ) -> None:
-        self._choice = choice
-        self._view = view
-        self._clock = clock
-        self._random = random
-        self._whole_up_to = whole_up_to
+    choice: WorkerChoice
+    _: KW_ONLY
+    view: Callable[[str], WorkerView | None]
+    clock: Callable[[], float]
+    random: random.Random
+    whole_up_to: int = WHOLE_UP_TO
+
+    def __post_init__(self) -> None:
         self._names: Sequence[str] = ()
         self._known: frozenset[str] = frozenset()
         self._hints = Hints()
@@ -49,7 +44,7 @@ class ReplicaFleet:
 
     def resize(self, names: Sequence[str]) -> None:
         """Set the replicas; those that stay keep their history."""
-        self._choice.resize(names)
+        self.choice.resize(names)
         self._names, self._known = tuple(names), frozenset(names)
         self._looked_at = None
 
@@ -57,22 +52,22 @@ class ReplicaFleet:
         """Record that a replica accepted the call; a replica that is gone is ignored."""
         if name not in self._known:
             return
-        self._choice.sent(name, preference)
+        self.choice.sent(name, preference)
         self._requests += 1.0
-        if len(self._names) > self._whole_up_to:
+        if len(self._names) > self.whole_up_to:
             self._hints.sent(name, preference.chain, preference.adapter)
 
     def place(self, preference: WorkerPreference, avoid: Collection[str], *, whole: bool = False) -> Placed:
         """The best replica for a call, and others; ``whole``: compare all, since the shortlist was full."""
-        whole = whole or len(self._names) <= self._whole_up_to
+        whole = whole or len(self._names) <= self.whole_up_to
         views = self._views(self._names if whole else self._shortlist(preference), avoid)
         if not views and not whole:
             whole, views = True, self._views(self._names, avoid)
-        best = self._choice.choose(preference, views, None if whole else self._share())
+        best = self.choice.choose(preference, views, None if whole else self._share())
         return Placed(best, tuple(view.name for view in views if view.name != best), whole)
 
     def _views(self, names: Iterable[str], avoid: Collection[str]) -> list[WorkerView]:
-        known, view_of = self._known, self._view
+        known, view_of = self._known, self.view
         return [
             view
             for name in names
@@ -80,9 +75,9 @@ class ReplicaFleet:
         ]
 
     def _shortlist(self, preference: WorkerPreference) -> Iterable[str]:
-        draw, names = self._random.random, self._names
+        draw, names = self.random.random, self._names
         found = dict.fromkeys(self._hints.of(preference.chain, preference.adapter))
-        found.update(dict.fromkeys(self._choice.near(preference, NEAR)))
+        found.update(dict.fromkeys(self.choice.near(preference, NEAR)))
         found.update({names[int(draw() * len(names))]: None for _ in range(DRAWN)})
         return found
 
@@ -91,7 +86,7 @@ class ReplicaFleet:
 
         Requests that ended in the last quarter of a second still count, so the bound may be a little high.
         """
-        now = self._clock()
+        now = self.clock()
         if self._looked_at is None or not 0.0 <= now - self._looked_at < MAX_SNAPSHOT_AGE_S:
             views = self._views(self._names, ())
             self._looked_at, self._serving = now, len(views)

@@ -19,7 +19,7 @@ from ops.replay.target import NO_FALLBACK, ReplayTarget
 from ops.replay.text import Lexicon, TextMaker
 from ops.replay.trace import Trace, read_trace
 
-Watch = Callable[[ReplayRun, int], AbstractContextManager[None]]
+Watch = Callable[[ReplayRun, int], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,10 @@ async def _planned(
     options: Options, target: ReplayTarget, trace: Trace
 ) -> tuple[ReplayContract, Lexicon, int, Sequence[Planned]]:
     """The contract, the measured token counts, the longest sequence, and the requests to send."""
-    contract = await _contract(options, target)
+    contract: ReplayContract = Native(options.route)
+    if options.contract is ContractName.OPENAI:
+        contract = OpenAI(options.model or await target.first_model(), options.route)
     lexicon, longest = await calibrate(target, contract)
     longest = options.max_model_len or longest
     requests = plan(trace, speed=options.speed, scale_tokens=options.scale_tokens, max_model_len=longest)
     return contract, lexicon, longest, tuple(requests)
-
-
-async def _contract(options: Options, target: ReplayTarget) -> ReplayContract:
-    if options.contract is ContractName.NATIVE:
-        return Native(options.route)
-    return OpenAI(options.model or await target.first_model(), options.route)

@@ -1,7 +1,6 @@
 """Shows a replay on the terminal: a progress bar while it runs, tables at the end."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import (
@@ -39,9 +38,8 @@ def _live(run: ReplayRun) -> Text:
     return line
 
 
-@contextmanager
-def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
-    """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
+def progress(console: Console, run: ReplayRun, total: int) -> Progress:
+    """What shows ``run`` while its block runs; nothing when ``console`` is not a terminal."""
 
     class Live(ProgressColumn):
         def render(self, task: Task) -> RenderableType:
@@ -58,11 +56,7 @@ def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
     columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Live())
     bar = Bar(*columns, console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
     bar.add_task("replay", total=total)
-    if not console.is_terminal:
-        yield
-        return
-    with bar:
-        yield
+    return bar
 
 
 def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:

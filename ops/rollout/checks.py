@@ -160,7 +160,9 @@ def gated_adapters(facts: Facts) -> Judgement:
     """
     hint = "sluice evaluate adapter NEW --against OLD --post URL"
     serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]
-    bare = [one for one in serving if not _passed(one.get("evaluation") or {})]
+    reports = [one.get("evaluation") or {} for one in serving]
+    passed = [bool(report.get("passed") and report.get("signed")) for report in reports]
+    bare = [one for one, good in zip(serving, passed, strict=True) if not good]
     filed = [one["id"] for one in bare if one.get("author") == FROM_FILE and one.get("evaluation") is None]
     wrong = [one["id"] for one in bare if one["id"] not in filed]
     if filed and not wrong:
@@ -182,10 +184,6 @@ def gated_backends(facts: Facts) -> Judgement:
             wrong += [faults[name] for name in names if name in faults]
     found = "; ".join(dict.fromkeys(wrong)) or (f"{asked} passed" if asked else "no route requires one")
     return (not wrong, found, hint)
-
-
-def _passed(report: Mapping[str, Any]) -> bool:
-    return bool(report.get("passed") and report.get("signed"))
 
 
 def canary_first(facts: Facts) -> Judgement:

@@ -3,7 +3,6 @@
 SageMaker's own metrics, CPU and invocations, do not show that a GPU is full.
 """
 
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,6 @@ KV_USAGE = "KvCacheUsage"
 EVERY_S = 20.0
 """Interval in seconds: three samples in each minute that target tracking evaluates."""
 EVERY_ENV = "SLUICE_SAGEMAKER_PUBLISH_SECONDS"
-READ_TIMEOUT_S = 5.0
-MAX_METRICS_BYTES = 8 << 20
 MAX_REASON = 300
 """Longest error message in a log line, in characters."""
 
@@ -60,13 +57,6 @@ def metric_data(signals: InstanceSignals, *, endpoint: str, variant: str) -> dic
             for name, (value, unit) in figures.items()
         ],
     }
-
-
-def read_metrics(url: str) -> str:
-    """The gateway's ``/metrics``. Raises OSError when it does not answer in time."""
-    with urllib.request.urlopen(url, timeout=READ_TIMEOUT_S) as answer:
-        body: bytes = answer.read(MAX_METRICS_BYTES)
-    return body.decode()
 
 
 def publish(

@@ -10,7 +10,7 @@ import pytest
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.routing.file import RoutingConfig
-from ops.gpus.layout import BACKEND, WorkerPlacement, front_of, gpus_of, worker_of, worker_routes
+from ops.gpus.layout import BACKEND, WORKER_ROUTING, WorkerPlacement, front_of, gpus_of, worker_of
 from ops.gpus.worker_group import make_worker_group, worker_environ
 
 
@@ -86,7 +86,7 @@ def test_a_workers_configuration_is_valid_on_loopback_and_keeps_no_accounts(tmp_
     assert worker.auth.enabled
     assert worker.engine == Settings().engine
     assert worker.ledger.folder is None
-    routes = RoutingConfig.model_validate(worker_routes()).routes
+    routes = RoutingConfig.model_validate(WORKER_ROUTING).routes
     assert [(route.backends[0].name, route.fallback) for route in routes.values()] == [(BACKEND, [])]
 
 
@@ -124,7 +124,7 @@ def test_a_worker_sees_its_gpu_and_nothing_that_would_override_its_file() -> Non
 @pytest.mark.slow
 def test_the_workers_files_and_key_are_gone_afterwards() -> None:
     with make_worker_group(Settings(), ["0", "1"], "info") as group:
-        files = [Path(worker._command[worker._command.index("--config") + 1]) for worker in group.workers]
+        files = [Path(worker.command[worker.command.index("--config") + 1]) for worker in group.workers]
         assert all(file.is_file() for file in files)
         assert len({worker.placement.port for worker in group.workers}) == 2
         assert "SLUICE_WORKER_KEY" not in "".join(file.read_text(encoding="utf-8") for file in files)
