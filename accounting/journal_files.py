@@ -79,7 +79,7 @@ def create(folder: Path, new_name: Callable[[], str]) -> JournalSegment:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         segment.write(HEADER)
         hidden.rename(path)
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError:
         with contextlib.suppress(OSError):
             hidden.unlink(missing_ok=True)
@@ -124,8 +124,8 @@ def _adopt(path: Path) -> JournalSegment | None:
     return None
 
 
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder, so that a new file name survives a power cut."""
+def sync_folder(folder: Path) -> None:
+    """Sync the folder, so that a new file name survives a power cut. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -166,7 +166,10 @@ class Ledger:
                 await self._journal.close()
             left = [entry.row for entry in self._writer.take_remaining() if entry.segment is None]
             self._writer.lose(left, LossReason.CLOSED)
-            await self._close_store()
+            try:
+                await self._store.close(DISPOSE_S)
+            except Exception as error:
+                self._writer.failed(error)
 
     async def select(self, query: Select[Any]) -> list[dict[str, Any]]:
         """The result of a query. Raises LedgerUnavailable."""
@@ -188,12 +191,6 @@ class Ledger:
                 yield
         except TimeoutError as error:
             raise LedgerUnavailable("the ledger cannot be read now (TimeoutError)") from error
-
-    async def _close_store(self) -> None:
-        try:
-            await self._store.close(DISPOSE_S)
-        except Exception as error:
-            self._writer.failed(error)
 
     def _row_lost(self, entry: PendingRow) -> None:
         """Keep a row in memory that the journal could not store; without room it is lost."""

@@ -269,11 +269,8 @@ class KeyUsage:
         return max(over, key=lambda one: float("inf") if one.wait_s is None else one.wait_s, default=None)
 
     def _forget(self, now: float, alive: Callable[[str], bool]) -> None:
-        gone = [
-            one for one, hold in self._held.items() if hold.at + MAX_HOLD_S <= now or not alive(one.holder)
-        ]
-        for one in gone:
-            del self._held[one]
+        held = self._held.items()
+        self._held = {one: hold for one, hold in held if hold.at + MAX_HOLD_S > now and alive(one.holder)}
 
 
 class Quotas:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from itertools import islice
 
 from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed, error_kind
@@ -111,7 +110,13 @@ class Writer:
 
     async def write_again(self, rows: Sequence[UsageRow]) -> bool:
         """Write rows that were read back from the journal; ``False`` if closing began before."""
-        return await self._retrying(partial(self._write_rows, rows))
+
+        async def write() -> None:
+            async with self.write_lock, self._bounded():
+                self.lose(await self._store.write(rows), LossReason.UNWRITABLE)
+            self._failures = 0
+
+        return await self._retrying(write)
 
     async def rest(self, seconds: float) -> None:
         """Pause for ``seconds``, or until closing begins."""
@@ -150,11 +155,6 @@ class Writer:
                 self._done(entry)
             self.lose(unwritable, LossReason.UNWRITABLE)
             self._options.emit(RowsWritten(len(batch) - len(unwritable)))
-
-    async def _write_rows(self, rows: Sequence[UsageRow]) -> None:
-        async with self.write_lock, self._bounded():
-            self.lose(await self._store.write(rows), LossReason.UNWRITABLE)
-        self._failures = 0
 
     def _bounded(self) -> asyncio.Timeout:
         """The timeout of a call; the first call may migrate a large table before it writes."""

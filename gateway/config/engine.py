@@ -1,6 +1,5 @@
 """The sections ``engine``, ``weights`` and ``adapters``, and vLLM's environment variables for engine keys."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -41,18 +40,11 @@ class AdaptersConfig(Section):
 DEMO_MODEL = "models/demo"
 # Data installed with the package: the demo model and the prompt versions. In a clone these are links.
 BUNDLED = Path(__file__).parents[1] / "bundled"
-# The environment variables that operators of vLLM set in their containers, mapped to our keys.
-ENGINE_ENV: Mapping[str, str] = {
-    "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
-    "GPU_MEMORY_UTILIZATION": "gpu_memory_utilization",
-    "MAX_MODEL_LEN": "max_model_len",
-    "MAX_NUM_SEQS": "max_num_seqs",
-    "MAX_NUM_BATCHED_TOKENS": "max_num_batched_tokens",
-    "BLOCK_SIZE": "block_size",
-    "ENABLE_PREFIX_CACHING": "enable_prefix_caching",
-    "QUANTIZATION": "quantization",
-    "ENFORCE_EAGER": "enforce_eager",
-}
+# The environment variables that operators of vLLM set in their containers: our keys in capitals.
+ENGINE_ENV = (
+    "TENSOR_PARALLEL_SIZE", "GPU_MEMORY_UTILIZATION", "MAX_MODEL_LEN", "MAX_NUM_SEQS",
+    "MAX_NUM_BATCHED_TOKENS", "BLOCK_SIZE", "ENABLE_PREFIX_CACHING", "QUANTIZATION", "ENFORCE_EAGER",
+)  # fmt: skip
 
 # Keys that only one kind of engine supports.
 VLLM_ONLY = (

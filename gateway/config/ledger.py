@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from accounting.options import Durability
@@ -13,6 +13,7 @@ from gateway.config.state import DEFAULT_FILE, STATE_FOLDER
 
 # The default journal folder for a remote database.
 DEFAULT_FOLDER = STATE_FOLDER / "ledger.journal"
+_IN_MEMORY = (None, "", ":memory:")
 
 
 class LedgerConfig(Section):
@@ -28,11 +29,8 @@ class LedgerConfig(Section):
     @property
     def in_memory(self) -> bool:
         """Whether the rows are in an in-memory SQLite database, visible to one connection of this process."""
-        try:
-            url = make_url(self.url)
-        except (ArgumentError, ValueError):
-            return False  # reported when the ledger opens
-        return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+        url = self._parsed
+        return url is not None and url.get_backend_name() == "sqlite" and url.database in _IN_MEMORY
 
     @property
     def folder(self) -> Path | None:
@@ -41,12 +39,18 @@ class LedgerConfig(Section):
             return None
         if self.journal_folder is not None:
             return Path(self.journal_folder)
-        try:
-            url = make_url(self.url)
-        except (ArgumentError, ValueError):
-            return None  # reported when the ledger opens
+        url = self._parsed
+        if url is None:
+            return None
         if url.get_backend_name() != "sqlite":
             return DEFAULT_FOLDER
-        if url.database in (None, "", ":memory:") or url.database.startswith("file:"):
+        if url.database in _IN_MEMORY or str(url.database).startswith("file:"):
             return None
         return Path(f"{url.database}.journal")
+
+    @property
+    def _parsed(self) -> URL | None:
+        try:
+            return make_url(self.url)
+        except (ArgumentError, ValueError):
+            return None  # reported when the ledger opens

@@ -300,9 +300,9 @@ def load_settings(
     if not isinstance(data := {} if data is None else data, dict):
         raise ConfigError(f"{path}: must be a mapping of sections, not {type(data).__name__}")
     origins: dict[tuple[str, ...], str] = {}
-    for name, key in ENGINE_ENV.items():
-        if environ.get(name) and key in EngineSection.model_fields:
-            _put(data, ("engine", key), environ[name], name, origins)
+    for name in ENGINE_ENV:
+        if environ.get(name):
+            _put(data, ("engine", name.lower()), environ[name], name, origins)
     for name, value in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV and "__" in name:
             keys = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))

@@ -6,7 +6,6 @@ checks are those of the section ``shadow``; they run one answer at a time in a t
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
@@ -18,20 +17,14 @@ from gateway.shadow.checks import Checks, Exam, exam_of
 MAX_WAITING = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    canary: str
-    drawn: str
-    exam: Exam
-
-
 class CanaryGuardrail:
     """Checks sampled answers and adds the results to the tally."""
 
     def __init__(self, checks: Checks, tally: CanaryTally) -> None:
         self._checks = checks
         self._tally = tally
-        self._waiting: deque[_Sampled] = deque()
+        # The canary and the drawn backend of each answer, and what its checks get.
+        self._waiting: deque[tuple[str, str, Exam]] = deque()
         self._not_empty = asyncio.Event()
 
     @property
@@ -47,16 +40,14 @@ class CanaryGuardrail:
         session = None if request.session_id is None else hash((request.caller.tenant, request.session_id))
         canary = self._tally.samples(job.target.route.name, drawn, session)
         if canary is not None:
-            exam = exam_of(request, outcome.plan, answer.output_text)
-            self._waiting.append(_Sampled(canary, drawn, exam))
+            self._waiting.append((canary, drawn, exam_of(request, outcome.plan, answer.output_text)))
             self._not_empty.set()
 
     async def run(self) -> None:
         while True:
             await self._not_empty.wait()
             while self._waiting:
-                one = self._waiting[0]
-                results = await asyncio.to_thread(self._checks.run, one.exam)
-                self._tally.examined(one.canary, one.drawn, results)
+                canary, drawn, exam = self._waiting[0]
+                self._tally.examined(canary, drawn, await asyncio.to_thread(self._checks.run, exam))
                 self._waiting.popleft()
             self._not_empty.clear()

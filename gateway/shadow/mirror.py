@@ -18,7 +18,7 @@ from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
 from gateway.keys.ceilings import NANOUSD
-from gateway.shadow.asking import Asker, NotAsked, ShadowAnswer
+from gateway.shadow.asking import Asker, NotAsked
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
@@ -134,9 +134,6 @@ class Shadow:
             asked = await self.asker.ask(copy)
         except NotAsked as refused:
             return refused.outcome
-        return await self._compare(copy, asked)
-
-    async def _compare(self, copy: Copy, asked: ShadowAnswer) -> ShadowOutcome:
         pair, texts = await asyncio.to_thread(self.comparer.compare, copy, asked)
         # A judge compares only texts, not tool calls.
         called = pair.primary.tool_calls or pair.shadow.tool_calls

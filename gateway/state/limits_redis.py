@@ -30,6 +30,7 @@ from gateway.state.redis_client import ask as send
 from gateway.state.redis_client import prefix
 
 _NOBODY = HoldId("", 0)
+_Scripts = dict[tuple[Limit, ...], Callable[..., object]]
 
 
 def _windows(kinds: Sequence[Limit]) -> str:
@@ -183,11 +184,9 @@ class RedisLimitStore:
         self._client = client
         keys = prefix(namespace)
         self._account, self._holders = f"{keys}limit:", f"{keys}limit-holders"
-        self._take: dict[tuple[Limit, ...], Callable[..., object]] = {}
-        self._settle: dict[tuple[Limit, ...], Callable[..., object]] = {}
-        for kinds in (LIMITS, BUDGETS):
-            self._take[kinds] = client.register_script(_windows(kinds) + _TAKE)
-            self._settle[kinds] = client.register_script(_windows(kinds) + _SETTLE)
+        both = (LIMITS, BUDGETS)
+        self._take: _Scripts = {one: client.register_script(_windows(one) + _TAKE) for one in both}
+        self._settle: _Scripts = {one: client.register_script(_windows(one) + _SETTLE) for one in both}
         self._renew: Callable[..., object] = client.register_script(_RENEW)
 
     async def close(self) -> None:
@@ -219,21 +218,15 @@ class RedisLimitStore:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         for kinds, settle in self._settle.items():
             own = [one for one in settlements if kinds_of(one.limits) == kinds]
+            arguments: list[str | int] = []
+            for one in own:
+                hold = one.hold or _NOBODY
+                limited = [int(limit is not None) for limit in amounts(one.limits)[1:]]
+                at = -1 if one.at is None else one.at
+                arguments += [hold.holder, hold.number, at, one.used, int(one.sure), *limited]
             if own:
-                await self._settle_with(settle, own)
-
-    async def _settle_with(self, settle: Callable[..., object], settlements: Sequence[Settlement]) -> None:
-        arguments: list[str | int] = []
-        for one in settlements:
-            hold = one.hold or _NOBODY
-            limited = [int(limit is not None) for limit in amounts(one.limits)[1:]]
-            at = -1 if one.at is None else one.at
-            arguments += [hold.holder, hold.number, at, one.used, int(one.sure), *limited]
-        await send(
-            self._client,
-            "settle",
-            settle(keys=[self._account + one.key_id for one in settlements], args=arguments),
-        )
+                accounts = [self._account + one.key_id for one in own]
+                await send(self._client, "settle", settle(keys=accounts, args=arguments))
 
     async def renew(self, holder: str) -> bool:
         return bool(await send(self._client, "renew", self._renew(keys=(self._holders,), args=(holder,))))

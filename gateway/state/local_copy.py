@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from accounting.events import error_kind
+from accounting.journal_files import sync_folder
 from gateway.state.port import Record
 
 # A first line has about 150 bytes; Sluice did not write a much longer one.
@@ -109,9 +110,4 @@ class LocalCopy:
         except OSError:
             os.unlink(name)
             raise
-        # Sync the folder too, so that the new name is on disk.
-        directory = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_folder(folder)

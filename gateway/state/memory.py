@@ -1,7 +1,5 @@
 """The fake: streams in memory, which several stores can share as processes share a file or Redis."""
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
@@ -82,13 +80,6 @@ class MemoryStateStore(StateStore):
         if not self._streams.down:
             for store in list(self._streams.stores):
                 store._announced(stream, text)
-
-    async def run(self) -> None:
-        """Call every listener at each poll; an append calls them at once."""
-        while True:
-            with contextlib.suppress(StateUnavailable):
-                self._notify_all(await self.heads())
-            await asyncio.sleep(self._poll_s)
 
     def _check(self, operation: str) -> None:
         if self._streams.down:

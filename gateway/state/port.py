@@ -4,6 +4,7 @@ A stream's records are numbered 1, 2, 3 … without gaps and never change. The r
 and the keys are computed from the records of their streams; a rollback is a further record.
 """
 
+import asyncio
 import contextlib
 import re
 from abc import ABC, abstractmethod
@@ -133,9 +134,16 @@ class StateStore(ABC):
         """Call ``listener`` with announced texts while ``run`` runs; it must neither block nor raise."""
         self._announcement_listeners.setdefault(stream, []).append(listener)
 
-    @abstractmethod
     async def run(self) -> None:
-        """Watch the store and call listeners until cancelled; failures of the store do not end the loop."""
+        """Watch the store and call listeners until cancelled; failures of the store do not end the loop.
+
+        Here every listener is called at each poll; stores call them earlier where they can.
+        """
+        while True:
+            # `healthy` shows the failure; the next poll tries again.
+            with contextlib.suppress(StateUnavailable):
+                self._notify_all(await self.heads())
+            await asyncio.sleep(self._poll_s)
 
     def _notify(self, stream: str, number: int) -> None:
         for listener in self._listeners.get(stream, ()):

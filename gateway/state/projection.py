@@ -67,7 +67,8 @@ class StreamProjection(ABC):
     async def _catch_up(self) -> None:
         """Apply new records. Raises StateUnavailable."""
 
-    async def _keep_up(self) -> None:
+    async def run(self) -> None:
+        """Follow the stream until cancelled."""
         while True:
             await self._notified.wait()
             self._notified.clear()
@@ -108,9 +109,6 @@ class LatestRecord(StreamProjection):
         with contextlib.suppress(StateUnavailable, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._catch_up()
-
-    async def run(self) -> None:
-        await self._keep_up()
 
     async def _catch_up(self) -> None:
         page = await self._store.read(self.stream, limit=1, newest_first=True)

@@ -124,14 +124,7 @@ class RedisStateStore(StateStore):
         """Subscribe to appends on one connection, and poll on the others in case that connection is dead."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._subscribe(), name="state-subscribe")
-            loops.create_task(self._poll(), name="state-poll")
-
-    async def _poll(self) -> None:
-        while True:
-            # `healthy` shows the failure; the next poll tries again.
-            with contextlib.suppress(StateUnavailable):
-                self._notify_all(await self.heads())
-            await asyncio.sleep(self._poll_s)
+            loops.create_task(super().run(), name="state-poll")
 
     async def _subscribe(self) -> None:
         while True:

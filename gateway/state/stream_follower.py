@@ -73,7 +73,7 @@ class StreamFollower(StreamProjection):
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._keep_up(), name=f"follow-{self.stream}")
+            loops.create_task(super().run(), name=f"follow-{self.stream}")
             if self._copy is not None:
                 loops.create_task(self._write_copy(self._copy), name=f"copy-{self.stream}")
 

@@ -53,6 +53,7 @@ class Foundation:
 def make_foundation(settings: Settings) -> Foundation:
     """Fetch the model's small files, and build what needs no other layer. Raises ConfigError, FetchError."""
     clock, unix_time = time.monotonic, time.time
+    version = importlib.metadata.version("sluice-gateway")
     found = {name: prepared(one, settings.weights) for name, one in settings.engine_sections.items()}
     engines = {name: engine for name, (engine, _) in found.items()}
     settings = settings.model_copy(update={"engine": engines.pop(None), "engines": engines})
@@ -63,13 +64,13 @@ def make_foundation(settings: Settings) -> Foundation:
     return Foundation(
         settings=settings,
         weights={name: weights for name, (_, weights) in found.items()},
-        version=version(),
+        version=version,
         clock=clock,
         unix_time=unix_time,
         new_id=new_id,
         events=EventDispatcher(),
         rolling_stats=RollingStats(clock),
-        tracing=make_tracing(settings.tracing, version()),
+        tracing=make_tracing(settings.tracing, version),
         state=state,
         audit=Audit(
             state.store,
@@ -99,10 +100,6 @@ def seal_keys_of(settings: Settings) -> tuple[bytes, ...]:
     if keys and importlib.util.find_spec("cryptography") is None:
         raise ConfigError(f"{SEAL_KEY} needs cryptography: pip install 'sluice-gateway[sealing]'")
     return keys
-
-
-def version() -> str:
-    return importlib.metadata.version("sluice-gateway")
 
 
 def new_id(prefix: str) -> str:

@@ -24,10 +24,8 @@ def make_shadow(core: Core) -> Shadow:
     """Build the part; it is idle if no route shadows. Raises ConfigError for redactor, checks or judge."""
     base, fleet, accounts = core.base, core.backends.fleet, core.accounts
     section = base.settings.shadow
-    redact, checks = (
-        hook("shadow.redact", section.redact, REDACTORS),
-        make_checks(section.checks, section.forbidden),
-    )
+    redact = hook("shadow.redact", section.redact, REDACTORS)
+    checks = make_checks(section.checks, section.forbidden)
     judge = section.judge
     if judge is not None and judge.backend not in fleet.backends:
         allowed = ", ".join(sorted(fleet.backends))
