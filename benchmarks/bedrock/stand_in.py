@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         texts = [request.get("inputText")] if titan else request.get("texts", [])
         if not request.keys() <= {"modelId", *allowed} or not 0 < len(texts) <= 96 or not all(texts):
             return self._refuse(400, "ValidationException", "Malformed input request")
-        vectors = [[float(text), 1 / 3] for text in texts]
+        vectors = [[float(text if text.isdigit() else len(text)), 1 / 3] for text in texts]
         if titan:
             return self._send(200, {"embedding": vectors[0], "inputTextTokenCount": TOKENS_EACH})
         if not {"input_type", "texts"} <= request.keys():

@@ -12,15 +12,17 @@ from gateway.backends.port import (
     Completion,
     EmbedPart,
     Fleet,
+    ScorePart,
     Work,
     generates,
     makes_vectors,
+    scores_texts,
 )
 from gateway.backends.supervised import EngineStatus
 from gateway.backends.workers.inspection import WorkerInspections
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
-from gateway.contracts.values import Caller, CallerRole, Sampling
+from gateway.contracts.values import Caller, CallerRole, Sampling, Usage
 from gateway.errors import BackendUnavailable
 from gateway.health.gpus import read_gpus
 from gateway.health.rolling_stats import RollingStats
@@ -163,12 +165,7 @@ class HealthProbe:
                 raw = token_ids and Feature.RAW_PROMPT in backend.features
                 messages = () if raw else (Message(Role.USER, "test"),)
                 work = Work(f"health-{backend.name}-{begun}", token_ids, messages, sampling)
-                if not generates(backend) and makes_vectors(backend):
-                    await backend.embed(EmbedPart(("test",), 1, None, None, None, HEALTH))
-                    output_tokens = 0
-                else:
-                    completion: Completion = await backend.generate(work, _discard)
-                    output_tokens = completion.usage.output_tokens
+                usage = await short_work(backend, work)
         except (BackendFailure, TimeoutError) as error:
             code = error.kind.value if isinstance(error, BackendFailure) else "timeout"
             return {**result, "status": "unhealthy", "error": code}
@@ -177,7 +174,7 @@ class HealthProbe:
             **result,
             "status": "healthy",
             "latency_ms": round((self.clock() - begun) * 1000, 1),
-            "output_tokens": output_tokens,
+            "output_tokens": usage.output_tokens,
             "running": load.running if load else None,
             "waiting": load.waiting if load else None,
             "kv_utilization": round(load.kv_usage, 4) if load else None,
@@ -189,6 +186,20 @@ class HealthProbe:
             return self.text(backend.model).tokenizer.encode("test")
         except NoTokenizer:
             return ()
+
+
+async def short_work(backend: Backend, work: Work) -> Usage:
+    """Let a backend do ``work``; one that generates nothing makes a vector or a score.
+
+    Raises BackendFailure.
+    """
+    if not generates(backend) and makes_vectors(backend):
+        return Usage((await backend.embed(EmbedPart(("test",), 1, None, None, None, HEALTH))).input_tokens)
+    if not generates(backend) and scores_texts(backend):
+        scored = await backend.score(ScorePart((("test", "test"),), 1, "rerank", {}, HEALTH))
+        return Usage(scored.input_tokens)
+    completion: Completion = await backend.generate(work, _discard)
+    return completion.usage
 
 
 async def _discard(delta: Delta) -> None:

@@ -23,8 +23,8 @@ from gateway.backends.port import Work, makes_vectors
 from gateway.backends.workers.inspection import Inspection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
-from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
+from gateway.health.probe import short_work
 from gateway.prompts.published import PromptChanged, StoreUnreachable
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
@@ -317,12 +317,12 @@ def _worker(name: str, found: Inspection) -> DoctorCheck:
 
 
 async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
-    """Generate one token: only a real answer proves that the account may use the model."""
+    """Ask for one token, vector or score: only a real answer proves that the account may use the model."""
     check = f"Bedrock access ({name})"
     work = Work("doctor", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
     try:
         async with asyncio.timeout(BEDROCK_TIMEOUT_S):
-            completion = await backend.generate(work, _discard)
+            usage = await short_work(backend, work)
     except (BackendFailure, TimeoutError) as error:
         reported = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
         if isinstance(error, BackendFailure) and error.__cause__ is not None:
@@ -331,9 +331,5 @@ async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
         return DoctorCheck(check, False, reported, hint)
     finally:
         backend.stop()
-    detail = f"{backend.model} answered a test of {completion.usage.input_tokens} tokens"
+    detail = f"{backend.model} answered a test of {usage.input_tokens} tokens"
     return DoctorCheck(check, True, detail)
-
-
-async def _discard(delta: Delta) -> None:
-    """Drop a piece of the test's answer."""

@@ -7,9 +7,11 @@ from typing import Any, Literal
 import pytest
 
 from benchmarks.bedrock.stand_in import Behaviour, StandIn
+from budgeting.values import Message, Role
 from gateway.backends.bedrock.backend import BedrockReranker
-from gateway.backends.port import ScorePart, scores_texts
-from gateway.contracts.values import Caller, CallerRole
+from gateway.backends.port import ScorePart, Work, scores_texts
+from gateway.contracts.values import Caller, CallerRole, Sampling
+from gateway.health.probe import short_work
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import MakeBackend
 from tests.bedrock.support import wait_idle
@@ -61,3 +63,17 @@ async def test_a_refusal_of_bedrocks_is_a_failure(bedrock: StandIn, make: MakeBa
     with pytest.raises(BackendFailure) as caught:
         await backend.score(part("x"))
     assert caught.value.kind is FailureKind.INVALID_INPUT
+
+
+@pytest.mark.parametrize(
+    "model", [COHERE, AMAZON, "amazon.titan-embed-text-v2:0", "anthropic.claude-3-haiku-20240307-v1:0"]
+)
+async def test_the_test_of_a_backend_is_work_that_its_model_does(
+    bedrock: StandIn, make: MakeBackend, model: str
+) -> None:
+    backend = make(model_id=model)
+    work = Work("test", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
+    assert (await short_work(backend, work)).input_tokens
+    [(_, operation, _)] = bedrock.seen
+    assert operation == ("invoke" if "claude" not in model else "converse-stream")
+    await wait_idle(backend)
