@@ -133,9 +133,7 @@ class Asker:
             raise NotAsked(ShadowOutcome.UNABLE)
         request = _quiet(copy.request, self.new_id(), self.clock())
         asked = features_asked(request.sampling, request.response_format) | (request.needs & TOOL_FEATURES)
-        if (asked - DROPPABLE) - backend.features:
-            raise NotAsked(ShadowOutcome.UNABLE)
-        if not request.caller.may_use(backend.model):
+        if (asked - DROPPABLE) - backend.features or not request.caller.may_use(backend.model):
             raise NotAsked(ShadowOutcome.UNABLE)
         plan = self._fitted(await self._redacted(copy, backend.model), backend.model)
         adapter, can = copy.adapter, Feature.LORA in backend.features
@@ -240,18 +238,16 @@ class Asker:
             # The operator's function may raise anything; a text that was not redacted is not sent.
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
         planned_for = copy.answer.model if copy.adapter is None else copy.adapter.base_model
-        if self.models.of(planned_for) is not self.models.of(model):
-            if not messages:
-                raise NotAsked(ShadowOutcome.UNABLE)
-            ids = await self.encode(model, messages, tools, variables)
-            counts = SectionCounts(recent_turns=len(ids))
-            return structs.replace(
-                plan, messages=messages, tools=tools, token_ids=ids, counts=counts, prefix_tokens=0
-            )
-        if messages == plan.messages and tools == plan.tools:
+        same_text = self.models.of(planned_for) is self.models.of(model)
+        if same_text and messages == plan.messages and tools == plan.tools:
             return plan
+        if not same_text and not messages:
+            raise NotAsked(ShadowOutcome.UNABLE)
         ids = await self.encode(model, messages, tools, variables)
-        return structs.replace(plan, messages=messages, tools=tools, token_ids=ids, prefix_tokens=0)
+        counts = plan.counts if same_text else SectionCounts(recent_turns=len(ids))
+        return structs.replace(
+            plan, messages=messages, tools=tools, token_ids=ids, counts=counts, prefix_tokens=0
+        )
 
     def _clean(self, plan: Plan) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         messages = [

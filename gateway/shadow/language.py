@@ -47,9 +47,7 @@ def language_of(text: str) -> str | None:
     if not letters:
         return None
     for code, script in _SCRIPTS:
-        if len(script.findall(text)) < _LEAST_SHARE * letters:
-            continue
-        if code != "ja" or _KANA.search(text):
+        if len(script.findall(text)) >= _LEAST_SHARE * letters and (code != "ja" or _KANA.search(text)):
             return code
     words = _WORD.findall(text.lower())
     counts = sorted(((sum(word in small for word in words), code) for code, small in _FUNCTION_WORDS.items()))

@@ -69,14 +69,11 @@ def bootstrap(
                 drawn[name].append(sum(pick(values)) / count)
         if number % at_once == 0:
             yield_thread()
-    found: dict[str, Interval] = {}
+    tail, found = (1.0 - CONFIDENCE) / 2.0, dict[str, Interval]()
     for name, mean in means.items():
         held = sorted(drawn.get(name, ()))
-        if not held:
-            found[name] = Interval(mean)
-            continue
-        tail = (1.0 - CONFIDENCE) / 2.0
-        found[name] = Interval(mean, quantile(held, tail), quantile(held, 1.0 - tail))
+        ends = (quantile(held, tail), quantile(held, 1.0 - tail)) if held else ()
+        found[name] = Interval(mean, *ends)
     return found
 
 

@@ -13,7 +13,6 @@ from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, GatewaySession, client_fa
 PATH = "/v1/generate"
 # Engine states that `/ready` reports while the engine restarts.
 RESTARTING = frozenset({"restarting", "starting"})
-# Longest time of a call that generates nothing.
 SHORT_CALL = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
 
 
@@ -42,15 +41,6 @@ class ChaosCaller(GatewaySession):
                     self._whole(orjson.loads(await response.read()), observed)
         observed.ended_s = self._clock()
         return observed
-
-    async def call(self, path: str, body: object = None) -> Any:
-        """Call an admin path; returns JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
-        method = "GET" if body is None else "POST"
-        data = None if body is None else orjson.dumps(body)
-        async with self.session.request(method, self._url + path, data=data, timeout=SHORT_CALL) as response:
-            response.raise_for_status()
-            raw = await response.read()
-            return orjson.loads(raw) if response.content_type == "application/json" else raw.decode()
 
     async def unready(self) -> frozenset[str]:
         """The failing checks of ``/ready``; empty if the gateway is ready, ``no answer`` without an answer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import math
 import secrets
 import signal
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 
-import aiohttp
 import psutil
 
 from ops.chaos.caller import ChaosCaller
@@ -71,11 +71,11 @@ class ChaosRun:
         testbed, report = self.testbed, self._report
         async with self._caller() as caller:
             known = await self._reference_answers(caller)
-            before = await self._at_rest(caller)
+            before = await self._at_rest()
             report.before = None if testbed.gateway_pid is None else holdings_of(testbed.gateway_pid)
             self._origin = time.monotonic()
             for action in self._timeline.due(0.0, 0.0):  # faults at 0 apply to every request
-                await self._do(caller, action)
+                await self._do(action)
             self._origin = time.monotonic()
             with self.watch(self):
                 try:
@@ -85,11 +85,10 @@ class ChaosRun:
             report.wall_s = self.now_s()
             report.never_done = [action.label for action in self._timeline.left if action.breaks is not None]
             for action in self._timeline.end():
-                await self._do(caller, action)
+                await self._do(action)
             ready = await self._ready_again(caller)
-        # A new caller, so that the idle connections of the load are closed.
-        async with self._caller() as caller:
-            after = await self._at_rest(caller) if ready else None
+        # The caller's idle connections are closed now.
+        after = await self._at_rest() if ready else None
         report.at_rest = None if after is None else after.at_rest
         if before is not None and after is not None:
             report.reported = grown(before, after)
@@ -147,7 +146,7 @@ class ChaosRun:
         load = self.scenario.load
         async with asyncio.TaskGroup() as around:
             background = [
-                around.create_task(self._inject_faults(caller)),
+                around.create_task(self._inject_faults()),
                 around.create_task(self._watch_ready(caller)),
             ]
             async with asyncio.TaskGroup() as clients:
@@ -168,18 +167,18 @@ class ChaosRun:
             if load.pause_s:
                 await asyncio.sleep(load.pause_s)
 
-    async def _inject_faults(self, caller: ChaosCaller) -> None:
+    async def _inject_faults(self) -> None:
         streams = max(1, self.scenario.load.streams)
         while not self._timeline.over:
             for action in self._timeline.due(self.now_s(), self._pieces / streams):
-                await self._do(caller, action)
+                await self._do(action)
             self._news.clear()
             wait_s = self._timeline.next_s - self.now_s()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if math.isinf(wait_s) else max(0.0, wait_s)):
                     await self._news.wait()
 
-    async def _do(self, caller: ChaosCaller, action: FaultAction) -> None:
+    async def _do(self, action: FaultAction) -> None:
         began_s = self.now_s()
         for name, number in ON_UNIX.items():
             role = getattr(action, name)
@@ -192,8 +191,9 @@ class ChaosRun:
         if action.inject is not None:
             rules = [rule.model_dump(mode="json", exclude_none=True) for rule in action.inject]
             try:
-                await caller.call("/admin/chaos", {"faults": rules})
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                body = json.dumps({"faults": rules}).encode()
+                await asyncio.to_thread(self.testbed.client.post, "admin", "chaos", body=body)
+            except AdminError as error:
                 raise TestbedError(
                     f"/admin/chaos does not take the faults ({error}); is chaos.enabled true there?"
                 ) from None
@@ -226,14 +226,14 @@ class ChaosRun:
             return False
         return not any(failing and at_s >= broken[-1] for at_s, failing in self._report.readiness)
 
-    async def _at_rest(self, caller: ChaosCaller) -> Scrape | None:
+    async def _at_rest(self) -> Scrape | None:
         """The metrics when no request is in flight any more, or the last ones at the time limit."""
         end, scrape = time.monotonic() + REST_WITHIN_S, None
         while scrape is None or not scrape.at_rest:
             if time.monotonic() > end:
                 return scrape
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                scrape = read_metrics(await caller.call("/metrics"))
+            with contextlib.suppress(AdminError):
+                scrape = read_metrics(await asyncio.to_thread(self.testbed.client.text, "metrics"))
             await asyncio.sleep(READY_POLL_S)
         return scrape
 

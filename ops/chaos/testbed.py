@@ -51,6 +51,7 @@ VLLM: Mapping[str, Any] = {
 }  # fmt: skip
 ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 POLL_S = 0.1
+CALL_TIMEOUT_S = 10.0
 # The stand-in for Bedrock is not part of the wheel; in a clone it is next to this package.
 CLONE = Path(__file__).resolve().parents[2]
 STAND_IN_IS_HERE = (CLONE / "benchmarks").is_dir()
@@ -76,6 +77,10 @@ class Testbed:
     processes: dict[str, Process] = field(default_factory=dict)
     bedrock_control: AdminClient | None = None
     bedrock_text: str | None = None
+
+    @property
+    def client(self) -> AdminClient:
+        return AdminClient(self.url, self.key, CALL_TIMEOUT_S)
 
     def pids(self, role: str) -> list[int]:
         """The process ids of a role. Raises TestbedError."""
@@ -236,6 +241,6 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_ready(url: str) -> bool:
     with contextlib.suppress(AdminError):
-        AdminClient(url, timeout_s=5).get("ready")
+        AdminClient(url, timeout_s=CALL_TIMEOUT_S).get("ready")
         return True
     return False

@@ -1,5 +1,6 @@
 """`sluice adapters`: the LoRA registry of a running gateway."""
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def add(
     """
     place = location if location.startswith("s3://") else str(Path(location).absolute())
     body = {
-        "id": name or _last_word(location),
+        "id": name or re.sub(r"\.(tar\.gz|tgz|tar|zip)$", "", location.rstrip("/").rpartition("/")[2]),
         "location": place,
         "sha256": sha256,
         "labels": _labels(label or ()),
@@ -184,13 +185,6 @@ def _labels(given: Any) -> dict[str, str]:
             raise AdminError(f"--label: given {one!r}; allowed: KEY=VALUE")
         labels[name] = value
     return labels
-
-
-def _last_word(location: str) -> str:
-    word = location.rstrip("/").rpartition("/")[2]
-    for suffix in (".tar.gz", ".tgz", ".tar", ".zip"):
-        word = word.removesuffix(suffix)
-    return word
 
 
 def _print_list(found: Any) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ops.cli.console import print_json, screen, table_of
+from ops.cli.console import print_json, print_rows, screen
 from ops.cli.operator import AsJson, with_options
-from ops.planning.build_or_buy import Build, BuildOrBuy, Buy, compare
+from ops.planning.build_or_buy import DAYS_A_MONTH, Build, BuildOrBuy, Buy, compare
 
 # Tokens a day: below the first, self-hosting is not worth the work; above the second, it is much cheaper.
 BUY_BELOW, BUILD_ABOVE = 10e6, 100e6
@@ -47,36 +47,29 @@ def cost(
 
 def _show(build: Build, buy: Buy, found: BuildOrBuy) -> None:
     console = screen()
-    inputs = table_of("input", "value", title="Inputs", title_justify="left")
-    inputs.add_row("GPUs per replica", f"{build.gpus} at {build.gpu_usd_per_hour:g} US dollars an hour")
-    inputs.add_row(
-        "a replica serves",
-        f"{build.tokens_per_second:,.0f} tokens/s × {build.utilization:.0%} = "
-        f"{build.replica_tokens_per_day / 1e6:,.0f} M a day",
-    )
-    inputs.add_row("fixed costs", f"{build.usd_per_month:,.0f} US dollars a month")
-    inputs.add_row("spare replicas", str(build.spare_replicas))
     cached = "as input" if buy.cached_usd is None else f"{buy.cached_usd:g}"
-    inputs.add_row(
-        "bought tokens, US dollars a million",
-        f"input {buy.input_usd:g}, output {buy.output_usd:g}, cached {cached}",
-    )
-    inputs.add_row(
-        "mix", f"{buy.input_share:.0%} input, {buy.cached_share:.0%} of it cached: "
-        f"{buy.usd_per_million:.2f} a million"
-    )  # fmt: skip
-    console.print(inputs)
+    inputs = {
+        "GPUs per replica": f"{build.gpus} at {build.gpu_usd_per_hour:g} US dollars an hour",
+        "a replica serves": f"{build.tokens_per_second:,.0f} tokens/s × {build.utilization:.0%} = "
+        f"{build.replica_tokens_per_day / 1e6:,.0f} M a day",
+        "fixed costs": f"{build.usd_per_month:,.0f} US dollars a month",
+        "spare replicas": build.spare_replicas,
+        "bought tokens, US dollars a million": f"input {buy.input_usd:g}, output {buy.output_usd:g}, "
+        f"cached {cached}",
+        "mix": f"{buy.input_share:.0%} input, {buy.cached_share:.0%} of it cached: "
+        f"{buy.usd_per_million:.2f} a million",
+    }
+    print_rows(("input", "value"), inputs.items(), title="Inputs", title_justify="left")
     million = found.tokens_per_day / 1e6
-    table = table_of("", "replicas", "a day", "a month", "a million tokens", title_justify="left")
-    table.title = f"{million:,.1f} M tokens a day"
-    for name, replicas, a_day in (
-        ("build", str(found.replicas), found.build_usd_per_day),
-        ("buy", "", found.buy_usd_per_day),
-    ):
-        table.add_row(
-            name, replicas, f"{a_day:,.0f}", f"{a_day * 365.25 / 12:,.0f}", f"{a_day / million:,.2f}"
+    costs = (
+        (name, replicas, f"{a_day:,.0f}", f"{a_day * DAYS_A_MONTH:,.0f}", f"{a_day / million:,.2f}")
+        for name, replicas, a_day in (
+            ("build", found.replicas, found.build_usd_per_day),
+            ("buy", "", found.buy_usd_per_day),
         )
-    console.print(table)
+    )
+    headings = ("", "replicas", "a day", "a month", "a million tokens")
+    print_rows(headings, costs, title=f"{million:,.1f} M tokens a day", title_justify="left")
     console.print(f"US dollars. Buying costs {found.ratio:.1f} times what building costs.")
     if found.break_even_tokens_per_day is None:
         console.print("A fully loaded replica costs more than buying its tokens: building never pays off.")

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.config.errors import ConfigError
@@ -112,15 +111,11 @@ def _ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, lambda sig, frame: sys.exit(128 + sig))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end(sig: int, frame: FrameType | None) -> None:
-    sys.exit(128 + sig)
 
 
 def _devices(settings: Settings, gpus: str | None, workers: int | None) -> Sequence[str | None]:

@@ -202,9 +202,7 @@ class RayBackend:
                     raise
                 self._log.info("tried another replica", replica=attempt.replica, failure=failure.kind.value)
             if attempt.replica:
-                route = RouterHint(
-                    route.chain, route.stable_blocks, route.adapter, (*route.avoid, attempt.replica)
-                )
+                route = structs.replace(route, avoid=(*route.avoid, attempt.replica))
         raise AssertionError("the last attempt returns or raises")
 
     async def _attempt(self, route: RouterHint, data: bytes, attempt: _Attempt) -> Completion:
