@@ -131,3 +131,10 @@ def test_a_load_tool_without_its_extra_says_what_to_install(words: list[str]) ->
         2,
         "sluice: aiohttp is not installed: pip install 'sluice-gateway[replay]'\n",
     )
+
+
+def test_a_process_that_is_not_there_is_named_before_a_chaos_run(tmp_path: Path) -> None:
+    done = fork_server.run(
+        [sys.executable, "-m", "ops.cli", "chaos", "soak", "--pid", "4194305"], cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (2, "sluice: --pid: there is no process 4194305\n")

@@ -77,9 +77,12 @@ class Process:
 
 def engine_pids(gateway_pid: int) -> list[int]:
     """Ids of a gateway's engine processes, embedded or vLLM's. Raises TestbedError when there is none."""
+    children = []
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(gateway_pid).children(recursive=True)
     for trace in ENGINE_TRACES:
         found = []
-        for process in psutil.Process(gateway_pid).children(recursive=True):
+        for process in children:
             with contextlib.suppress(psutil.Error):
                 if trace in " ".join((process.name(), *process.cmdline())):
                     found.append(process.pid)

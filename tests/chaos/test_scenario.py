@@ -11,7 +11,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.chaos.scenario import NEVER, FaultAction, RandomFaults, Scenario, ScenarioError, load_scenario
+from ops.chaos.processes import engine_pids
+from ops.chaos.scenario import (
+    NEVER,
+    ChaosError,
+    FaultAction,
+    RandomFaults,
+    Scenario,
+    ScenarioError,
+    load_scenario,
+)
 from ops.chaos.timeline import Timeline
 
 SHIPPED = sorted((Path(__file__).parents[2] / "ops" / "chaos" / "scenarios").glob("*.yaml"))
@@ -117,3 +126,8 @@ def test_random_faults_are_the_same_for_a_seed_and_each_is_mended_before_the_nex
     assert applied == run()
     pairs = {"stop worker:1": "cont worker:1", "bedrock 429": "bedrock well"}
     assert [pairs[one] for one in applied[::2]] == applied[1::2]
+
+
+def test_a_gateway_that_has_ended_has_no_engine() -> None:
+    with pytest.raises(ChaosError, match="no engine process"):
+        engine_pids(4_194_305)  # above the largest process id
