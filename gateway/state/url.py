@@ -1,22 +1,14 @@
 """The values of ``state.url``."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from gateway.config.errors import ConfigError
 
 ALLOWED = "sqlite:///FILE, redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://…, memory://"
 _SQLITE = "sqlite:///"
-
-
-class StoreKind(StrEnum):
-    """The kind of store that a url names."""
-
-    SQLITE = "sqlite"
-    REDIS = "redis"
-    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +21,7 @@ class StateUrl:
         path: the file, for SQLite.
     """
 
-    kind: StoreKind
+    kind: Literal["sqlite", "redis", "memory"]
     url: str
     shown: str
     path: Path | None = None
@@ -47,9 +39,9 @@ def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
         name = url.removeprefix(_SQLITE)
         if not name or name.startswith(":memory:") or "?" in name:
             raise ConfigError(f"{key}: given {url!r}; allowed: {ALLOWED}")
-        return StateUrl(StoreKind.SQLITE, url, url, Path(name))
+        return StateUrl("sqlite", url, url, Path(name))
     if url == "memory://":
-        return StateUrl(StoreKind.MEMORY, url, url)
+        return StateUrl("memory", url, url)
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("redis", "rediss") and bool(parts.hostname)
@@ -61,4 +53,4 @@ def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     # The query may contain a password too.
     shown = f"{parts.scheme}://{host}:{port or 6379}{parts.path.rstrip('/')}"
-    return StateUrl(StoreKind.REDIS, url, shown)
+    return StateUrl("redis", url, shown)

@@ -41,19 +41,9 @@ class ResidentBackend(Backend, Resident, Protocol):
     """A backend with background loops."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLinks:
-    """The gateway's functions for a pool of engines that run elsewhere.
-
-    ``queued`` counts the requests that wait for the pool here; ``limit_context`` takes its context length.
-    """
-
-    queued: Callable[[], int]
-    limit_context: Callable[[int], None]
-
-
-# Makes the backend of a name.
-MakeEnginePool = Callable[[str, PoolLinks], ResidentBackend]
+# Makes the backend of a name on engines that run elsewhere. The first function counts the requests that wait
+# for it here, the second one takes its context length.
+MakeEnginePool = Callable[[str, Callable[[], int], Callable[[int], None]], ResidentBackend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +158,8 @@ def make_backends(
     for name, section in base.settings.backends.items():
         match section:
             case EngineBackend() if engine_pool is not None:
-                links = PoolLinks(partial(queued_at, admission, name), limit_context)
-                fleet.sources[name] = residents[name] = engine_pool(name, links)
+                queued = partial(queued_at, admission, name)
+                fleet.sources[name] = residents[name] = engine_pool(name, queued, limit_context)
             case EngineBackend() if name in hosts:
                 without = base.settings.incapable(hosts[name].section.model_id)
                 made = hosts[name].host.backend(name, section.unknown_fields.features, without)

@@ -14,7 +14,7 @@ from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import LatestRecord
 from gateway.state.stream_follower import StreamFollower
-from gateway.state.url import StoreKind, parse_state_url
+from gateway.state.url import parse_state_url
 from gateway.wiring.state_store import copies_folder, make_idempotency_store, make_state_store
 from observability.collectors import StreamStatus
 
@@ -108,7 +108,7 @@ def make_state(
     return StateParts(
         shown=url.shown,
         path=url.path,
-        shared=url.kind is StoreKind.REDIS,
+        shared=url.kind == "redis",
         store=make_state_store(
             url, namespace=config.namespace, unix_time=unix_time, poll_s=config.poll_seconds
         ),

@@ -15,7 +15,7 @@ from gateway.state.limits_sqlite import SqliteLimitStore
 from gateway.state.memory import MemoryStateStore
 from gateway.state.port import StateStore
 from gateway.state.sqlite_store import SqliteStateStore
-from gateway.state.url import StateUrl, StoreKind
+from gateway.state.url import StateUrl
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -25,7 +25,7 @@ def make_state_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float], poll_s: float = 1.0
 ) -> StateStore:
     """Build the state store of ``url``. Raises ConfigError if a required package is missing."""
-    if url.kind is StoreKind.MEMORY:
+    if url.kind == "memory":
         return MemoryStateStore(unix_time=unix_time, poll_s=poll_s)
     if url.path is not None:
         return SqliteStateStore(url.path, unix_time=unix_time, poll_s=poll_s)
@@ -39,7 +39,7 @@ def make_idempotency_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float]
 ) -> IdempotencyStore:
     """Build the store of idempotent replies. Raises ConfigError if a required package is missing."""
-    if url.kind is not StoreKind.REDIS:
+    if url.kind != "redis":
         file = Path(":memory:") if url.path is None else _beside(url.path, ".replies")
         return SqliteIdempotencyStore(file, unix_time=unix_time)
     client = _connect(url)
@@ -53,7 +53,7 @@ def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], f
 
     Raises ConfigError if a required package is missing.
     """
-    if url.kind is StoreKind.MEMORY:
+    if url.kind == "memory":
         return None
     if url.path is not None:
         return SqliteLimitStore(_beside(url.path, ".limits"), unix_time=unix_time)
@@ -70,7 +70,7 @@ def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Pa
         cache_dir: the configured folder, in which each store and namespace has its own; unset: next to the
             SQLite file, or in the user's cache.
     """
-    if url.kind is StoreKind.MEMORY:
+    if url.kind == "memory":
         return None
     if url.path is not None and cache_dir is None:
         return _beside(url.path, ".streams")

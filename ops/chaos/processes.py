@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,16 +18,17 @@ LOG_CHARACTERS = 3000
 ENGINE_TRACES = ("engine.process", "VLLM::EngineCore", "spawn_main")
 
 
+@dataclass(eq=False)
 class Process:
     """A child process in its own session, so that Ctrl-C does not reach it; its log is in ``folder``."""
 
-    def __init__(
-        self, role: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]
-    ) -> None:
-        self.role = role
-        self._command = tuple(command)
-        self.log = folder / f"{role.replace(':', '-')}.log"
-        self._environment = environment
+    role: str
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        self.log = self.folder / f"{self.role.replace(':', '-')}.log"
         self._child: asyncio.subprocess.Process | None = None
 
     @property
@@ -40,7 +42,7 @@ class Process:
         """Start the process; returns its first line of output. Raises TestbedError if none comes in time."""
         with self.log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
-                *self._command, env=dict(self._environment), stdin=asyncio.subprocess.DEVNULL,
+                *self.command, env=dict(self.environment), stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
         assert self._child.stdout is not None

@@ -98,9 +98,7 @@ def _requests(outcomes: list[RequestOutcome]) -> Table:
 
 
 def _figures(report: ChaosReport) -> Table:
-    table = Table(title="Figures", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    table = table_of("", "value", right=("value",), title="Figures", title_justify="left", show_header=False)
     table.add_row("requests", f"{len(report.outcomes):,} in {report.wall_s:,.1f} s")
     for verdict in Verdict:
         count = report.verdicts.get(verdict, 0)

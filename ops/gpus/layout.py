@@ -10,7 +10,7 @@ from typing import Any
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.routing.revision import default_routing
-from gateway.state.url import StoreKind, parse_state_url
+from gateway.state.url import parse_state_url
 
 # Environment variable that selects a worker's GPUs.
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -152,7 +152,7 @@ def worker_of(settings: Settings, placement: WorkerPlacement, routing: Path) -> 
 def _shared_registry(settings: Settings) -> dict[str, Any]:
     """Settings with which the worker follows the front's adapter registry; none if that is in memory."""
     url = parse_state_url(settings.state.url)
-    if url.kind is StoreKind.MEMORY:
+    if url.kind == "memory":
         return {}
     shared = settings.state.url if url.path is None else f"sqlite:///{url.path.absolute()}"
     return {"state_url": shared, "file": None}

@@ -16,7 +16,6 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.http.surfaces import everything, without_admin
-from gateway.wiring.backends import PoolLinks
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
@@ -65,7 +64,9 @@ def build_ingress(
     engine = VllmBackend if settings.engine.kind == "vllm" else EmbeddedBackend
     reporter_name = f"{os.uname().nodename}-{secrets.token_hex(4)}"
 
-    def make_ray_backend(name: str, links: PoolLinks) -> RayBackend:
+    def make_ray_backend(
+        name: str, queued: Callable[[], int], limit_context: Callable[[int], None]
+    ) -> RayBackend:
         return RayBackend(
             name,
             kind=settings.engine.kind,
@@ -76,8 +77,8 @@ def build_ingress(
             section=settings.ray,
             max_running=settings.engine.max_num_seqs,
             reporter_name=f"{reporter_name}/{name}",
-            queued=links.queued,
-            on_max_model_len=links.limit_context,
+            queued=queued,
+            on_max_model_len=limit_context,
             clock=time.monotonic,
         )
 

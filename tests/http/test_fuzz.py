@@ -72,7 +72,7 @@ async def gateway(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Fuzzer
     made = build(
         load_settings(folder / "sluice.json", {}),
         admin_key=KEY,
-        engine_pool=lambda name, links: ScriptedResident(name),
+        engine_pool=lambda name, queued, limit_context: ScriptedResident(name),
     )
     app = create_app(made.services)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)

@@ -5,22 +5,22 @@ from pathlib import Path
 import pytest
 
 from gateway.config.errors import ConfigError
-from gateway.state.url import StoreKind, parse_state_url
+from gateway.state.url import parse_state_url
 from gateway.wiring.state_store import copies_folder, make_state_store
 
 
 @pytest.mark.parametrize(
     ("url", "kind", "shown"),
     [
-        ("sqlite:///sluice.db", StoreKind.SQLITE, "sqlite:///sluice.db"),
-        ("sqlite:////var/lib/sluice.db", StoreKind.SQLITE, "sqlite:////var/lib/sluice.db"),
-        ("redis://localhost", StoreKind.REDIS, "redis://localhost:6379"),
-        ("redis://ann:s3cret@host:7000/2", StoreKind.REDIS, "redis://host:7000/2"),
-        ("rediss://:s3cret@[::1]/0?password=s3cret", StoreKind.REDIS, "rediss://[::1]:6379/0"),
-        ("memory://", StoreKind.MEMORY, "memory://"),
+        ("sqlite:///sluice.db", "sqlite", "sqlite:///sluice.db"),
+        ("sqlite:////var/lib/sluice.db", "sqlite", "sqlite:////var/lib/sluice.db"),
+        ("redis://localhost", "redis", "redis://localhost:6379"),
+        ("redis://ann:s3cret@host:7000/2", "redis", "redis://host:7000/2"),
+        ("rediss://:s3cret@[::1]/0?password=s3cret", "redis", "rediss://[::1]:6379/0"),
+        ("memory://", "memory", "memory://"),
     ],
 )
-def test_a_url_tells_its_kind_and_shows_no_password(url: str, kind: StoreKind, shown: str) -> None:
+def test_a_url_tells_its_kind_and_shows_no_password(url: str, kind: str, shown: str) -> None:
     parsed = parse_state_url(url)
     assert (parsed.kind, parsed.shown) == (kind, shown)
     assert "s3cret" not in repr(parsed)
