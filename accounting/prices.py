@@ -26,12 +26,6 @@ class Price:
     cached_nanousd: int
     cache_write_nanousd: int | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("input_nanousd", "output_nanousd", "cached_nanousd", "cache_write_nanousd"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise PriceError(f"{name} is {value}; allowed: 0 or more")
-
     def cost_nanousd(
         self, input_tokens: int, output_tokens: int, cached_tokens: int, cache_write_tokens: int = 0
     ) -> int:

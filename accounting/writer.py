@@ -29,11 +29,6 @@ class Writer:
     def __init__(
         self, store: GenerationStore, options: LedgerOptions, *, done: Callable[[PendingRow], None]
     ) -> None:
-        if options.outbox_rows < 1 or options.batch_rows < 1:
-            raise ValueError(
-                f"outbox_rows is {options.outbox_rows}, batch_rows is {options.batch_rows}; "
-                "allowed: 1 or more"
-            )
         self._store = store
         self._options = options
         self._done = done

@@ -241,8 +241,6 @@ class Asker:
         same_text = self.models.of(planned_for) is self.models.of(model)
         if same_text and messages == plan.messages and tools == plan.tools:
             return plan
-        if not same_text and not messages:
-            raise NotAsked(ShadowOutcome.UNABLE)
         ids = await self.encode(model, messages, tools, variables)
         counts = plan.counts if same_text else SectionCounts(recent_turns=len(ids))
         return structs.replace(

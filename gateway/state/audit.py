@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 import structlog
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from gateway.errors import BackendUnavailable, public_error
 from gateway.state.errors import Conflict, StateError
@@ -153,27 +154,17 @@ class Audit:
         finally:
             self._log.info("operator", **line)
 
+    @retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(_TRIES), reraise=True)
     async def _chained(self, entry: Mapping[str, Any]) -> str:
         """Append ``entry`` after the last record, and return its hash."""
-        for left in reversed(range(_TRIES)):
-            last = [_shown(one) for one in await self.store.read(STREAM, limit=1, newest_first=True)]
-            before = last[0]["number"] if last else 0
-            chained = {**entry, "previous": last[0]["hash"] if last else ""}
-            if self.keys:
-                chained["mac"] = signature(_entry(before + 1, chained), self.keys[0])
-            try:
-                record = await self.store.append(
-                    STREAM,
-                    orjson.dumps(chained),
-                    author=str(entry["who"])[:MAX_AUTHOR] or "-",
-                    expected=before,
-                )
-            except Conflict:
-                if not left:
-                    raise
-            else:
-                return str(_shown(record)["hash"])
-        raise AssertionError("the last try returns or raises")
+        last = [_shown(one) for one in await self.store.read(STREAM, limit=1, newest_first=True)]
+        before = last[0]["number"] if last else 0
+        chained = {**entry, "previous": last[0]["hash"] if last else ""}
+        if self.keys:
+            chained["mac"] = signature(_entry(before + 1, chained), self.keys[0])
+        author = str(entry["who"])[:MAX_AUTHOR] or "-"
+        record = await self.store.append(STREAM, orjson.dumps(chained), author=author, expected=before)
+        return str(_shown(record)["hash"])
 
     @asynccontextmanager
     async def attempt(

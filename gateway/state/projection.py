@@ -130,13 +130,11 @@ IN_FORCE_S: Final = 5.0
 class FollowedStream:
     """A projection that can wait until a record is applied; its follower is attached after construction."""
 
-    _follower: StreamProjection | None = None
+    _follower: StreamProjection
 
     def follow(self, follower: StreamProjection) -> None:
         self._follower = follower
 
     async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
         """Wait until record ``number`` is applied here; ``False`` after the timeout."""
-        if self._follower is None:
-            raise RuntimeError("there is no follower; wiring calls follow()")
         return await self._follower.caught_up_to(number, timeout_s)
