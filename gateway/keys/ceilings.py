@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 
 from msgspec import Struct
@@ -60,7 +61,7 @@ class Ceilings:
         if self.nanousd_per_minute is not None and caller.budget == NO_BUDGET:
             self._count("usd_per_minute", self.nanousd_per_minute, caller, cost(), NANOUSD)
 
-    def running(self, caller: Caller) -> "Running":
+    def running(self, caller: Caller) -> AbstractContextManager[None]:
         """Return a context manager in which a request of the key runs. Raises RateLimited."""
         limit, key_id = self.concurrent, caller.key_id
         counted = limit is not None and caller.role is CallerRole.CALLER
@@ -91,20 +92,18 @@ class Ceilings:
 class Running(Struct, eq=False):
     """Counts a running request until its block ends."""
 
-    _running: Counter[str] | None
+    _running: Counter[str]
     _key_id: str
 
     def __enter__(self) -> None:
-        if self._running is not None:
-            self._running[self._key_id] += 1
+        self._running[self._key_id] += 1
 
     def __exit__(self, *_: object) -> None:
         running = self._running
-        if running is not None:
-            running[self._key_id] -= 1
-            if not running[self._key_id]:
-                del running[self._key_id]
+        running[self._key_id] -= 1
+        if not running[self._key_id]:
+            del running[self._key_id]
 
 
-_UNCOUNTED = Running(None, "")
+_UNCOUNTED = nullcontext()
 NO_CEILINGS = Ceilings(KeyLimits(), None, clock=lambda: 0.0)

@@ -17,7 +17,7 @@ from gateway.wiring.build import build
 from gateway.wiring.control import DEFAULT_FILE
 from observability.logs import LEVELS, configure_logging
 from ops.cli.init import worker_configuration
-from ops.cli.startup import start_errors
+from ops.cli.startup import print_errors, start_errors
 from ops.gpus.layout import NUMBER_VARIABLE, gpus_of
 from ops.gpus.worker import GivenUp
 from ops.gpus.worker_group import make_worker_group
@@ -83,14 +83,12 @@ def serve(
         if not reported:
             raise
         for fault in reported:
-            text = str(fault) or "the engine did not start within engine.start_timeout_seconds"
-            for line in text.splitlines():
-                print(f"{name}: {line}", file=sys.stderr)
+            print_errors(str(fault) or "the engine did not start within engine.start_timeout_seconds", name)
         if any(isinstance(fault, GivenUp) for fault in reported):
             end = "stopped; the workers' lines above have the reason, and"
         else:
             end = "not started;"
-        print(f"{name}: {end} `sluice doctor` checks everything at once", file=sys.stderr)
+        print_errors(f"{end} `sluice doctor` checks everything at once", name)
         return 1
     finally:
         if logs is not None:

@@ -78,7 +78,7 @@ def one_line_errors(*further: type[Exception], code: int = 1) -> Iterator[None]:
         raise typer.Exit(code) from None
 
 
-def print_errors(text: str) -> None:
+def print_errors(text: str, name: str = "sluice") -> None:
     """Print each line on standard error, with the command's name in front."""
     for line in text.split("\n"):
-        print_text(f"sluice: {line}", file=sys.stderr)
+        print_text(f"{name}: {line}", file=sys.stderr)

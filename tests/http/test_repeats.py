@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
 from gateway.http.body import form_content
-from gateway.keys.ceilings import Running
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeEmbeddings, MemoryIdempotency, fake_services
 from tests.http.conftest import Connect
@@ -236,7 +236,7 @@ async def test_a_request_that_waits_for_an_equal_one_does_not_count_as_concurren
     services, taken = fake_services(embeddings=workers), list[Caller]()
     running = services.limiter.running
 
-    def counted(caller: Caller) -> Running:
+    def counted(caller: Caller) -> AbstractContextManager[None]:
         taken.append(caller)
         return running(caller)
 
