@@ -171,14 +171,16 @@ def read_shape(
 
     Raises PlanError: a field is missing, or the kind of model is not supported here.
     """
-    text = raw.get("text_config") or raw
+    text, quantized = raw.get("text_config") or raw, raw.get("quantization_config") or {}
+    if not (isinstance(text, dict) and isinstance(quantized, dict)):
+        raise PlanError(f"{name}: config.json misstates a value: text_config or quantization_config")
     other = next((field for field in _OTHER_KINDS if text.get(field)), None)
     if other is not None:
         raise PlanError(
             f"{name}: config.json has {other!r}: mixtures of experts, latent attention and state spaces are "
             "not counted here; start vLLM once and read the KV cache size in its log"
         )
-    declared = (raw.get("quantization_config") or {}).get("quant_method")
+    declared = quantized.get("quant_method")
     carried = text.get("dtype") or text.get("torch_dtype") or raw.get("torch_dtype") or "auto"
     chosen = str(quantization or declared or (carried if dtype == "auto" else dtype))
     weights_format = _ALIASES.get(chosen, chosen)
@@ -204,5 +206,5 @@ def read_shape(
         )
     except KeyError as missing:
         raise PlanError(f"{name}: config.json has no {missing.args[0]!r}; is it a decoder's?") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise PlanError(f"{name}: config.json misstates a value: {error}") from None

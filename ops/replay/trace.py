@@ -108,7 +108,7 @@ def _mooncake(path: Path, file: TextIO) -> Iterator[TraceRequest]:
             at_s = float(row["timestamp"]) / 1000
             lengths = int(row["input_length"]), int(row["output_length"])
             blocks = tuple(int(block) for block in row.get("hash_ids", ()))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise TraceError(
                 f"{path}: line {number}: expected timestamp, input_length, output_length, hash_ids"
             ) from error

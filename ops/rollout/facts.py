@@ -108,7 +108,9 @@ def _figures(file: Path | None) -> Mapping[str, Any] | None:
         return None
     try:
         found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        found["requests"]["sent"], found["goodput"]["within_slo"], found["wall_s"]
+        found["goodput"]["within_slo"], found["wall_s"]
+        for count in ("sent", "errors", "unfinished", "interrupted"):
+            found["requests"][count]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reported = getattr(error, "strerror", None) or "it is no file of `sluice replay --output`"
         raise AdminError(f"{file}: {reported}") from None

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway
@@ -30,10 +31,15 @@ def test_the_rollout_checks_run_on_a_live_gateway(live: LiveGateway) -> None:
     assert (done.returncode, report["ok"]) == (1, False)
 
 
-def test_a_wrong_key_and_a_wrong_replay_file_are_refused_at_once(live: LiveGateway) -> None:
+def test_a_wrong_key_and_a_wrong_replay_file_are_refused_at_once(live: LiveGateway, tmp_path: Path) -> None:
     refused = check(live, key="wrong")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "invalid_key" in refused.stderr or "401" in refused.stderr
     no_file = check(live, "--replay", str(ROOT / "README.md"))
     assert no_file.returncode == 2
     assert "README.md: it is no file of `sluice replay --output`" in no_file.stderr
+    part = tmp_path / "part.json"
+    part.write_text('{"requests": {"sent": 1}, "goodput": {"within_slo": 1}, "wall_s": 1}')
+    no_counts = check(live, "--replay", str(part))
+    assert (no_counts.returncode, no_counts.stdout) == (2, "")
+    assert "part.json: it is no file of `sluice replay --output`" in no_counts.stderr

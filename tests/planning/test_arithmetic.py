@@ -144,7 +144,10 @@ def test_a_model_that_is_not_counted_here_is_refused_with_the_field(
             "misst",
         ),
         ('{"num_attention_heads": [], "hidden_size": 1}', "misstates a value"),
+        ('{"num_attention_heads": Infinity, "hidden_size": 1}', "misstates a value"),
         ('{"quantization_config": null, "hidden_size": 1}', "has no 'num_attention_heads'"),
+        ('{"quantization_config": "awq", "hidden_size": 1}', "misstates a value"),
+        ('{"text_config": [1]}', "misstates a value"),
     ],
 )
 def test_a_config_that_describes_no_model_is_refused(tmp_path: Path, config: str, message: str) -> None:

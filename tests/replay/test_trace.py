@@ -72,6 +72,10 @@ def test_mooncakes_lines_are_read_with_their_blocks(tmp_path: Path) -> None:
             '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n',
             "line 1: a length is negative or the time",
         ),
+        (
+            '{"timestamp": 0, "input_length": Infinity, "output_length": 1}\n',
+            "line 1: expected timestamp",
+        ),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1}\n[]\n', "line 2: expected"),
     ],
 )
