@@ -41,9 +41,8 @@ OTHER_FILES = 2_048
 # first, for which the ledger waits at most a second (`accounting.journal.WAIT_S`).
 CUT_TIMEOUT_S = 3.0
 # Garbage is collected while no request is in flight: then nobody waits, and there are few young objects, some
-# cache entries per request since the last collection. This is checked every GC_LOOK_S; with fewer than
+# cache entries per request since the last collection. This is checked ten times a second; with fewer than
 # GC_WORTH_OBJECTS new container objects, nothing is collected.
-GC_LOOK_S = 0.1
 GC_WORTH_OBJECTS = 200
 # Thresholds of Python's own collector, for a gateway that is never idle. The first one is above the number of
 # objects of 64 requests in flight, about 180 each; else a useless collection would run every 15 requests.
@@ -72,6 +71,11 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._requests = requests
         self.stop_asked = asyncio.Event()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Do uvicorn's work of every tenth of a second, and collect garbage while it delays nobody."""
+        collect_if_idle(self._requests)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal; at the second one, cut the requests in flight and stop."""
@@ -171,7 +175,6 @@ async def _serve(
             server.handle_exit(number, None)
     async with around(), gateway.running(), asyncio.TaskGroup() as tasks:
         draining = tasks.create_task(_drain(server, gateway), name="drain")
-        collecting = tasks.create_task(collect_when_idle(gateway.serving.in_flight), name="garbage")
         _tune_garbage_collector()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         _give_large_blocks_back()
@@ -179,15 +182,12 @@ async def _serve(
         on_started()
         await server.serve(sockets=[one for one in (listener, admin) if one is not None])
         draining.cancel()
-        collecting.cancel()
 
 
-async def collect_when_idle(requests: InFlightRequests, every_s: float = GC_LOOK_S) -> None:
-    """Collect garbage whenever no request is in flight, until cancelled."""
-    while True:
-        await asyncio.sleep(every_s)
-        if not requests.in_flight and gc.get_count()[0] >= GC_WORTH_OBJECTS:
-            gc.collect(1)
+def collect_if_idle(requests: InFlightRequests) -> None:
+    """Collect garbage if no request is in flight."""
+    if not requests.in_flight and gc.get_count()[0] >= GC_WORTH_OBJECTS:
+        gc.collect(1)
 
 
 def _give_large_blocks_back() -> None:

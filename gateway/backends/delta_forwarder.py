@@ -53,14 +53,15 @@ class DeltaForwarder(Struct, Generic[T_contra], eq=False):
         reader, push = self._reader, self._push
         try:
             deltas = reader.feed(data)
-            if reader.started and not self._started:
+            if not self._started and reader.started:
                 self._started = True
                 self._on_start()
-            for number, delta in enumerate(deltas, 1):
+            following = iter(deltas)
+            for delta in following:
                 self.delivered = True
                 sent = push(delta)
                 if sent is not TAKEN:
-                    self._waiting = sent, deltas[number:]
+                    self._waiting = sent, list(following)
                     return False
         except Exception as error:
             self._error = error  # raised where the answer is awaited

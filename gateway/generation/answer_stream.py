@@ -83,7 +83,7 @@ class AnswerStream:
 
     def _empty(self) -> None:
         self._fresh = True
-        self._parts: list[list[str]] = [[]]
+        self._parts: list[list[str]] = [[] for _ in range(self._choices)]
         self.chars = 0
         self._ids: list[int] = []
         self._logprobs: dict[int, list[TokenLogprob]] = {}
@@ -126,26 +126,27 @@ class AnswerStream:
 
     def take(self, delta: Delta) -> Awaitable[None]:
         """Count one chunk and pass it on to the sink."""
-        if self.events is not None or delta.__class__ is not Delta:
+        text = delta.text
+        if delta.__class__ is Delta:
+            if self.events is not None:
+                self._check(delta)
+            self._parts[delta.index].append(text)
+        else:
             self._check(delta)
         if self._fresh:
             self._first_piece(delta)
         self.tokens += delta.tokens
         if delta.token_ids:
             self._ids += delta.token_ids
-        if delta.__class__ is Delta:
-            if delta.index >= len(self._parts):
-                self._parts += [[] for _ in range(delta.index + 1 - len(self._parts))]
-            self._parts[delta.index].append(delta.text)
-        self.chars += len(delta.text)
+        self.chars += len(text)
         if delta.logprobs:
             delta = self._store_logprobs(delta)
         if not self._streamed:
             return TAKEN
         if self._buffer is not None and self._buffer.holding:
             return self._buffer.take(delta)
-        if not self.committed and (delta.text or delta.logprobs):
-            self.committed = True
+        if not self.committed:
+            self.committed = bool(text or delta.logprobs)
         return self._sink.delta(delta)
 
     def _first_piece(self, delta: Delta) -> None:

@@ -108,8 +108,7 @@ class _Reader:
 
     def __init__(self, limits: DegenerateLimits, n: int, out: DeltaSink) -> None:
         self._detectors = list(map(Detector, (limits,) * n))
-        self._texts: list[list[str]] = list(map(list, ((),) * n))
-        self._ids: list[list[tuple[int, ...]]] = list(map(list, ((),) * n))
+        self._chunks: list[Delta] = []  # since the last inspection
         self._without_ids = False  # whether a chunk came without the ids of its tokens
         self._degenerate: set[int] = set()
         self._out = out
@@ -119,13 +118,7 @@ class _Reader:
         self.tokens = 0
 
     def take(self, delta: Delta) -> Awaitable[None]:
-        self._texts[delta.index].append(delta.text)
-        if delta.token_ids:
-            self._ids[delta.index].append(delta.token_ids)
-        elif delta.tokens:
-            self._without_ids = True
-        if self._first is None:
-            self._first = delta
+        self._chunks.append(delta)
         tokens = self.tokens + delta.tokens
         if tokens >= self._inspect_at:
             self._inspect()
@@ -135,11 +128,15 @@ class _Reader:
 
     def _inspect(self) -> None:
         """Inspect the chunks since the last inspection; together they cost a fraction."""
+        chunks, self._chunks = self._chunks, []
+        if self._first is None:
+            self._first = chunks[0]
+        if not all(map(_has_ids, chunks)):
+            self._without_ids = True
         for index, detector in enumerate(self._detectors):
-            text = "".join(self._texts[index])
-            ids = () if self._without_ids else tuple(chain.from_iterable(self._ids[index]))
-            self._texts[index].clear()
-            self._ids[index].clear()
+            own = chunks if len(self._detectors) == 1 else [one for one in chunks if one.index == index]
+            text = "".join([one.text for one in own])
+            ids = () if self._without_ids else tuple(chain.from_iterable([one.token_ids for one in own]))
             sign = detector.take(text, len(ids) or len(text), ids)
             if sign is not None:
                 # One degenerate text of several does not end the others.
@@ -160,3 +157,7 @@ def _failure(sign: Sign, *, no_retry_here: bool = False) -> BackendFailure:
     return BackendFailure(
         FailureKind.DEGENERATE_OUTPUT, f"the answer {_WHAT[sign]}", no_retry_here=no_retry_here
     )
+
+
+def _has_ids(chunk: Delta) -> bool:
+    return bool(chunk.token_ids) or not chunk.tokens

@@ -72,7 +72,7 @@ class StreamSink:
         self._headers: Sequence[Header] = ()
         self._planned: tuple[str, Plan] | None = None
         self._open = False
-        self._sent = 0
+        self._silent = True  # whether nothing was sent since the last check of keep_alive
         self._pinging: asyncio.Event | None = None
         self.ended = False
 
@@ -85,7 +85,7 @@ class StreamSink:
 
     def delta(self, delta: Delta) -> Awaitable[None]:
         """Send one event; nothing if it has no text, log-probabilities or requested token ids."""
-        if delta.cached_tokens and self._planned is not None and not self._open:
+        if not self._open and delta.cached_tokens and self._planned is not None:
             self._frames = self._dialect.frames(self._asked, *self._planned, delta.cached_tokens)
         if delta.__class__ is not Delta:
             data = self._frames.event(delta)
@@ -96,7 +96,7 @@ class StreamSink:
         if not data:
             return TAKEN
         if self._open and self._pinging is None:  # does what _send does, without a coroutine
-            self._sent += 1
+            self._silent = False
             return TAKEN if self._exchange.write(data) else self._exchange.body(data, more=True)
         return self._send(data)
 
@@ -106,13 +106,12 @@ class StreamSink:
 
     async def keep_alive(self) -> None:
         """Send a ping whenever the stream was silent; runs concurrently with the journey until cancelled."""
-        quiet = seen = 0
+        quiet = 0
         while True:
             await asyncio.sleep(PING_CHECK_S)
             # A send in progress is not silence: the client reads slowly, or the headers are being made.
             busy = self._exchange.sending_since is not None or self._open is not self._exchange.started
-            quiet = 0 if busy or self._sent != seen else quiet + 1
-            seen = self._sent
+            quiet, self._silent = quiet + 1 if self._silent and not busy else 0, True
             if quiet < PING_AFTER_CHECKS or self.ended:
                 continue
             quiet = 0
@@ -126,7 +125,7 @@ class StreamSink:
     async def _send(self, data: bytes, *, is_ping: bool = False) -> None:
         if self._pinging is not None and not is_ping:
             await self._pinging.wait()
-        self._sent += not is_ping
+        self._silent = self._silent and is_ping
         await self._piece(data, more=True)
 
     async def finish(self, answer: Answer) -> None:

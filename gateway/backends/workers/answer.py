@@ -163,6 +163,16 @@ class CompletionReader:
         chunks: list[_Chunk] = []
         try:
             chunks.extend(map(_chunk, events))  # the chunks before a malformed one are kept
+            if len(chunks) == 1 and (choices := chunks[0].choices) and not (self._ids or self._tools.began):
+                # The common case, a piece of a plain stream's text: a fast path.
+                choice = choices[0]
+                ids, message = choice.token_ids, choice.delta and _Message(choice.delta.content)
+                text = choice.text if message is None else message.content
+                if text and chunks[0] == _Chunk([_Choice(0, message, choice.text, token_ids=ids)]):
+                    count = 1 if ids is None else len(ids)
+                    self.started = True
+                    self._counted += count
+                    return [Delta(text, count, None, None, 0, (), ids or ())]
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.done = False
             self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
@@ -170,20 +180,7 @@ class CompletionReader:
             self.done = False
             at, found = next((at, one.error) for at, one in enumerate(chunks) if one.error != _NULL)
             chunks, self.fault = chunks[:at], failure_in_stream(bytes(found))
-        if self._tools.began:
-            return self._in_order(chunks)
-        if len(chunks) == 1 and not self._ids and (choices := chunks[0].choices) and len(choices) == 1:
-            chunk, choice, message = chunks[0], choices[0], choices[0].delta
-            text = choice.text if message is None else message.content
-            more = choice.index or choice.finish_reason is not None or choice.logprobs != _NULL
-            figures = chunk.usage or chunk.sluice or chunk.metrics
-            if text and not (more or figures) and (message is None or message == _Message(text)):
-                # The common case, one token of a plain stream: a fast path.
-                count = 1 if choice.token_ids is None else len(choice.token_ids)
-                self.started = True
-                self._counted += count
-                return [Delta(text, count, token_ids=choice.token_ids or ())]
-        return self._in_order(chunks) if _have_events(chunks) else self._joined(chunks)
+        return self._in_order(chunks) if self._tools.began or _have_events(chunks) else self._joined(chunks)
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
         deltas: list[Delta] = []
@@ -374,8 +371,6 @@ def _have_events(chunks: Sequence[_Chunk]) -> bool:
     for chunk in chunks:
         for choice in chunk.choices or ():
             message = choice.delta
-            if message is not None and (
-                message.tool_calls or message.reasoning or message.reasoning_content or message.refusal
-            ):
+            if message is not None and message != _Message(message.content):
                 return True
     return False

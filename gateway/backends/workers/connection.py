@@ -215,7 +215,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._fail(BadHttp("the answer is not HTTP"))
         if self.head_done:
-            self._headers.clear()  # trailers are not stored
+            if self._headers:
+                self._headers.clear()  # trailers are not stored
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
         if self._take is not None and self._body:
