@@ -123,7 +123,7 @@ class ByteBpe:
             ranks = {token: rank for rank, token in enumerate(spelled)}
             self._ids = ids
         self._encoding = tiktoken.Encoding(
-            "tokenizer.json", pat_str=expression, mergeable_ranks=ranks, special_tokens={}
+            "tokenizer.json", pat_str=_grouped(expression), mergeable_ranks=ranks, special_tokens={}
         )
 
     def ids(self, text: str) -> list[int] | None:
@@ -182,6 +182,16 @@ def _expression(pre_tokenizer: Mapping[str, Any] | None) -> str:
         if given in _KNOWN_EXPRESSIONS and first.get("behavior") == "Isolated" and not first.get("invert"):
             return str(given)
     raise NotByteBpe("the pre-tokenizer cuts words in a way of its own")
+
+
+def _grouped(expression: str) -> str:
+    """The same expression in a form that takes half of the time.
+
+    The engine backtracks through the alternatives because one of them looks ahead. Those before it are
+    searched as one when they are a group.
+    """
+    before, ahead, after = expression.partition(r"|\s+(?!")
+    return f"(?:{before}){ahead}{after}"
 
 
 def _order(data: Mapping[str, Any]) -> list[str]:
