@@ -24,15 +24,9 @@ ENCODED_BYTES_PER_S: Final = 8_000
 _MIN_WAV_BYTES_PER_S: Final = 1_000
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9.+-]{1,64}/[a-z0-9.+-]{1,64}")
 
-_PASSED: Final = (
-    "language",
-    "to_language",
-    "prompt",
-    "hotwords",
-    "temperature",
-    "seed",
-    "max_completion_tokens",
-)
+_PASSED: Final = {
+    *("language", "to_language", "prompt", "hotwords", "temperature", "seed", "max_completion_tokens")
+}
 
 EventSink = Callable[[bytes], Awaitable[None]]
 """Receives the data of each event of a stream."""
@@ -123,8 +117,7 @@ def audio_request(
         )
     if body.stream_include_usage and not body.stream:
         raise not_allowed("stream_include_usage", "is true without stream", "stream true with it")
-    values = {name: getattr(body, name) for name in _PASSED}
-    asked = {name: value for name, value in values.items() if value is not None}
+    asked = body.model_dump(include=_PASSED, exclude_none=True)
     # The gateway makes subtitles from segments: more servers return those. Only JSON contains the usage.
     timed = body.response_format in ("srt", "vtt", "verbose_json")
     asked["response_format"] = (

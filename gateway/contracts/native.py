@@ -135,9 +135,7 @@ def build_request(
         locale=native.locale,
         adapter_id=native.adapter_id,
         prompt_version=native.prompt_version,
-        chunks=tuple([EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks])
-        if chunks
-        else (),
+        chunks=tuple([EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks]),
         context=native.context or EMPTY,
         deadline=origin.deadline(native.deadline_ms),
         allow_fallback=origin.allow_fallback,

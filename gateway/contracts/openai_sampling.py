@@ -16,9 +16,7 @@ MAX_LOGIT_BIAS: Final = 1_024
 MAX_LOGPROBS: Final = 256
 """Most log-probabilities per step, of all texts together: 128 texts of 20 each would be 200 KB per step."""
 
-_SHAPERS: Final = frozenset(
-    {"guided_json", "guided_regex", "guided_choice", "guided_grammar"} | StructuredBody.model_fields.keys()
-)
+_GUIDED: Final = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar"})
 
 
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None, **echo: bool) -> Sampling:
@@ -62,16 +60,20 @@ def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
 
     Raises InvalidRequest: two fields ask for a shape, or a shape is not valid.
     """
-    if (
-        body.response_format is None
-        and body.structured_outputs is None
-        and _SHAPERS.isdisjoint(body.__pydantic_fields_set__)
-    ):
+    is_guided = not _GUIDED.isdisjoint(body.__pydantic_fields_set__)
+    if body.response_format is None and body.structured_outputs is None and not is_guided:
         return "response_format", PLAIN_TEXT
     shapes: dict[str, ResponseFormat | None] = {"response_format": from_format(body.response_format)}
-    for prefix, asked in (("guided_", body), ("structured_outputs.", body.structured_outputs)):
-        if asked is not None and not _SHAPERS.isdisjoint(asked.__pydantic_fields_set__):
-            shapes |= _shapes(prefix, asked)
+    if is_guided:  # vLLM's older names of the same fields
+        older = StructuredBody.model_construct(
+            json_schema=body.guided_json,
+            regex=body.guided_regex,
+            choice=body.guided_choice,
+            grammar=body.guided_grammar,
+        )
+        shapes |= _shapes("guided_", older)
+    if body.structured_outputs is not None:
+        shapes |= _shapes("structured_outputs.", body.structured_outputs)
     found = {field: shape for field, shape in shapes.items() if shape and shape.type is not FormatType.TEXT}
     if len(found) > 1:
         first, second = list(found)[:2]
@@ -79,21 +81,13 @@ def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
     return next(iter(found.items()), ("response_format", PLAIN_TEXT))
 
 
-def _shapes(prefix: str, asked: OpenAIBody | StructuredBody) -> dict[str, ResponseFormat | None]:
-    """The shapes of vLLM's fields, older (``guided_json``) or newer (``structured_outputs.json``)."""
-    if isinstance(asked, OpenAIBody):
-        schema, regex = asked.guided_json, asked.guided_regex
-        choice, grammar, json_object = asked.guided_choice, asked.guided_grammar, None
-    else:
-        schema, regex = asked.json_schema, asked.regex
-        choice, grammar, json_object = asked.choice, asked.grammar, asked.json_object
-    names = [f"{prefix}{kind}" for kind in ("json", "regex", "choice", "grammar", "json_object")]
+def _shapes(prefix: str, asked: StructuredBody) -> dict[str, ResponseFormat | None]:
     return {
-        names[0]: schema_shape(schema, names[0]),
-        names[1]: text_shape(FormatType.REGEX, regex, names[1]),
-        names[2]: choice_shape(choice, names[2]),
-        names[3]: text_shape(FormatType.GRAMMAR, grammar, names[3]),
-        names[4]: ResponseFormat(FormatType.JSON_OBJECT) if json_object else None,
+        (at := f"{prefix}json"): schema_shape(asked.json_schema, at),
+        (at := f"{prefix}regex"): text_shape(FormatType.REGEX, asked.regex, at),
+        (at := f"{prefix}choice"): choice_shape(asked.choice, at),
+        (at := f"{prefix}grammar"): text_shape(FormatType.GRAMMAR, asked.grammar, at),
+        f"{prefix}json_object": ResponseFormat(FormatType.JSON_OBJECT) if asked.json_object else None,
     }
 
 

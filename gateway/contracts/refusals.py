@@ -6,7 +6,7 @@ It never repeats text from the body, except the name of a field, shortened.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -183,8 +183,10 @@ def allowed(kind: str, context: Mapping[str, Any]) -> str:
     said = str(context.get("error", ""))
     if kind == "value_error" and said.startswith("allowed: "):
         return said.removeprefix("allowed: ")
-    describe = _ALLOWED.get(kind)
-    return describe(context) if describe is not None else "a value of the documented type and range"
+    if kind in _LENGTHS:
+        bound, item, side = _LENGTHS[kind]
+        return f"{_many(context[bound], item)} or {side}"
+    return _ALLOWED.get(kind, "a value of the documented type and range").format_map(context)
 
 
 _FAULTS: Final[Mapping[str, str]] = {
@@ -196,36 +198,27 @@ _FAULTS: Final[Mapping[str, str]] = {
     "unprintable": "is blank or has control characters; allowed: printable text",
 }
 
-_A_TIME: Final = "an ISO 8601 time with an offset, or seconds since 1970"
-
-_ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "string_type": lambda c: "a string",
-    "int_type": lambda c: "an integer",
-    "float_type": lambda c: "a number",
-    "bool_type": lambda c: "true or false",
-    "list_type": lambda c: "an array",
-    "dict_type": lambda c: "an object",
-    "model_type": lambda c: "an object",
-    "model_attributes_type": lambda c: "an object",
-    "finite_number": lambda c: "a finite number",
-    "greater_than_equal": lambda c: f"{c['ge']} or more",
-    "greater_than": lambda c: f"more than {c['gt']}",
-    "less_than_equal": lambda c: f"{c['le']} or less",
-    "less_than": lambda c: f"less than {c['lt']}",
-    "literal_error": lambda c: str(c["expected"]),
-    "enum": lambda c: str(c["expected"]),
-    "datetime_type": lambda c: _A_TIME,
-    "datetime_parsing": lambda c: _A_TIME,
-    "datetime_from_date_parsing": lambda c: _A_TIME,
-    "timezone_aware": lambda c: _A_TIME,
-    "tuple_type": lambda c: "an array",
-    "int_parsing": lambda c: "an integer",
-    "int_from_float": lambda c: "an integer",
-    "float_parsing": lambda c: "a number",
-    "bool_parsing": lambda c: "true or false",
-    "too_short": lambda c: f"{_many(c['min_length'], 'item')} or more",
-    "too_long": lambda c: f"{_many(c['max_length'], 'item')} or fewer",
-    "string_too_short": lambda c: f"{_many(c['min_length'], 'character')} or more",
-    "string_too_long": lambda c: f"{_many(c['max_length'], 'character')} or fewer",
-    "string_pattern_mismatch": lambda c: f"what matches {c['pattern']}",
+_TIMES: Final = ("datetime_type", "datetime_parsing", "datetime_from_date_parsing", "timezone_aware")
+_ALLOWED: Final[Mapping[str, str]] = {
+    "string_type": "a string",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "an array"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
+    **dict.fromkeys(("literal_error", "enum"), "{expected}"),
+    **dict.fromkeys(_TIMES, "an ISO 8601 time with an offset, or seconds since 1970"),
+    "finite_number": "a finite number",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "string_pattern_mismatch": "what matches {pattern}",
+}
+# Of each bound of a length: its name in the error's context, what is counted, and the allowed side.
+_LENGTHS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "too_short": ("min_length", "item", "more"),
+    "too_long": ("max_length", "item", "fewer"),
+    "string_too_short": ("min_length", "character", "more"),
+    "string_too_long": ("max_length", "character", "fewer"),
 }

@@ -4,9 +4,9 @@ A schema is written as canonical JSON: without blanks, with keywords in a fixed 
 keep the caller's order, since a model writes arguments in that order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -28,6 +28,7 @@ from gateway.contracts.tool_fields import (
 from gateway.contracts.values import EMPTY
 from gateway.errors import InvalidRequest
 
+T = TypeVar("T")
 _calls: Final = attrgetter("tool_calls")
 _call_id: Final = attrgetter("tool_call_id")
 MAX_TOOLS_CHARS: Final = 524_288
@@ -50,7 +51,7 @@ def tool_request(body: ToolFields, *, in_history: bool) -> tuple[dict[str, Any],
     tools = to_tools(body.tools or ())
     return asked_tools(
         tools,
-        _choice(body.tool_choice, tools),
+        to_choice(body.tool_choice, tools, _chosen),
         parallel=body.parallel_tool_calls,
         effort=body.reasoning_effort,
         kwargs=template_kwargs(body.chat_template_kwargs),
@@ -181,13 +182,18 @@ def chosen_name(name: str, kind: str, tools: Sequence[Tool], param: str) -> str:
     return name
 
 
-def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice | None:
+def to_choice(
+    given: str | T | None, tools: Sequence[Tool], from_object: Callable[[T, Sequence[Tool]], ToolChoice]
+) -> ToolChoice | None:
+    """The tool choice, given as a mode or as an object. Raises InvalidRequest: it is given without tools."""
     if given is None or (not tools and given in ("none", "auto")):
         return None
     if not tools:
         raise not_allowed("tool_choice", "is given without tools", "with tools")
-    if isinstance(given, str):
-        return ToolChoice(ToolChoiceMode(given))
+    return ToolChoice(ToolChoiceMode(given)) if isinstance(given, str) else from_object(given, tools)
+
+
+def _chosen(given: ToolChoiceBody, tools: Sequence[Tool]) -> ToolChoice:
     refuse_others(given, given.type)
     if given.type == "allowed_tools":
         at = "tool_choice.allowed_tools"

@@ -17,7 +17,7 @@ from gateway.contracts.messages.body import (
 )
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.tool_fields import MAX_CALLS
-from gateway.contracts.tools import checked_tools, chosen_name, function_tool
+from gateway.contracts.tools import checked_tools, chosen_name, function_tool, to_choice
 
 ATTRIBUTION: Final = "x-anthropic-billing-header"
 """Beginning of the system prompt's block with the client's session. The block is left out: it differs between
@@ -189,11 +189,10 @@ def _tool(one: InputTool, at: str) -> Tool:
 
 def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice | None:
     """The tool choice. Raises InvalidRequest: it names a tool that the request does not have."""
-    if given is None or (not tools and given.type in ("none", "auto")):
-        return None
-    if not tools:
-        raise not_allowed("tool_choice", "is given without tools", "with tools")
-    if given.type != "tool":
-        return ToolChoice(_MODES[given.type])
+    mode = given if given is None or given.type == "tool" else _MODES[given.type]
+    return to_choice(mode, tools, _named)
+
+
+def _named(given: InputToolChoice, tools: Sequence[Tool]) -> ToolChoice:
     name = required(given.name, "tool_choice.name")
     return ToolChoice(ToolChoiceMode.NAMED, chosen_name(name, ToolKind.FUNCTION, tools, "tool_choice.name"))

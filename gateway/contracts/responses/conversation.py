@@ -183,14 +183,8 @@ def _tool(tool: PlainTool, name: str, at: str) -> Tool:
     return custom_tool(name, tool.description, form, f"{at}.format")
 
 
-def chosen(given: str | ChoiceObject | None, tools: Sequence[Tool]) -> ToolChoice | None:
+def chosen(given: ChoiceObject, tools: Sequence[Tool]) -> ToolChoice:
     """The tool choice. Raises InvalidRequest: it names a tool that the request does not have."""
-    if given is None or (not tools and given in ("none", "auto")):
-        return None
-    if not tools:
-        raise not_allowed("tool_choice", "is given without tools", "with tools")
-    if isinstance(given, str):
-        return ToolChoice(ToolChoiceMode(given))
     if given.type == "allowed_tools":
         refuse_others(given, "mode", "tools")
         named = required(given.tools, "tool_choice.tools")

@@ -14,7 +14,7 @@ from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.body import ChoiceObject, InputItem, ResponsesBody, TextFormat
 from gateway.contracts.responses.conversation import chosen, conversation, flat_tools
-from gateway.contracts.tools import asked_tools, checked_tools, holds_calls
+from gateway.contracts.tools import asked_tools, checked_tools, holds_calls, to_choice
 from gateway.contracts.values import EMPTY, PLAIN_TEXT, Contract, ResponseFormat, Sampling
 from gateway.errors import InvalidRequest
 
@@ -86,7 +86,7 @@ def responses_request(
         )
     own, needs = asked_tools(
         tools,
-        chosen(body.tool_choice, tools),
+        to_choice(body.tool_choice, tools, chosen),
         parallel=body.parallel_tool_calls,
         effort=None if body.reasoning is None else body.reasoning.effort,
         in_history=holds_calls(messages),
@@ -191,22 +191,24 @@ def _shape(given: TextFormat | None) -> ResponseFormat:
         raise type(error)(error.message.replace(error.param or old, param, 1), param=param) from None
 
 
+_ECHOED: Final = (
+    *("instructions", "max_output_tokens", "previous_response_id", "prompt_cache_key"),
+    *("temperature", "top_logprobs", "top_p", "user"),
+)
+
+
 def _echo(body: ResponsesBody) -> dict[str, Any]:
     """The fields of the request that its response object repeats, with their defaults."""
     text, reasoning = body.text, body.reasoning
     shape = None if text is None or text.format is None else text.format
     return {
+        **{name: getattr(body, name) for name in _ECHOED},
         "background": bool(body.background),
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "service_tier": "default",
-        "temperature": body.temperature,
         "text": {
             "format": {"type": "text"}
             if shape is None
@@ -214,10 +216,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
         },
         "tool_choice": "auto" if body.tool_choice is None else _plain_choice(body.tool_choice),
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
-        "top_logprobs": body.top_logprobs,
-        "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
-        "user": body.user,
     }
 
 
