@@ -219,7 +219,7 @@ def cost_us(rounds: int = 2_000) -> dict[str, float]:
         for number in range(rounds):
             system = line.format((START + timedelta(seconds=number)).isoformat()) + rules
             messages = (Message(Role.SYSTEM, system), Message(Role.USER, "hi"))
-            request = GenerateRequest("r", "g", Contract.NATIVE, caller, 0.0, 0, messages=messages)
+            request = GenerateRequest("r", "g", caller, 0.0, 0, contract=Contract.NATIVE, messages=messages)
             began = time.perf_counter()
             canonicalizer.canonical(request, None)
             took.append(time.perf_counter() - began)

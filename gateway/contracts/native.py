@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
+from msgspec import structs
 from pydantic import Field
 
 from budgeting.values import EvidenceChunk, Message, Role
@@ -123,13 +124,9 @@ def build_request(
     if native.context:
         check_plain(native.context, "context" if contract is Contract.NATIVE else "sluice.context")
     chunks = native.retrieval_chunks or ()
+    own = {**structs.asdict(origin), "request_id": native.request_id or origin.request_id, **own}
     return GenerateRequest(
-        request_id=native.request_id or origin.request_id,
-        generation_id=origin.generation_id,
         contract=contract,
-        caller=origin.caller,
-        arrived_at=origin.arrived_at,
-        created=origin.created,
         route=native.route,
         intent=native.intent,
         locale=native.locale,
@@ -137,11 +134,7 @@ def build_request(
         prompt_version=native.prompt_version,
         chunks=tuple([EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks]),
         context=native.context or EMPTY,
-        deadline=origin.deadline(native.deadline_ms),
-        allow_fallback=origin.allow_fallback,
-        trace_parent=origin.trace_parent,
-        trace_state=origin.trace_state,
-        trace_id=origin.trace_id,
+        deadline=origin.deadline_after(native.deadline_ms),
         labelled=native.request_id is not None,
         messages=messages,
         needs=needs | image_features(messages),
@@ -169,7 +162,7 @@ def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
         session_id=body.session_id,
         sampling=Sampling(**{**dict(sampling), "stop": stops(sampling.stop)}),
         response_format=from_format(body.response_format),
-        priority=origin.priority(body.priority),
+        priority=origin.capped(body.priority),
         stream=body.stream,
         fields=_FIELDS,
         needs=needs,

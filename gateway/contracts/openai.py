@@ -258,7 +258,7 @@ def _asked(
         user=body.user,
         sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs, **echo),
         response_format=shape,
-        priority=origin.priority(body.priority or 0),
+        priority=origin.capped(body.priority or 0),
         stream=stream,
         extra=extra,
         needs=needs | tools[1],

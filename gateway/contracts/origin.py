@@ -1,11 +1,31 @@
 """What the edge knows of a request besides its body, and the outcome of one that it answered itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from gateway.contracts.values import Caller
+from accounting.keys import HIGHEST_PRIORITY, KeyRecord
 from gateway.errors import PublicError
+
+
+@dataclass(frozen=True, slots=True)
+class Caller(KeyRecord):
+    """The caller of a request: derived from the key, never from the body.
+
+    ``by_front``: whether another Sluice, which bills the requests, named ``tenant`` and ``org``. Only
+    requests with the same ``cache_salt``, by default the tenant, share cached prefixes.
+    """
+
+    max_priority: int = HIGHEST_PRIORITY
+    by_front: bool = False
+    own_salt: str | None = None
+    cache_salt: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_salt", self.own_salt or self.tenant)
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +58,14 @@ class EdgeOutcome:
 class RequestOrigin(Struct, frozen=True):
     """What every contract needs besides the body's fields.
 
-    ``request_id`` is for bodies without one. ``arrived_at`` is on the injected clock, ``created`` is Unix
-    time. ``session_id`` and ``is_auxiliary`` come from coding agents' headers: requests of one session
-    share a prefix and go to one worker, and auxiliary work, such as a conversation's title, comes last.
+    Args:
+        request_id: the caller's label, or one that the gateway made.
+        generation_id: the gateway's own id; the key of the request's ledger row.
+        arrived_at: seconds on the injected clock; ``created`` is Unix time.
+        trace_id: 32 hex digits, reported to the caller: from its trace context, or made at the edge.
+        trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
+        session_id: requests of one session share a prefix and go to one worker; coding agents send a header.
+        is_auxiliary: a coding agent's work, such as a conversation's title, that comes last.
     """
 
     request_id: str
@@ -56,13 +81,13 @@ class RequestOrigin(Struct, frozen=True):
     session_id: str | None = None
     is_auxiliary: bool = False
 
-    def priority(self, asked: int) -> int:
-        """The requested priority, capped without an error by what the key allows.
+    def capped(self, asked: int) -> int:
+        """A requested priority, capped without an error by what the key allows.
 
         Auxiliary requests have at most the lowest priority, because nobody waits for them.
         """
         return min(asked, self.caller.max_priority, -1 if self.is_auxiliary else 1)
 
-    def deadline(self, deadline_ms: int | None) -> float | None:
+    def deadline_after(self, deadline_ms: int | None) -> float | None:
         """The deadline in seconds on the injected clock; ``deadline_ms`` counts from the arrival."""
         return None if deadline_ms is None else self.arrived_at + deadline_ms / 1000

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from budgeting.values import Message, Role
 from gateway.contracts.dialect import ParsedRequest
@@ -75,24 +75,17 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     if chat.max_completion_tokens is not None:
         max_tokens = chat.max_completion_tokens
         fields = {**FIELDS, "max_tokens": "max_completion_tokens"}
+    known = structs.asdict(origin)
+    known["session_id"] = user
     request = GenerateRequest(
-        request_id=origin.request_id,
-        generation_id=origin.generation_id,
+        **known,
         contract=Contract.CHAT,
-        caller=origin.caller,
-        arrived_at=origin.arrived_at,
-        created=origin.created,
         messages=tuple([Message(ROLES[one.role], one.content) for one in given]),
         model=model,
-        session_id=user,
         user=user,
         sampling=Sampling(max_tokens, chat.temperature, chat.top_p, seed=chat.seed),
-        priority=origin.priority(0),
+        priority=origin.capped(0),
         stream=bool(chat.stream),
-        allow_fallback=origin.allow_fallback,
-        trace_parent=origin.trace_parent,
-        trace_state=origin.trace_state,
-        trace_id=origin.trace_id,
         labelled=False,
         fields=fields,
     )

@@ -8,10 +8,11 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from accounting.keys import HIGHEST_PRIORITY, KeyRecord
 from accounting.keys import CallerRole as CallerRole
 from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.features import Feature
+from gateway.contracts.origin import Caller as Caller
+from gateway.contracts.origin import RequestOrigin
 from gateway.errors import PublicError
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -38,26 +39,6 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     ERROR = "error"
     DEGRADED = "degraded"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller(KeyRecord):
-    """The caller of a request: derived from the key, never from the body.
-
-    ``by_front``: whether another Sluice, which bills the requests, named ``tenant`` and ``org``. Only
-    requests with the same ``cache_salt``, by default the tenant, share cached prefixes.
-    """
-
-    max_priority: int = HIGHEST_PRIORITY
-    by_front: bool = False
-    own_salt: str | None = None
-    cache_salt: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "cache_salt", self.own_salt or self.tenant)
-
-    def may_use(self, model: str) -> bool:
-        return self.models is None or model in self.models
 
 
 class Sampling(Struct, frozen=True):
@@ -122,14 +103,12 @@ def template_variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[
     return {**thinking, **given}
 
 
-class GenerateRequest(Struct, frozen=True):
+class GenerateRequest(RequestOrigin, frozen=True, kw_only=True):
     """A validated request of any contract.
 
     Args:
-        request_id: the caller's label, or one that the gateway made.
         labelled: whether the body has the label. Only then it must be unique among the requests in flight: an
             orchestrator may send the same label in the header of all its requests.
-        generation_id: the gateway's own id; the key of the request's ledger row.
         model: OpenAI's ``model``: base model, adapter id or backend alias; ``None`` in the native contract.
         user: OpenAI's stable id of an end user; for the ledger.
         raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
@@ -143,22 +122,14 @@ class GenerateRequest(Struct, frozen=True):
         template_kwargs: the caller's variables for the chat template.
         fields: the body's names of fields, by internal name: ``max_tokens`` may be ``max_completion_tokens``.
         images: base64 of the body's long images, by the marks that replace it in their URLs.
-        arrived_at, deadline: seconds on the injected clock.
-        trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
-        trace_id: 32 hex digits, reported to the caller: from its trace context, or made at the edge.
+        deadline: seconds on the injected clock.
     """
 
-    request_id: str
-    generation_id: str
     contract: Contract
-    caller: Caller
-    arrived_at: float
-    created: int
     messages: tuple[Message, ...] = ()
     raw_prompt: str | tuple[int, ...] | None = None
     route: str | None = None
     model: str | None = None
-    session_id: str | None = None
     user: str | None = None
     intent: str | None = None
     locale: str | None = None
@@ -171,10 +142,6 @@ class GenerateRequest(Struct, frozen=True):
     priority: int = 0
     deadline: float | None = None
     stream: bool = False
-    allow_fallback: bool = True
-    trace_parent: str | None = None
-    trace_state: str | None = None
-    trace_id: str | None = None
     labelled: bool = True
     extra: Mapping[str, Any] = EMPTY
     needs: frozenset[Feature] = frozenset()

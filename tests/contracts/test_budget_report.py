@@ -7,7 +7,7 @@ from gateway.contracts.native_answer import answer_report
 from gateway.contracts.values import BudgetReport, Caller, CallerRole, Contract, GenerateRequest
 from gateway.testing import answer_for
 
-REQUEST = GenerateRequest("r", "g", Contract.NATIVE, Caller("shop", CallerRole.CALLER, "k"), 0.0, 0)
+REQUEST = GenerateRequest("r", "g", Caller("shop", CallerRole.CALLER, "k"), 0.0, 0, contract=Contract.NATIVE)
 
 
 def shown(budget: BudgetReport) -> Mapping[str, Any]:

@@ -146,7 +146,7 @@ async def test_a_custom_tools_format_is_checked_by_itself(
 
 def a_request(**fields: Any) -> GenerateRequest:
     caller = Caller("a", CallerRole.CALLER, "key_1")
-    return GenerateRequest("req", "gen", Contract.CHAT, caller, 0.0, 0, **fields)
+    return GenerateRequest("req", "gen", caller, 0.0, 0, contract=Contract.CHAT, **fields)
 
 
 async def test_a_cancelled_check_kills_its_process() -> None:

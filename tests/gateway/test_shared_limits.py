@@ -118,7 +118,7 @@ class Process:
         return True
 
     async def hold(self, tokens: int, caller: Caller = LIMITED) -> TokenReservation | None:
-        request = GenerateRequest("r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0)
+        request = GenerateRequest("r", "g", caller, contract=Contract.NATIVE, arrived_at=0.0, created=0)
         return await self.limiter.reserve(request.caller, tokens)
 
     async def headers(self) -> dict[str, str]:

@@ -51,10 +51,10 @@ def plan_of(
     asked = GenerateRequest(
         "req_1",
         "gen_1",
-        Contract.NATIVE,
         Caller("acme", CallerRole.CALLER, "key_1"),
         0.0,
         0,
+        contract=Contract.NATIVE,
         messages=(*(Message(Role.SYSTEM, text) for text in system), *turns),
         chunks=tuple(chunks),
         context=context or {},

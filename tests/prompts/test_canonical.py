@@ -199,7 +199,7 @@ def test_requests_that_differ_in_their_time_alone_have_one_prefix(day: object, m
 
 def request(contract: Contract, messages: Sequence[Message] = (STAMPED,)) -> GenerateRequest:
     caller = Caller("acme", CallerRole.CALLER, "key_1")
-    return GenerateRequest("req_1", "gen_1", contract, caller, 0.0, 0, messages=tuple(messages))
+    return GenerateRequest("req_1", "gen_1", caller, 0.0, 0, contract=contract, messages=tuple(messages))
 
 
 def test_the_native_contract_moves_and_openais_only_reports_unless_told_otherwise() -> None:

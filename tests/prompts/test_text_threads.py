@@ -139,8 +139,8 @@ async def test_a_requests_size_is_that_of_all_its_texts() -> None:
     request = GenerateRequest(
         "req_1",
         "gen_1",
-        Contract.NATIVE,
         Caller("acme", CallerRole.CALLER, "key_1"),
+        contract=Contract.NATIVE,
         arrived_at=0.0,
         created=0,
         messages=(Message(Role.USER, "four"),),

@@ -53,7 +53,7 @@ def found(
 ) -> Target:
     caller = Caller("t", CallerRole.CALLER, "key_1", routes=routes, adapters=adapters)
     request = GenerateRequest(
-        "r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0, route=route, model=model,
+        "r", "g", caller, contract=Contract.NATIVE, arrived_at=0.0, created=0, route=route, model=model,
         adapter_id=adapter,
     )  # fmt: skip
     return resolve(request, REVISION, FLEET, ADAPTERS)
@@ -78,7 +78,7 @@ def test_a_model_that_a_route_names_selects_that_route_with_all_its_backends() -
     def target(model: str, route: str | None = None, **limits: tuple[str, ...]) -> Target:
         caller = Caller("t", CallerRole.CALLER, "key_1", **limits)  # type: ignore[arg-type]
         request = GenerateRequest(
-            "r", "g", Contract.CHAT, caller, arrived_at=0.0, created=0, route=route, model=model
+            "r", "g", caller, contract=Contract.CHAT, arrived_at=0.0, created=0, route=route, model=model
         )
         return resolve(request, revision, FLEET, registry(manga=AdapterState.ACTIVE))
 
@@ -131,7 +131,7 @@ def test_a_model_that_makes_vectors_alone_is_no_chat_model() -> None:
     fleet = Fleet({**FLEET.backends, "local": Silent("local", model="bge-m3")})
     caller = Caller("t", CallerRole.CALLER, "key_1")
     request = GenerateRequest(
-        "r", "g", Contract.CHAT, caller, arrived_at=0.0, created=0, route="chat", model="bge-m3"
+        "r", "g", caller, contract=Contract.CHAT, arrived_at=0.0, created=0, route="chat", model="bge-m3"
     )
     with pytest.raises(UnknownModel, match="'bge-m3' generates no text"):
         resolve(request, REVISION, fleet, AdapterRegistry())

@@ -73,7 +73,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         session_id=native.session_id or origin.session_id or user,
         user=user,
         response_format=shape or PLAIN_TEXT,
-        priority=origin.priority(0),
+        priority=origin.capped(0),
         # The effort is only a hint in this contract, because clients send one to every model.
         needs=needs - {Feature.REASONING_EFFORT},
         dropped=tuple([path_of([name]) for name in unknown[:MAX_DROPPED]]),

@@ -118,7 +118,7 @@ def responses_request(
             logprobs=(body.top_logprobs or 0) if INCLUDED_LOGPROBS in included else None,
         ),
         response_format=_shape(None if body.text is None else body.text.format),
-        priority=origin.priority(0),
+        priority=origin.capped(0),
         stream=bool(body.stream),
         needs=needs,
         truncate=body.truncation == "auto",
