@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, NotRequired
+from functools import partial
+from typing import Annotated, Any, Final, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -143,6 +144,7 @@ class VerifiedBody(Verified):
 
 
 AdapterOrAlias = AdapterBody | AliasBody
+_OF_ALIASES: Final = frozenset({"rollback", "end_canary"})
 Decide = Callable[[Catalogue], bytes | None]
 
 
@@ -237,30 +239,17 @@ class AdapterAdmin:
 
     async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> AdapterOrAlias:
         """Point an alias to a version, for all sessions or a share; without an alias, make it active."""
-        self._version(adapter_id)
-
-        def promoting(catalogue: Catalogue) -> bytes | None:
-            return changes.promote(
-                catalogue,
-                adapter_id,
-                alias=given.alias,
-                percent=given.percent,
-                force=given.force,
-                comment=given.comment,
-            )
-
         return await self._change(
             who,
             "promote.forced" if given.force else "promote",
             adapter_id,
-            promoting,
+            partial(changes.promote, adapter_id=adapter_id, **given.model_dump(exclude={"dry_run"})),
             given,
             target=f"{adapter_id} as {given.alias or 'itself'} at {given.percent:g}%",
         )
 
     async def retire(self, adapter_id: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
         """Stop serving a version; it is unloaded when its last request has ended."""
-        self._version(adapter_id)
 
         def retiring(catalogue: Catalogue) -> bytes:
             rules = self.routed(adapter_id)
@@ -275,7 +264,6 @@ class AdapterAdmin:
 
     async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> AdapterOrAlias:
         """Keep a version loaded in every process, or no longer."""
-        self._version(adapter_id)
 
         def pinning(catalogue: Catalogue) -> bytes | None:
             if catalogue.version(adapter_id).pinned == pinned:
@@ -293,13 +281,11 @@ class AdapterAdmin:
         return await self._change(who, "pin" if pinned else "unpin", adapter_id, pinning)
 
     async def label(self, adapter_id: str, given: LabelsBody, *, who: str) -> AdapterOrAlias:
-        self._version(adapter_id)
         return await self._change(
             who, "label", adapter_id, lambda now: changes.label(now, adapter_id, given.labels)
         )
 
     async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> AdapterOrAlias:
-        self._version(adapter_id)
         signed = is_signed(given.report, self.evaluation_key)
         return await self._change(
             who,
@@ -309,7 +295,6 @@ class AdapterAdmin:
         )
 
     async def roll_back(self, alias: str, given: RollbackBody, *, who: str) -> AdapterOrAlias:
-        self._check_alias(alias)
         return await self._change(
             who,
             "rollback",
@@ -319,7 +304,6 @@ class AdapterAdmin:
         )
 
     async def end_canary(self, alias: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
-        self._check_alias(alias)
         return await self._change(
             who, "end_canary", alias, lambda now: changes.end_canary(now, alias, comment=given.comment), given
         )
@@ -335,6 +319,10 @@ class AdapterAdmin:
         target: str = "",
     ) -> AdapterOrAlias:
         """Make the change and return ``name``'s state; a dry run returns it as it would be, unaudited."""
+        if action not in _OF_ALIASES:
+            self._version(name)
+        elif name not in self.projection.catalogue.aliases:
+            raise NoSuchAdapter(f"there is no alias {name[:140]!r}", param="alias")
         if given.dry_run:
             return self._preview(decide, name, who)
         async with self.audit.attempt(who, f"adapter.{action}", target or name, comment=given.comment):
@@ -354,10 +342,6 @@ class AdapterAdmin:
         if found is None:
             raise NoSuchAdapter(f"adapter {adapter_id[:140]!r} is not registered", param="id")
         return found
-
-    def _check_alias(self, alias: str) -> None:
-        if alias not in self.projection.catalogue.aliases:
-            raise NoSuchAdapter(f"there is no alias {alias[:140]!r}", param="alias")
 
     def _shown(self, name: str, catalogue: Catalogue) -> AdapterOrAlias:
         if name in catalogue.aliases:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.contracts.origin import EdgeOutcome
 from gateway.errors import Draining
 from gateway.http.exchange import ClientGone, Exchange
-from gateway.http.path_labels import PathLabels
+from gateway.http.path_labels import CONTRACTS, MONITORS, PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
 
@@ -65,7 +65,7 @@ class EdgeMiddleware:
     def _report(self, exchange: Exchange, scope: Scope) -> None:
         """Emit the outcome of a request that was refused before its journey or needs none."""
         label = self._labels.of(scope["path"])
-        if label.monitor:
+        if label in MONITORS:
             return
         self._services.emit_edge(
             EdgeOutcome(
@@ -75,8 +75,8 @@ class EdgeMiddleware:
                 trace_state=exchange.trace_state,
                 arrived_at=exchange.arrived_at,
                 method=scope["method"] if scope["type"] == "http" else "WS",
-                path=label.name,
-                contract=label.contract,
+                path=label,
+                contract=CONTRACTS.get(label),
                 tenant=None if exchange.caller is None else exchange.caller.tenant,
                 status=exchange.status,
                 error=exchange.error,

@@ -85,4 +85,4 @@ def test_the_number_of_steps_is_bounded() -> None:
     ],
 )
 def test_a_path_has_the_label_of_the_gateways_route(path: str, name: str) -> None:
-    assert PathLabels(["/v1/models", "/v1/models/{id:path}", "/admin/keys/{id}"]).of(path).name == name
+    assert PathLabels(["/v1/models", "/v1/models/{id:path}", "/admin/keys/{id}"]).of(path) == name
