@@ -26,7 +26,6 @@ class Batches:
     """
 
     files: Files
-    unix_time: Callable[[], float] = lambda: 0.0
     lines_per_s: Callable[[], float | None] = lambda: None
 
     async def create(self, caller: Caller, batch_id: str, asked: BatchBody) -> dict[str, Any]:
@@ -34,7 +33,7 @@ class Batches:
         file = await self.files.get(caller.tenant, asked.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise not_allowed("input_file_id", f"is a file for {file.purpose}", "a file for batch")
-        now, window = self.unix_time(), window_s(asked.completion_window) or 0.0
+        now, window = self.files.now(), window_s(asked.completion_window) or 0.0
         after = asked.output_expires_after
         stored = {
             "completion_window": asked.completion_window,
@@ -69,7 +68,7 @@ class Batches:
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """Cancel a batch: no further line starts. A batch that has ended stays as it is."""
         row = await self._get(tenant, batch_id, "batch_id")
-        body = with_changes(row.body, cancelling_at=int(self.unix_time()))
+        body = with_changes(row.body, cancelling_at=int(self.files.now()))
         await self.files.store.change(
             batch_id, ("validating", "in_progress"), status="cancelling", ending="cancelled", body=body
         )

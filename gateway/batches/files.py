@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 import structlog
 
@@ -12,9 +12,12 @@ from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from gateway.batches.storage import FileStorage
 from gateway.config.batches import BatchesSection
+from gateway.contracts.batches import FileBody
+from gateway.contracts.fields import from_attributes
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, NotFound, QuotaExceeded
 
+T = TypeVar("T")
 PURPOSES: Final = ("batch", "user_data", "evals")
 """Purposes of uploads; others are for services that this gateway does not have."""
 EXPIRES_S: Final = (3_600, 2_592_000)
@@ -43,7 +46,7 @@ class Files:
         self.section = section or BatchesSection()
         self._store = store
         self._storage = storage
-        self._unix_time = unix_time
+        self.now = unix_time
         self._contents_swept_at = float("-inf")
         self.submitted = asyncio.Event()
         """Set when this process has a new batch: the runner does not look often while there is none."""
@@ -56,16 +59,12 @@ class Files:
     @property
     def store(self) -> BatchStore:
         """The tables of files and batches. Raises InvalidRequest where files are off."""
-        if self._store is None:
-            raise InvalidRequest("files and batches are off here (batches.enabled, or a ledger in memory)")
-        return self._store
+        return _if_on(self._store)
 
     @property
     def storage(self) -> FileStorage:
         """The storage of contents. Raises InvalidRequest where files are off."""
-        if self._storage is None:
-            raise InvalidRequest("files and batches are off here (batches.enabled, or a ledger in memory)")
-        return self._storage
+        return _if_on(self._storage)
 
     async def add(
         self,
@@ -78,7 +77,7 @@ class Files:
         expires_s: float | None = None,
     ) -> FileRow:
         """Store a file. Raises QuotaExceeded, BackendUnavailable (the storage), LedgerUnavailable."""
-        now, section = self._unix_time(), self.section
+        now, section = self.now(), self.section
         row = FileRow(
             file_id, tenant, filename, purpose, size, now, now + (expires_s or section.keep_seconds)
         )
@@ -101,13 +100,13 @@ class Files:
 
     async def add_result(self, tenant: str, file_id: str, filename: str, size: int, expires_s: float) -> None:
         """Add a file whose content is stored already, without a quota. Raises LedgerUnavailable."""
-        now = self._unix_time()
+        now = self.now()
         row = FileRow(file_id, tenant, filename, "batch_output", size, now, now + expires_s)
         await self.store.add_file(row, _UNBOUNDED)
 
     async def get(self, tenant: str, file_id: str, param: str = "file_id") -> FileRow:
         """The file. Raises NotFound, LedgerUnavailable."""
-        found = await self.store.file(tenant, file_id, self._unix_time())
+        found = await self.store.file(tenant, file_id, self.now())
         if found is None:
             raise NotFound(f"no file '{path_of([file_id])}' is stored", param=param)
         return found
@@ -118,7 +117,7 @@ class Files:
         """A page of the tenant's files. Raises NotFound, LedgerUnavailable."""
         last = None if after is None else await self.get(tenant, after, "after")
         return await self.store.list_files(
-            tenant, self._unix_time(), after=last, limit=limit, purpose=purpose, newest=newest
+            tenant, self.now(), after=last, limit=limit, purpose=purpose, newest=newest
         )
 
     async def delete(self, tenant: str, file_id: str) -> None:
@@ -131,10 +130,10 @@ class Files:
 
     async def sweep(self) -> None:
         """Delete expired files, and contents without a row. Raises LedgerUnavailable."""
-        for row in await self.store.expired_files(self._unix_time(), SWEPT_AT_ONCE):
+        for row in await self.store.expired_files(self.now(), SWEPT_AT_ONCE):
             await self.store.delete_file(row.tenant, row.file_id)
             await self._drop(row.file_id)
-        now = self._unix_time()
+        now = self.now()
         if now - self._contents_swept_at >= SWEEP_CONTENTS_S:
             self._contents_swept_at = now
             try:
@@ -156,18 +155,23 @@ class Files:
             self._log.warning("file not deleted", file=file_id, reason=str(error))
 
 
-def file_body(row: FileRow) -> dict[str, Any]:
-    return {
-        "id": row.file_id,
-        "object": "file",
-        "bytes": row.bytes,
-        "created_at": int(row.created_at),
-        "expires_at": None if row.expires_at is None else int(row.expires_at),
-        "filename": row.filename,
-        "purpose": row.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+def _if_on(part: T | None) -> T:
+    if part is None:
+        raise InvalidRequest("files and batches are off here (batches.enabled, or a ledger in memory)")
+    return part
+
+
+def file_body(row: FileRow) -> FileBody:
+    return from_attributes(
+        FileBody,
+        row,
+        id=row.file_id,
+        object="file",
+        created_at=int(row.created_at),
+        expires_at=None if row.expires_at is None else int(row.expires_at),
+        status="processed",
+        status_details=None,
+    )
 
 
 def expiry(anchor: str | None, seconds: str | None) -> float | None:

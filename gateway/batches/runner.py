@@ -17,7 +17,7 @@ from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line
 from gateway.batches.reading import LineFault, body_of
-from gateway.batches.stages import BatchStages
+from gateway.batches.stages import finish, validate
 
 POLL_S: Final = 1.0
 """Seconds between two reads of the batches; a cancellation by another gateway takes so long to be seen."""
@@ -84,13 +84,11 @@ class BatchRunner:
     files: Files
     capacity: IdleCapacity
     clock: Callable[[], float]
-    unix_time: Callable[[], float]
     _: KW_ONLY
     tick_s: float = TICK_S
     poll_s: float = POLL_S
 
     def __post_init__(self) -> None:
-        self._stages = BatchStages(self.files, self.unix_time)
         self._runner: LineRunner | None = None
         # The unfinished batches in the database, lines that run here, and numbers of lines by outcome.
         self.batches: list[BatchRow] = []
@@ -165,10 +163,10 @@ class BatchRunner:
 
     async def _keep_claims(self) -> None:
         if self.running or self._busy:
-            await self.files.store.extend_leases(self.unix_time() + LEASE_S)
+            await self.files.store.extend_leases(self.files.now() + LEASE_S)
 
     async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
-        store, now = self.files.store, self.unix_time()
+        store, now = self.files.store, self.files.now()
         self.batches = await store.unfinished()
         known = {one.batch_id for one in self.batches}
         self._exhausted.clear()
@@ -182,12 +180,12 @@ class BatchRunner:
             if batch.batch_id in self._busy:
                 continue
             if batch.status == "validating":
-                validate = partial(self._stages.validate, body_fault=partial(runner.fault, batch))
-                await self._begin(tasks, batch, now, validate)
+                work = partial(validate, self.files, body_fault=partial(runner.fault, batch))
+                await self._begin(tasks, batch, now, work)
             elif batch.status == "in_progress" and batch.expires_at <= now:
                 await store.change(batch.batch_id, ("in_progress",), status="finalizing", ending="expired")
             elif batch.status != "in_progress" and await store.end_lines(batch.batch_id, now):
-                await self._begin(tasks, batch, now, self._stages.finish)
+                await self._begin(tasks, batch, now, partial(finish, self.files))
 
     async def _begin(
         self,
@@ -241,7 +239,7 @@ class BatchRunner:
                 return
 
     async def _claimed(self, batch: BatchRow, most: int) -> list[BatchLine]:
-        now = self.unix_time()
+        now = self.files.now()
         claim = partial(self.files.store.claim_lines, batch.batch_id, now, now + LEASE_S)
         return await claim(most) or ([] if self.running else await claim(1, failed_before=True))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -19,95 +19,93 @@ PAGE: Final = 500
 """Lines whose results are held in memory at once."""
 
 
-class BatchStages:
-    """Validates and finishes batches that this gateway has claimed."""
+_log = structlog.get_logger("gateway.batches")
 
-    def __init__(self, files: Files, unix_time: Callable[[], float]) -> None:
-        self._files = files
-        self._unix_time = unix_time
-        self._log = structlog.get_logger("gateway.batches")
 
-    async def validate(self, batch: BatchRow, body_fault: BodyFault) -> None:
-        """Check the input file, and store its lines to be run; a fault ends the batch, as does a defect."""
-        store, section = self._files.store, self._files.section
-        try:
-            found = await asyncio.to_thread(
-                checked,
-                batch.batch_id,
-                batch.endpoint,
-                self._files.storage.chunks(batch.input_file_id),
-                body_fault,
-                max_lines=section.max_lines,
-            )
-        except FileNotFoundError:
-            fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
-            await self._fail(batch, [fault])
-            return
-        except OSError:
-            raise
-        except Exception as defect:
-            # Each gateway would take the batch in turn, and end by it.
-            self._log.error("file not checked", batch=batch.batch_id, error_type=type(defect).__name__)
-            await self._fail(batch, [LineFault("internal", "the gateway cannot check the input file")])
-            return
-        if found.faults:
-            await self._fail(batch, found.faults)
-            return
-        await store.set_lines(batch.batch_id, found.lines)
-        await store.change(
+async def validate(files: Files, batch: BatchRow, body_fault: BodyFault) -> None:
+    """Check the input file, and store its lines to be run; a fault ends the batch, as does a defect."""
+    store, section = files.store, files.section
+    try:
+        found = await asyncio.to_thread(
+            checked,
             batch.batch_id,
-            ("validating",),
-            status="in_progress",
-            total=len(found.lines),
-            owner=None,
-            lease_until=None,
-            body=with_changes(batch.body, model=found.model, in_progress_at=int(self._unix_time())),
+            batch.endpoint,
+            files.storage.chunks(batch.input_file_id),
+            body_fault,
+            max_lines=section.max_lines,
         )
+    except FileNotFoundError:
+        fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
+        await _fail(files, batch, [fault])
+        return
+    except OSError:
+        raise
+    except Exception as defect:
+        # Each gateway would take the batch in turn, and end by it.
+        _log.error("file not checked", batch=batch.batch_id, error_type=type(defect).__name__)
+        await _fail(files, batch, [LineFault("internal", "the gateway cannot check the input file")])
+        return
+    if found.faults:
+        await _fail(files, batch, found.faults)
+        return
+    await store.set_lines(batch.batch_id, found.lines)
+    await store.change(
+        batch.batch_id,
+        ("validating",),
+        status="in_progress",
+        total=len(found.lines),
+        owner=None,
+        lease_until=None,
+        body=with_changes(batch.body, model=found.model, in_progress_at=int(files.now())),
+    )
 
-    async def _fail(self, batch: BatchRow, faults: Sequence[LineFault]) -> None:
-        errors = {"object": "list", "data": [asdict(one) for one in faults]}
-        body = with_changes(batch.body, errors=errors, failed_at=int(self._unix_time()))
-        await self._files.store.change(
-            batch.batch_id, ("validating",), status="failed", ending="failed", owner=None, body=body
-        )
 
-    async def finish(self, batch: BatchRow) -> None:
-        """Write the result files and end the batch. If this gateway ends meanwhile, this is done again."""
-        store, ending = self._files.store, batch.ending or "completed"
-        row = await store.get(batch.tenant, batch.batch_id)
-        body = (row or batch).body
-        if batch.status == "finalizing":
-            body = with_changes(body, finalizing_at=int(self._unix_time()))
-        output = await self._results(batch, "output", ("done",), ending)
-        errors = await self._results(batch, "error", ("failed", "unrun"), ending)
-        ended = with_changes(
-            body, output_file_id=output, error_file_id=errors, **{f"{ending}_at": int(self._unix_time())}
-        )
-        if await store.change(
-            batch.batch_id, (batch.status,), status=ending, body=ended, owner=None, lease_until=None
-        ):
-            await store.forget_outputs(batch.batch_id)
-            self._log.info("batch ended", batch=batch.batch_id, status=ending)
+async def _fail(files: Files, batch: BatchRow, faults: Sequence[LineFault]) -> None:
+    errors = {"object": "list", "data": [asdict(one) for one in faults]}
+    body = with_changes(batch.body, errors=errors, failed_at=int(files.now()))
+    await files.store.change(
+        batch.batch_id, ("validating",), status="failed", ending="failed", owner=None, body=body
+    )
 
-    async def _results(
-        self, batch: BatchRow, kind: str, statuses: tuple[str, ...], ending: str
-    ) -> str | None:
-        file_id = f"file-{batch.batch_id.removeprefix('batch_')}-{kind}"
-        with tempfile.TemporaryFile() as written:
-            after, size = 0, 0
-            while page := await self._files.store.results(batch.batch_id, statuses, after, PAGE):
-                after = page[-1][0]
-                lines = [
-                    output or unrun_line(batch.batch_id, number, custom_id, ending)
-                    for number, _, custom_id, output in page
-                ]
-                data = b"".join(line + b"\n" for line in lines)
-                size += len(data)
-                await asyncio.to_thread(written.write, data)
-            if not size:
-                return None
-            written.seek(0)
-            await asyncio.to_thread(self._files.storage.put, file_id, written)
-        kept_s = float(orjson.loads(batch.body)["output_seconds"])
-        await self._files.add_result(batch.tenant, file_id, f"{batch.batch_id}_{kind}.jsonl", size, kept_s)
-        return file_id
+
+async def finish(files: Files, batch: BatchRow) -> None:
+    """Write the result files and end the batch. If this gateway ends meanwhile, this is done again."""
+    store, ending = files.store, batch.ending or "completed"
+    row = await store.get(batch.tenant, batch.batch_id)
+    body = (row or batch).body
+    if batch.status == "finalizing":
+        body = with_changes(body, finalizing_at=int(files.now()))
+    output = await _results(files, batch, "output", ("done",), ending)
+    errors = await _results(files, batch, "error", ("failed", "unrun"), ending)
+    ended = with_changes(
+        body, output_file_id=output, error_file_id=errors, **{f"{ending}_at": int(files.now())}
+    )
+    if await store.change(
+        batch.batch_id, (batch.status,), status=ending, body=ended, owner=None, lease_until=None
+    ):
+        await store.forget_outputs(batch.batch_id)
+        _log.info("batch ended", batch=batch.batch_id, status=ending)
+
+
+async def _results(
+    files: Files, batch: BatchRow, kind: str, statuses: tuple[str, ...], ending: str
+) -> str | None:
+    file_id = f"file-{batch.batch_id.removeprefix('batch_')}-{kind}"
+    with tempfile.TemporaryFile() as written:
+        after, size = 0, 0
+        while page := await files.store.results(batch.batch_id, statuses, after, PAGE):
+            after = page[-1][0]
+            lines = [
+                output or unrun_line(batch.batch_id, number, custom_id, ending)
+                for number, _, custom_id, output in page
+            ]
+            data = b"".join(line + b"\n" for line in lines)
+            size += len(data)
+            await asyncio.to_thread(written.write, data)
+        if not size:
+            return None
+        written.seek(0)
+        await asyncio.to_thread(files.storage.put, file_id, written)
+    kept_s = float(orjson.loads(batch.body)["output_seconds"])
+    await files.add_result(batch.tenant, file_id, f"{batch.batch_id}_{kind}.jsonl", size, kept_s)
+    return file_id

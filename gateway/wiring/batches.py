@@ -50,8 +50,8 @@ def make_batches(core: Core) -> BatchParts:
         files = Files(store, make_storage(base), section, base.unix_time)
     controller = core.control.admission
     capacity = IdleCapacity(lambda: controller.gates, base.clock, section.headroom)
-    runner = BatchRunner(files, capacity, base.clock, base.unix_time)
-    return BatchParts(files, Batches(files, base.unix_time, runner.lines_per_s), runner)
+    runner = BatchRunner(files, capacity, base.clock)
+    return BatchParts(files, Batches(files, runner.lines_per_s), runner)
 
 
 def make_storage(base: Foundation) -> FileStorage:

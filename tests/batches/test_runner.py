@@ -125,14 +125,12 @@ class BatchRig:
         self, lines: Lines, engines: Engines | None = None, owner: str = "a"
     ) -> AsyncIterator[Batches]:
         files, loop = self.files(owner), asyncio.get_running_loop()
-        runner = BatchRunner(
-            files, engines or Engines(), loop.time, lambda: self.now, tick_s=0.005, poll_s=0.02
-        )
+        runner = BatchRunner(files, engines or Engines(), loop.time, tick_s=0.005, poll_s=0.02)
         runner.run_by(lines)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runner.run())
             try:
-                yield Batches(files, lambda: self.now, runner.lines_per_s)
+                yield Batches(files, runner.lines_per_s)
             finally:
                 running.cancel()
 
@@ -527,7 +525,7 @@ async def test_lines_that_did_not_run_in_the_window_expire(rig: BatchRig) -> Non
 async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(rig: BatchRig) -> None:
     files = rig.files()
     file = await rig.upload(files, 50)
-    slow = Batches(files, lambda: rig.now, lambda: 0.0001)
+    slow = Batches(files, lambda: 0.0001)
     asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="2h")
     with pytest.raises(WindowTooShort, match=r"completion_window of \d+h or more"):
         await slow.create(ACME, "batch_s", asked)

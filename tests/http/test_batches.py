@@ -36,7 +36,7 @@ def serving(connect: Connect, tmp_path: Path) -> Any:
         section = BatchesSection(folder=str(tmp_path / "files"), **changes)
         store = BatchStore(f"sqlite+aiosqlite:///{tmp_path}/state.db", "a")
         files = Files(store, LocalFiles(tmp_path / "files"), section, lambda: 1_800_000_000.0)
-        services = fake_services(files=files, batches=Batches(files, lambda: 1_800_000_000.0))
+        services = fake_services(files=files, batches=Batches(files))
         if uploads is not None:
             services = replace(services, uploads=uploads)
         async with connect(services) as client:

@@ -210,7 +210,7 @@ def test_every_argument_of_the_official_clients_lists_is_taken(tmp_path: Path) -
     section = BatchesSection(folder=str(tmp_path / "files"))
     files = Files(BatchStore(url, "a"), LocalFiles(tmp_path / "files"), section, lambda: now)
     stored = StoredResponses(ResponseStore(url, tenant_bytes=1 << 20), unix_time=lambda: now)
-    services = fake_services(files=files, batches=Batches(files, lambda: now), responses=stored)
+    services = fake_services(files=files, batches=Batches(files), responses=stored)
     with (
         serving(services) as base,
         openai.OpenAI(
