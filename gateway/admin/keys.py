@@ -1,6 +1,6 @@
 """Keys for admins: list, create, revoke; each change is audited."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated
@@ -20,7 +20,7 @@ from accounting.keys import (
     draw_key,
 )
 from accounting.quotas import BUDGETS, amounts
-from gateway.contracts.fields import Body, Priority
+from gateway.contracts.fields import Body, Priority, from_attributes
 from gateway.contracts.front_headers import WORD
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import InvalidRequest
@@ -41,7 +41,7 @@ _Usd = Annotated[float, Field(ge=0.00001, le=1_000_000)]
 _Word = Annotated[str, Field(pattern=WORD)]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 # An empty list would allow nothing; a missing field allows all.
-_Names = Annotated[list[_Name], Field(min_length=1, max_length=256)]
+_Names = Annotated[tuple[_Name, ...], Field(min_length=1, max_length=256)]
 
 
 class KeyLimitsBody(Body):
@@ -93,10 +93,10 @@ class KeyShown(TypedDict):
     org: str | None
     role: str
     max_priority: int
-    routes: list[str] | None
-    adapters: list[str] | None
+    routes: Sequence[str] | None
+    adapters: Sequence[str] | None
     tools: bool
-    models: list[str] | None
+    models: Sequence[str] | None
     aliases: dict[str, str]
     limits: dict[str, int]
     budget: dict[str, float]
@@ -175,14 +175,14 @@ class KeyAdmin:
             given.role,
             f"key_{secret.prefix}",
             default_priority if given.max_priority is None else given.max_priority,
-            None if given.routes is None else tuple(given.routes),
-            None if given.adapters is None else tuple(given.adapters),
+            given.routes,
+            given.adapters,
             _limits_of(given.limits),
             expires_at,
             given.org,
             budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
             given.tools,
-            None if given.models is None else tuple(given.models),
+            given.models,
             tuple(given.aliases.items()),
             tuple(
                 ModelLimits(model, _limits_of(one), budget_of(one.usd_per_day, one.usd_per_month))
@@ -208,32 +208,26 @@ class KeyAdmin:
 
     def _shown(self, key: StoredKey) -> KeyShown:
         record = key.record
-        last_used = self.use.last(record.key_id)
-        expires_at = record.expires_at
-        return {
-            "id": record.key_id,
-            "prefix": key.prefix,
-            "tenant": record.tenant,
-            "org": record.org,
-            "role": record.role.value,
-            "max_priority": record.max_priority,
-            "routes": None if record.routes is None else list(record.routes),
-            "adapters": None if record.adapters is None else list(record.adapters),
-            "tools": record.tools,
-            "models": None if record.models is None else list(record.models),
-            "aliases": dict(record.aliases),
-            "limits": _limits(record.limits),
-            "budget": _budget(record.budget),
-            "model_limits": {
+        last_used, expires_at = self.use.last(record.key_id), record.expires_at
+        return from_attributes(
+            KeyShown,
+            record,
+            id=record.key_id,
+            prefix=key.prefix,
+            role=record.role.value,
+            aliases=dict(record.aliases),
+            limits=_limits(record.limits),
+            budget=_budget(record.budget),
+            model_limits={
                 one.model: {**_limits(one.limits), **_budget(one.budget)} for one in record.model_limits
             },
-            "expires_at": None if expires_at is None else _time(expires_at),
-            "expired": expires_at is not None and expires_at <= self.unix_time(),
-            "comment": key.comment,
-            "created_at": _time(key.created_at),
-            "created_by": key.author,
-            "last_used_at": None if last_used is None else _time(last_used),
-        }
+            expires_at=None if expires_at is None else _time(expires_at),
+            expired=expires_at is not None and expires_at <= self.unix_time(),
+            comment=key.comment,
+            created_at=_time(key.created_at),
+            created_by=key.author,
+            last_used_at=None if last_used is None else _time(last_used),
+        )
 
 
 def _limits_of(given: KeyLimitsBody) -> KeyLimits:

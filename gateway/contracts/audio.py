@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from pydantic import Field, ValidationError
 
 from gateway.contracts.embeddings import PooledRequest
-from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Name, Temperature, Text
+from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Name, Neutral, Temperature, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import first_refusal, not_allowed
 
@@ -38,7 +38,7 @@ Flag = Annotated[bool, Field(strict=False)]
 class AudioBody(Body):
     """The fields of the form besides the file."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "user": (ANYTHING,),
         "chunking_strategy": ("auto",),
     }

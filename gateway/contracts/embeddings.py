@@ -11,7 +11,18 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.checks import check_count, prompts_of
-from gateway.contracts.fields import ANYTHING, Body, Either, Label, Listed, Name, Prompts, Text, TextOr
+from gateway.contracts.fields import (
+    ANYTHING,
+    Body,
+    Either,
+    Label,
+    Listed,
+    Name,
+    Neutral,
+    Prompts,
+    Text,
+    TextOr,
+)
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 
@@ -47,7 +58,7 @@ EmbeddingInput = str | tuple[int, ...] | Conversation
 class EmbeddingsBody(Body):
     """The body of ``POST /v1/embeddings``, with ``input`` or vLLM's ``messages``."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "add_special_tokens": (None, True),
         "priority": (None, 0),
         "request_id": (ANYTHING,),

@@ -30,6 +30,8 @@ MAX_TOKEN_ID: Final = 2**31 - 1
 SEED_MIN: Final = -(2**63)
 SEED_MAX: Final = 2**63 - 1
 
+Neutral = Mapping[str, tuple[object, ...]]
+"""Fields of another API that Sluice does not implement, with the values that have no effect."""
 ANYTHING: Final = object()
 """A neutral value that stands for all values: the field can have no effect on the answer."""
 
@@ -109,8 +111,7 @@ class StrictObject(BaseModel):
     """A strict JSON object: no coercion, no NaN or infinity. Unknown fields are collected, not refused: the
     parser would build an error for each of them, be it a million.
 
-    ``neutral`` names fields of another API that Sluice does not implement, with the values that have no
-    effect; a refusal of any other value names the field.
+    A refusal of any other value than those of ``neutral`` names the field.
     """
 
     model_config = ConfigDict(
@@ -121,7 +122,7 @@ class StrictObject(BaseModel):
         hide_input_in_errors=True,
         json_schema_extra={"additionalProperties": False},
     )
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = MappingProxyType({})
+    neutral: ClassVar[Neutral] = MappingProxyType({})
 
 
 class Body(StrictObject):
@@ -139,9 +140,7 @@ def is_neutral(value: object, allowed: Iterable[object]) -> bool:
     return any(_same(value, one) for one in allowed)
 
 
-def check_extra(
-    name: str, value: Any, neutral: Mapping[str, tuple[object, ...]], at: tuple[int | str, ...] = ()
-) -> None:
+def check_extra(name: str, value: Any, neutral: Neutral, at: tuple[int | str, ...] = ()) -> None:
     """Refuse a field that is not known, or that asks for something that is not implemented."""
     allowed = neutral.get(name)
     where = {"at": (*at, name)}

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from engine.limits import MAX_SPEC_CHARS
 from gateway.contracts.checks import check_plain
-from gateway.contracts.fields import Body, Either, Text, Texts
+from gateway.contracts.fields import Body, Either, Neutral, Text, Texts
 from gateway.contracts.refusals import not_allowed, path_of, walk
 from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
@@ -34,7 +34,7 @@ class FormatBody(Body):
 class StructuredBody(Body):
     """vLLM's ``structured_outputs``: exactly one of the fields."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "disable_fallback": (None, False),
         "disable_any_whitespace": (None, False),
         "disable_additional_properties": (None, False),

@@ -4,19 +4,25 @@ Each is accepted with the values that have no effect, so that clients which alwa
 of any other value names the field. ``ANYTHING`` marks labels that have no effect on an answer.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
-from gateway.contracts.fields import ANYTHING, Instead
+from gateway.contracts.fields import ANYTHING, Instead, Neutral
 
 _NULL: Final[tuple[object, ...]] = (None,)
 _NO_LIST: Final[tuple[object, ...]] = (None, [])
 _FALSE: Final = (None, False)
 _TRUE: Final = (None, True)
 
-Neutral = Mapping[str, tuple[object, ...]]
+# OpenAI's service options, common to chats, completions and responses.
+SERVICE: Final[Neutral] = {
+    "moderation": _NULL,
+    "prompt_cache_options": _NULL,
+    "prompt_cache_retention": (None, "in_memory", "in-memory", "24h"),
+    "safety_identifier": (ANYTHING,),
+    "service_tier": (None, "auto", "default"),
+}
 
-_SHARED: Final[dict[str, tuple[object, ...]]] = {
+_SHARED: Final[Neutral] = {
     # vLLM's extensions, common to both paths.
     "add_special_tokens": _FALSE,
     "allowed_token_ids": _NULL,
@@ -38,14 +44,9 @@ _SHARED: Final[dict[str, tuple[object, ...]]] = {
     "truncate_prompt_tokens": _NULL,
     "use_beam_search": _FALSE,
     "vllm_xargs": _NULL,
-    # OpenAI's labels and service options.
+    **SERVICE,
     "metadata": (ANYTHING,),
-    "moderation": _NULL,
     "prompt_cache_key": (ANYTHING,),
-    "prompt_cache_options": _NULL,
-    "prompt_cache_retention": (None, "in_memory", "in-memory", "24h"),
-    "safety_identifier": (ANYTHING,),
-    "service_tier": (None, "auto", "default"),
     "store": _FALSE,
 }
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.embeddings import PooledAnswer, PooledRequest
-from gateway.contracts.fields import ANYTHING, Body, Either, Label, Listed, Name, Text, TextOr
+from gateway.contracts.fields import ANYTHING, Body, Either, Label, Listed, Name, Neutral, Text, TextOr
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 
@@ -22,16 +22,14 @@ TokenLimit = Annotated[int, Field(ge=1, le=1 << 24)]
 class Document(Body):
     """A document as an object; ``id``, ``title``, ``url`` and ``metadata`` are accepted and ignored."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(
-        ("id", "title", "url", "metadata"), (ANYTHING,)
-    )
+    neutral: ClassVar[Neutral] = dict.fromkeys(("id", "title", "url", "metadata"), (ANYTHING,))
     text: Text
 
 
 class RerankBody(Body):
     """The body of ``POST /v1/rerank`` and ``/v2/rerank``."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "request_id": (ANYTHING,),
         "priority": (None, 0),
         "rank_fields": (None, ["text"]),
@@ -55,7 +53,7 @@ class ScoreBody(Body):
     Each of the two has further names, as in vLLM.
     """
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"request_id": (ANYTHING,), "priority": (None, 0)}
+    neutral: ClassVar[Neutral] = {"request_id": (ANYTHING,), "priority": (None, 0)}
     model: Name
     text_1: TextOr[Text] | None = None
     queries: TextOr[Text] | None = None

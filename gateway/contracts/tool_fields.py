@@ -1,11 +1,10 @@
 """Fields of tools, tool choices and tool calls that native and OpenAI bodies share."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from gateway.contracts.fields import ANYTHING, Body, Either, Listed, Name, StrictObject, Text
+from gateway.contracts.fields import ANYTHING, Body, Either, Listed, Name, Neutral, StrictObject, Text
 
 MAX_TOOLS: Final = 128
 """Most tools of a request, as at OpenAI."""
@@ -34,7 +33,7 @@ class CustomToolBody(Body):
 class ToolBody(Body):
     """One item of ``tools``."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"defer_loading": (None, False)}
+    neutral: ClassVar[Neutral] = {"defer_loading": (None, False)}
     type: Literal["function", "custom"]
     function: FunctionBody | None = None
     custom: CustomToolBody | None = None
@@ -71,7 +70,7 @@ class ToolChoiceBody(ToolReference):
 class HistoryFunction(Body):
     """A function's name, and its arguments as JSON text; the official client adds ``parsed_arguments``."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"parsed_arguments": (ANYTHING,)}
+    neutral: ClassVar[Neutral] = {"parsed_arguments": (ANYTHING,)}
     name: Name
     arguments: Text | None = None
 
@@ -86,7 +85,7 @@ class HistoryCustom(Body):
 class HistoryCall(Body):
     """One of an assistant message's ``tool_calls``; ``index``, copied from a stream, has no effect."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"index": (ANYTHING,)}
+    neutral: ClassVar[Neutral] = {"index": (ANYTHING,)}
     id: Name
     type: Literal["function", "custom"] = "function"
     function: HistoryFunction | None = None

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from accounting.values import PartialUsage, UsageRow
 from adapters.selection import Lease
+from budgeting.values import SectionCounts
 from gateway.backends.port import Backend
 from gateway.contracts.values import (
     Answer,
@@ -35,9 +36,10 @@ def respond(
     completion, usage, plan = outcome.completion, outcome.completion.usage, outcome.plan
     if stream.reasoning_tokens and not usage.reasoning_tokens:
         usage = replace(usage, reasoning_tokens=min(stream.reasoning_tokens, usage.output_tokens))
-    counts = plan.counts
     adapter_id = outcome.adapter.adapter_id if outcome.adapter else None
     generated = usage.input_tokens > 0
+    # If the cache or the degraded text answered, no prompt was sent, so its counts are 0.
+    counts = plan.counts if generated else SectionCounts()
     with_logprobs = generated and request.sampling.logprobs is not None
     ttft_ms = timer.at_ms(stream.first_at)
     return Answer(
@@ -58,13 +60,8 @@ def respond(
             ttft_ms=None if ttft_ms is None else round(ttft_ms, 3),
             total_ms=round(timer.total_ms(), 3),
         ),
-        # If the cache or the degraded text answered, no prompt was sent, so its counts are 0.
         budget=BudgetReport(
-            system=counts.system if generated else 0,
-            retrieval=counts.retrieval if generated else 0,
-            recent_turns=counts.recent_turns if generated else 0,
-            older_summary=counts.older_summary if generated else 0,
-            tools=counts.tools if generated else 0,
+            **asdict(counts),
             generation_reserve=plan.generation_reserve,
             dropped_chunks=plan.dropped_chunks,
             dropped_turns=plan.dropped_turns,
@@ -79,17 +76,17 @@ def respond(
         reasoning=stream.reasoning(),
         tool_calls=stream.tool_calls(),
         others=tuple(
-            Choice(
-                stream.text(index),
-                reason,
-                stream.logprobs(index) if with_logprobs else None,
-                stream.reasoning(index),
-                stream.tool_calls(index),
-            )
-            for index, reason in enumerate(completion.others, 1)
-        )
-        if completion.others
-        else (),
+            [
+                Choice(
+                    stream.text(index),
+                    reason,
+                    stream.logprobs(index) if with_logprobs else None,
+                    stream.reasoning(index),
+                    stream.tool_calls(index),
+                )
+                for index, reason in enumerate(completion.others, 1)
+            ]
+        ),
         adapter_id=adapter_id,
     )
 

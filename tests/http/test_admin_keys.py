@@ -89,7 +89,7 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         assert made.headers["cache-control"] == "no-store"
         [(order, who)] = admin.orders
         assert (order.tenant, order.role, order.max_priority, who) == ("acme", "operator", 1, "key_3")
-        assert (order.routes, order.adapters) == (["chat"], ["style"])
+        assert (order.routes, order.adapters) == (("chat",), ("style",))
         assert order.expires_at is not None and order.expires_at.timestamp() == 1_893_456_000.0
         limits = order.limits
         assert limits.requests_per_minute == 60 and limits.tokens_per_minute is None

@@ -3,7 +3,6 @@
 By contract, unknown fields are no error. Known fields that Sluice does not implement are refused by name.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,6 +12,7 @@ from gateway.contracts.fields import (
     Listed,
     MaxTokens,
     Name,
+    Neutral,
     StopList,
     StrictObject,
     Temperature,
@@ -109,7 +109,7 @@ class CountRequest(StrictObject):
     """The body of ``POST /v1/messages/count_tokens``: the fields that affect the prompt."""
 
     # Labels without an effect on the answer, and fields that are refused unless their value has no effect.
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "cache_control": (ANYTHING,),
         "container": (None,),
         "inference_geo": (ANYTHING,),

@@ -1,6 +1,5 @@
 """The body of ``POST /v1/responses``."""
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -14,12 +13,14 @@ from gateway.contracts.fields import (
     Listed,
     MaxTokens,
     Name,
+    Neutral,
     Temperature,
     Text,
     TextOr,
     TopP,
 )
 from gateway.contracts.native import SluiceFields
+from gateway.contracts.openai_fields import SERVICE
 from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
 
 MAX_METADATA: Final = 16
@@ -36,7 +37,7 @@ Includable = Literal[
 ]
 """What ``include`` may ask for; OpenAI's hosted tools, of which some values are, do not run here."""
 
-_LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
+_LABELS: Final[Neutral] = MappingProxyType(
     dict.fromkeys(
         (
             "id",
@@ -57,7 +58,7 @@ _LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
 class ItemPart(Body):
     """A part of a message, a tool's output or a reasoning item: a text, or an image of a user or a tool."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {**_LABELS, "file_id": (None,)}
+    neutral: ClassVar[Neutral] = {**_LABELS, "file_id": (None,)}
     type: Literal[
         "input_text", "output_text", "refusal", "reasoning_text", "summary_text", "text", "input_image"
     ]
@@ -112,7 +113,7 @@ class InputItem(Body):
 class PlainTool(Body):
     """A function or a custom tool; unlike in chats, its fields are not nested."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "defer_loading": (None, False),
         "output_schema": (None,),
         "allowed_callers": (None,),
@@ -163,14 +164,14 @@ class TextFormat(Body):
 class TextBody(Body):
     """``text``."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
+    neutral: ClassVar[Neutral] = {"verbosity": (None, "medium")}
     format: TextFormat | None = None
 
 
 class ReasoningBody(Body):
     """``reasoning``; no summary is ever made: the answer contains the reasoning itself."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "summary": (None, "auto", "concise", "detailed"),
         "generate_summary": (None, "auto", "concise", "detailed"),
     }
@@ -180,23 +181,19 @@ class ReasoningBody(Body):
 class ResponsesStreamOptions(Body):
     """``stream_options``."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"include_obfuscation": (None, True, False)}
+    neutral: ClassVar[Neutral] = {"include_obfuscation": (None, True, False)}
 
 
 class ResponsesBody(Body):
     """The body of ``POST /v1/responses``."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
+        **SERVICE,
         "client_metadata": (ANYTHING,),
         "context_management": (None, []),
         "conversation": (None,),
         "max_tool_calls": (None,),
-        "moderation": (None,),
         "prompt": (None,),
-        "prompt_cache_options": (None,),
-        "prompt_cache_retention": (None, "in_memory", "in-memory", "24h"),
-        "safety_identifier": (ANYTHING,),
-        "service_tier": (None, "auto", "default"),
     }
     model: Name
     input: TextOr[InputItem]
