@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.native_answer import AnswerReport, answer_report
 from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.contracts.values import Answer, Contract, FinishReason, Usage
+from gateway.contracts.values import CUT_SHORT, WHOLE, Answer, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
 
@@ -142,14 +142,10 @@ class OpenAIErrorBody(TypedDict):
 
 
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
+    **dict.fromkeys(WHOLE, "stop"),
+    **dict.fromkeys(CUT_SHORT, "length"),
     FinishReason.TOOL_CALLS: "tool_calls",
     FinishReason.CONTENT_FILTER: "content_filter",
-    FinishReason.DEADLINE: "length",
-    FinishReason.CANCELLED: "length",
-    FinishReason.ERROR: "length",
-    FinishReason.DEGRADED: "stop",
 }
 """OpenAI has reasons for texts complete, cut short, or cut by a filter or refused, and for tool calls."""
 

@@ -41,6 +41,10 @@ class FinishReason(StrEnum):
     DEGRADED = "degraded"
 
 
+WHOLE = (FinishReason.STOP, FinishReason.DEGRADED)
+CUT_SHORT = (FinishReason.LENGTH, FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.ERROR)
+
+
 class Sampling(Struct, frozen=True):
     """The caller's sampling parameters; ``None`` and empty mean "the backend's default".
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.openai_answer import ERROR_TYPES, OVERLOADED, SluiceBody, sent_status, sluice_body
-from gateway.contracts.values import Answer, Contract, FinishReason, Usage
+from gateway.contracts.values import CUT_SHORT, WHOLE, Answer, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
 _CALL_ID: Final = "toolu_sluice_"
@@ -78,14 +78,10 @@ class MessagesErrorBody(TypedDict):
 
 
 STOP_REASONS: Final[Mapping[FinishReason, str]] = {
-    FinishReason.STOP: "end_turn",
-    FinishReason.LENGTH: "max_tokens",
+    **dict.fromkeys(WHOLE, "end_turn"),
+    **dict.fromkeys(CUT_SHORT, "max_tokens"),
     FinishReason.TOOL_CALLS: "tool_use",
     FinishReason.CONTENT_FILTER: "refusal",
-    FinishReason.DEADLINE: "max_tokens",
-    FinishReason.CANCELLED: "max_tokens",
-    FinishReason.ERROR: "max_tokens",
-    FinishReason.DEGRADED: "end_turn",
 }
 """Anthropic has reasons for texts complete, cut short or refused, and calls; ``sluice`` has the exact one."""
 

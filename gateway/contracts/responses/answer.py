@@ -11,7 +11,7 @@ from gateway.contracts.openai_logprobs import ChatLogprob, chat_logprobs
 from gateway.contracts.responses.body import InputItem
 from gateway.contracts.responses.conversation import reasoning_of
 from gateway.contracts.responses.request import ResponsesRequest
-from gateway.contracts.values import Answer, FinishReason, TokenLogprob, Usage
+from gateway.contracts.values import CUT_SHORT, WHOLE, Answer, FinishReason, TokenLogprob, Usage
 from gateway.errors import PublicError
 
 
@@ -43,13 +43,8 @@ class ResponseBody(TypedDict):
 Item = dict[str, Any]
 
 STATUS: Final[Mapping[FinishReason, str]] = {
-    FinishReason.STOP: "completed",
-    FinishReason.TOOL_CALLS: "completed",
-    FinishReason.DEGRADED: "completed",
-    FinishReason.LENGTH: "incomplete",
-    FinishReason.CONTENT_FILTER: "incomplete",
-    FinishReason.DEADLINE: "incomplete",
-    FinishReason.CANCELLED: "incomplete",
+    **dict.fromkeys((*WHOLE, FinishReason.TOOL_CALLS), "completed"),
+    **dict.fromkeys((*CUT_SHORT, FinishReason.CONTENT_FILTER), "incomplete"),
     FinishReason.ERROR: "failed",
 }
 
