@@ -32,21 +32,18 @@ def check_latest(messages: Sequence[Message], *, continued: bool = False) -> Non
     Earlier messages may be empty: callers send histories that contain an empty answer. With ``continued`` the
     last message must be the assistant's text, which the answer continues.
     """
-    last = len(messages) - 1
+    last, at = messages[-1], f"messages.{len(messages) - 1}"
     if continued:
-        if messages[last].role is not Role.ASSISTANT or not messages[last].content.strip():
+        if last.role is not Role.ASSISTANT or not last.content.strip():
             raise not_allowed(
                 "continue_final_message", "is true", "with text of 'assistant' in the last message"
             )
-        return
-    if messages[last].role is Role.TOOL:
-        return
-    if messages[last].role is not Role.USER:
-        param = f"messages.{last}.role"
-        raise not_allowed(param, f"is '{messages[last].role.value}'", "'user' or 'tool' in the last message")
-    if not messages[last].content.strip() and not messages[last].parts:
-        param = f"messages.{last}.content"
-        raise not_allowed(param, "is blank", "text in the last message")
+    elif last.role is not Role.TOOL:
+        if last.role is not Role.USER:
+            shown = f"is '{last.role.value}'"
+            raise not_allowed(f"{at}.role", shown, "'user' or 'tool' in the last message")
+        if not last.content.strip() and not last.parts:
+            raise not_allowed(f"{at}.content", "is blank", "text in the last message")
 
 
 MAX_DEPTH: Final = 32

@@ -2,7 +2,18 @@
 
 from fastapi import APIRouter, Response
 
-from gateway.admin import adapters
+from gateway.admin.adapters import (
+    AdapterBody,
+    AdapterOrAlias,
+    AdaptersBody,
+    AddBody,
+    CommentBody,
+    LabelsBody,
+    PromoteBody,
+    ReportBody,
+    RollbackBody,
+    VerifiedBody,
+)
 from gateway.contracts.fields import Body
 from gateway.contracts.values import CallerRole
 from gateway.http.authorize import require_role
@@ -14,17 +25,13 @@ router = APIRouter(prefix="/admin/adapters", route_class=CancellableRoute, **OPE
 
 
 @router.get("")
-async def list_adapters(services: ServicesDep) -> adapters.AdaptersBody:
+async def list_adapters(services: ServicesDep) -> AdaptersBody:
     """Versions, aliases, and what this process has loaded."""
     return services.adapters.show_all()
 
 
-@router.post(
-    "", status_code=201, responses={200: {"model": adapters.AdapterOrAlias, "description": "A dry run"}}
-)
-async def add_adapter(
-    given: Json[adapters.AddBody], response: Response, by: ExchangeDep
-) -> adapters.AdapterOrAlias:
+@router.post("", status_code=201, responses={200: {"model": AdapterOrAlias, "description": "A dry run"}})
+async def add_adapter(given: Json[AddBody], response: Response, by: ExchangeDep) -> AdapterOrAlias:
     """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
         response.status_code = 200
@@ -32,27 +39,25 @@ async def add_adapter(
 
 
 @router.get("/{id}")
-async def show_adapter(id: str, services: ServicesDep) -> adapters.AdapterOrAlias:
+async def show_adapter(id: str, services: ServicesDep) -> AdapterOrAlias:
     """One version or alias."""
     return services.adapters.show(id)
 
 
 @router.post("/{id}/verify")
-async def verify_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.VerifiedBody:
+async def verify_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> VerifiedBody:
     """Check a version's copy on this machine again."""
     return await by.services.adapters.verify(id, who=by.who)
 
 
 @router.post("/{id}/preload")
-async def preload_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.AdapterBody:
+async def preload_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> AdapterBody:
     """Load a version in every gateway."""
     return await by.services.adapters.preload(id, who=by.who)
 
 
 @router.post("/{id}/promote")
-async def promote_adapter(
-    id: str, given: Json[adapters.PromoteBody], by: ExchangeDep
-) -> adapters.AdapterOrAlias:
+async def promote_adapter(id: str, given: Json[PromoteBody], by: ExchangeDep) -> AdapterOrAlias:
     """Promote a version."""
     if given.force:
         require_role(by, CallerRole.ADMIN)
@@ -60,52 +65,42 @@ async def promote_adapter(
 
 
 @router.post("/{id}/retire")
-async def retire_adapter(
-    id: str, given: Json[adapters.CommentBody], by: ExchangeDep
-) -> adapters.AdapterOrAlias:
+async def retire_adapter(id: str, given: Json[CommentBody], by: ExchangeDep) -> AdapterOrAlias:
     """Stop serving a version."""
     return await by.services.adapters.retire(id, given, who=by.who)
 
 
 @router.post("/{id}/pin")
-async def pin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
+async def pin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> AdapterOrAlias:
     """Keep a version loaded."""
     return await by.services.adapters.pin(id, True, who=by.who)
 
 
 @router.post("/{id}/unpin")
-async def unpin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> adapters.AdapterOrAlias:
+async def unpin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> AdapterOrAlias:
     """Remove a version's pin."""
     return await by.services.adapters.pin(id, False, who=by.who)
 
 
 @router.post("/{id}/labels")
-async def label_adapter(
-    id: str, given: Json[adapters.LabelsBody], by: ExchangeDep
-) -> adapters.AdapterOrAlias:
+async def label_adapter(id: str, given: Json[LabelsBody], by: ExchangeDep) -> AdapterOrAlias:
     """Replace a version's labels."""
     return await by.services.adapters.label(id, given, who=by.who)
 
 
 @router.post("/{id}/evaluation")
-async def report_evaluation(
-    id: str, given: Json[adapters.ReportBody], by: ExchangeDep
-) -> adapters.AdapterOrAlias:
+async def report_evaluation(id: str, given: Json[ReportBody], by: ExchangeDep) -> AdapterOrAlias:
     """Store an evaluation's report with a version."""
     return await by.services.adapters.evaluated(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/rollback")
-async def roll_alias_back(
-    id: str, given: Json[adapters.RollbackBody], by: ExchangeDep
-) -> adapters.AdapterOrAlias:
+async def roll_alias_back(id: str, given: Json[RollbackBody], by: ExchangeDep) -> AdapterOrAlias:
     """Point an alias to its previous version, or to a given one."""
     return await by.services.adapters.roll_back(id, given, who=by.who)
 
 
 @router.post("/aliases/{id}/end-canary")
-async def end_alias_canary(
-    id: str, given: Json[adapters.CommentBody], by: ExchangeDep
-) -> adapters.AdapterOrAlias:
+async def end_alias_canary(id: str, given: Json[CommentBody], by: ExchangeDep) -> AdapterOrAlias:
     """End an alias' canary."""
     return await by.services.adapters.end_canary(id, given, who=by.who)
