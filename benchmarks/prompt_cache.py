@@ -101,7 +101,7 @@ class KeepingSink:
         """Store the answer."""
         self.answer = answer
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         """Raise: no request of the benchmark may fail."""
         raise RuntimeError(f"{error.code}: {error.message}")
 

@@ -65,7 +65,7 @@ class QueueSink:
         await self.queue.put(self._frames.finish(answer))
         await self.queue.put(None)
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         """Raise: no request fails in this benchmark."""
         raise AssertionError(error)
 

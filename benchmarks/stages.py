@@ -60,7 +60,7 @@ class CountingSink:
     async def finish(self, answer: Answer) -> None:
         """Ignore the end."""
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         """Raise: no request of the benchmark may fail."""
         raise RuntimeError(f"{error.code}: {error.message}")
 

@@ -96,7 +96,7 @@ class Journey:
                 with self.in_flight.reporting():
                     # What was delivered so far is billed first; without a journal the error is sent anyway.
                     await self.accounts.durable_if_possible()
-                    await sink.fail(public, request_id=request.request_id, trace_id=span.trace_id)
+                    await sink.fail(public)
 
     async def _stages(
         self,

@@ -138,11 +138,7 @@ class FakeJourney:
         if self.defect is not None:
             raise self.defect
         if self.error is not None:
-            await sink.fail(
-                request.in_body_terms(self.error),
-                request_id=request.request_id,
-                trace_id=request.trace_id or "",
-            )
+            await sink.fail(request.in_body_terms(self.error))
         elif not self.silent:
             await sink.finish(answer_for(request, "".join(self.pieces), **self.changes))
 

@@ -29,5 +29,5 @@ class Sink(Protocol):
     async def finish(self, answer: Answer) -> None:
         """Send the end of a complete answer (``answer.output_text`` is its whole text)."""
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         """Send an error instead of a (complete) answer; after deltas the answer stays partial."""

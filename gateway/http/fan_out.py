@@ -32,7 +32,7 @@ class _PartSink(Struct, eq=False):
     lock: asyncio.Lock
     first_choice: int
     answer: Answer | None = None
-    failure: tuple[PublicError, str, str] | None = None
+    failure: PublicError | None = None
 
     def planned(self, plan: Plan, model: str) -> None:
         self.sink.planned(plan, model)
@@ -46,8 +46,8 @@ class _PartSink(Struct, eq=False):
     async def finish(self, answer: Answer) -> None:
         self.answer = answer
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        self.failure = (error, request_id, trace_id)
+    async def fail(self, error: PublicError) -> None:
+        self.failure = error
 
 
 async def run_prompts(
@@ -80,8 +80,7 @@ async def run_prompts(
     failure = next((part.failure for part in parts if part.failure is not None), None)
     answers = [part.answer for part in parts if part.answer is not None]
     if failure is not None:
-        error, request_id, trace_id = failure
-        await sink.fail(error, request_id=request_id, trace_id=trace_id)
+        await sink.fail(failure)
     elif len(answers) == len(parts):
         await sink.finish(_joined(answers))
 

@@ -76,11 +76,7 @@ async def run_journey(
             log_defect(defect, request.request_id)
             error = request.in_body_terms(public_error(defect))
     if not sink.ended:
-        await sink.fail(
-            error or public_error(Internal("the request ended without an answer")),
-            request_id=request.request_id,
-            trace_id=request.trace_id or "",
-        )
+        await sink.fail(error or public_error(Internal("the request ended without an answer")))
 
 
 async def in_time(services: Services, work: Awaitable[T]) -> T:

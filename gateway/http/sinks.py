@@ -42,7 +42,7 @@ class WholeSink(Struct, eq=False):
             await self.send(answer)
         self.ended = True
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         await self.finish(error)
 
 
@@ -135,8 +135,9 @@ class StreamSink:
         data = self._frames.finish(answer)
         await self._piece(data, more=False)
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         await self._end()
+        request_id = self._exchange.request_id
         if self._open:
             await self._exchange.body(self._frames.fail(error, request_id, partial=True), more=False)
         else:
@@ -186,8 +187,8 @@ class SocketSink:
     async def finish(self, answer: Answer) -> None:
         await self._last(done_event(answer))
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        await self._last(error_event(error, request_id, partial=self._partial))
+    async def fail(self, error: PublicError) -> None:
+        await self._last(error_event(error, self._exchange.request_id, partial=self._partial))
 
     async def _last(self, event: bytes) -> None:
         self.ended = True

@@ -71,7 +71,7 @@ class GenerateSocket:
         except CALLER_ERRORS as refused:
             error = public_error(refused)
         exchange.status, exchange.error = error.status, error
-        await sink.fail(error, request_id=exchange.request_id, trace_id=exchange.trace_id)
+        await sink.fail(error)
 
     async def _first_frame(self, receive: Receive, sink: SocketSink) -> bytes:
         """The request. Raises the error for a frame that is none, after setting the close code."""

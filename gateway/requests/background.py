@@ -74,9 +74,9 @@ class BackgroundRun:
         response = self.frames.ending(answer)
         await self._end(response, self.frames.finish(answer))
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         """Store the failure, then add its event."""
-        last = self.frames.fail(error, request_id, partial=bool(self.events))
+        last = self.frames.fail(error, "", partial=bool(self.events))
         why = failed_response(self.asked, error, "", ())["error"]
         await self._end(self.frames.state("failed", error=why), last)
 

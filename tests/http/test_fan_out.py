@@ -36,7 +36,7 @@ class EchoJourney(FakeJourney):
             await asyncio.sleep(0)
         if prompt in self._fails:
             error = request.in_body_terms(self._fails[prompt])
-            await sink.fail(error, request_id=request.request_id, trace_id="")
+            await sink.fail(error)
             return
         if prompt == "waits":
             await asyncio.Event().wait()

@@ -36,7 +36,7 @@ class SlowJourney(FakeJourney):
             if number < len(self._waits) - 1:
                 await sink.delta(Delta(f"{number} ", 1))
         if self.error is not None:
-            await sink.fail(self.error, request_id=request.request_id, trace_id="")
+            await sink.fail(self.error)
         else:
             await sink.finish(answer_for(request, "0 1 "))
 

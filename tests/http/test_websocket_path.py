@@ -140,7 +140,7 @@ async def test_the_sink_sends_the_close_frame_together_with_its_last_event() -> 
         sent.append((message["type"], message.get("code")))
 
     exchange = Exchange.open({"type": "websocket", "headers": []}, send, fake_services())
-    await SocketSink(exchange).fail(PublicError(503, "draining", "no"), request_id="r", trace_id="t")
+    await SocketSink(exchange).fail(PublicError(503, "draining", "no"))
     assert sent == [("websocket.send", None), ("websocket.close", 1000)]
 
 

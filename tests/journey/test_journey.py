@@ -208,9 +208,9 @@ async def test_a_drain_waits_until_a_cut_request_has_got_its_error(build_rig: Bu
     may_send = asyncio.Event()
 
     class Slow(RecordingSink):
-        async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+        async def fail(self, error: PublicError) -> None:
             await may_send.wait()
-            await super().fail(error, request_id=request_id, trace_id=trace_id)
+            await super().fail(error)
 
     rig, sink = build_rig(Script(delay_s=60)), Slow()
     async with asyncio.TaskGroup() as tasks:

@@ -88,7 +88,7 @@ class ErrorSink:
     async def finish(self, answer: Answer) -> None:
         raise AssertionError("nothing can answer here")
 
-    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+    async def fail(self, error: PublicError) -> None:
         self.error = error
 
 
