@@ -51,8 +51,8 @@ class Frames(Protocol):
     def finish(self, answer: Answer) -> bytes:
         """The last bytes of a complete answer."""
 
-    def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
-        """The last bytes of a failed answer; ``partial`` if text was sent before."""
+    def fail(self, error: PublicError, request_id: str) -> bytes:
+        """The last bytes of an answer that failed after its beginning was sent."""
 
 
 class ContractDialect(Protocol):

@@ -171,8 +171,8 @@ class NativeFrames:
     def finish(self, answer: Answer) -> bytes:
         return b"data: " + done_event(answer) + b"\n\n"
 
-    def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
-        return b"data: " + error_event(error, request_id, partial=partial) + b"\n\n"
+    def fail(self, error: PublicError, request_id: str) -> bytes:
+        return b"data: " + error_event(error, request_id, partial=True) + b"\n\n"
 
 
 class NativeDialect(ContractDialect):

@@ -129,7 +129,7 @@ class ChunkFrames:
         usage = orjson.dumps(usage_body(answer.usage))
         return closing + self._tail + self._base + b'],"usage":' + usage + extra + DONE
 
-    def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
+    def fail(self, error: PublicError, request_id: str) -> bytes:
         return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
     def _closing(self, answer: Answer, index: int, choice: Choice) -> bytes:

@@ -62,11 +62,11 @@ class BatchLines:
         nobody = Caller(batch.tenant, CallerRole.CALLER, batch.key_id)
         try:
             if batch.endpoint == EMBEDDINGS:
-                embeddings_request(parse(EmbeddingsBody, body), self._origin(batch, "", nobody))
+                embeddings_request(parse(EmbeddingsBody, body), self._origin("", nobody))
             elif batch.endpoint == RESPONSES:
                 parse(ResponsesBody, body)
             else:
-                self._parsed(batch, body, self._origin(batch, "", nobody))
+                self._parsed(batch, body, self._origin("", nobody))
         except CALLER_ERRORS as error:
             public = public_error(error)
             param = f"body.{public.param}" if public.param else None
@@ -80,7 +80,7 @@ class BatchLines:
             caller = replace(self._services.keys.by_id(batch.key_id), own_salt=batch.own_salt)
             if caller.tenant != batch.tenant:
                 raise InvalidKey("the key of the batch now belongs to another tenant")
-            answered = await self._answer(batch, body, self._origin(batch, own, caller))
+            answered = await self._answer(batch, body, self._origin(own, caller))
         except CALLER_ERRORS as error:
             answered = public_error(error)
         except Exception as defect:
@@ -121,7 +121,7 @@ class BatchLines:
             raise not_allowed("prompt", "is a list of several prompts", "one prompt a line")
         return asked
 
-    def _origin(self, batch: BatchRow, own: str, caller: Caller) -> RequestOrigin:
+    def _origin(self, own: str, caller: Caller) -> RequestOrigin:
         services = self._services
         return RequestOrigin(
             request_id=f"batch_req_{own}",

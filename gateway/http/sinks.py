@@ -139,7 +139,7 @@ class StreamSink:
         await self._end()
         request_id = self._exchange.request_id
         if self._open:
-            await self._exchange.body(self._frames.fail(error, request_id, partial=True), more=False)
+            await self._exchange.body(self._frames.fail(error, request_id), more=False)
         else:
             await self._exchange.reply(error_reply(error, request_id, self._dialect.error))
 

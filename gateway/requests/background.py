@@ -76,7 +76,7 @@ class BackgroundRun:
 
     async def fail(self, error: PublicError) -> None:
         """Store the failure, then add its event."""
-        last = self.frames.fail(error, "", partial=bool(self.events))
+        last = self.frames.fail(error, "")
         why = failed_response(self.asked, error, "", ())["error"]
         await self._end(self.frames.state("failed", error=why), last)
 
@@ -95,7 +95,7 @@ class BackgroundRun:
     def abandon(self, error: PublicError) -> None:
         """End the stream because this gateway stops; another gateway ends the stored response."""
         if not self.ended:
-            self._show_end(self.frames.fail(error, "", partial=bool(self.events)))
+            self._show_end(self.frames.fail(error, ""))
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
         """Yield the events after number ``after``, as they arrive."""

@@ -185,5 +185,5 @@ def test_the_error_of_a_too_long_prompt_has_the_words_that_clients_know() -> Non
 
 def test_a_broken_stream_ends_with_an_error_event() -> None:
     frames = DIALECT.frames(ASKED)
-    [last] = parsed(frames.fail(PublicError(503, "backend_unavailable", "gone"), "req_1", partial=True))
+    [last] = parsed(frames.fail(PublicError(503, "backend_unavailable", "gone"), "req_1"))
     assert (last["type"], last["error"]["type"], last["request_id"]) == ("error", "overloaded_error", "req_1")

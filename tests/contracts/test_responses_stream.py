@@ -115,7 +115,7 @@ def test_a_broken_stream_ends_with_one_failure_wherever_it_broke(count: int) -> 
     frames = RESPONSES.frames(ASKED, "demo")
     pieces = [frames.delta(one) if type(one) is Delta else frames.event(one) for one in begun[: count + 1]]
     error = public_error(BackendUnavailable("the worker is gone"))
-    sent = events(frames.opening + b"".join(pieces) + frames.fail(error, "req_1", partial=True))
+    sent = events(frames.opening + b"".join(pieces) + frames.fail(error, "req_1"))
     check(sent)
     assert sent[-1]["type"] == "response.failed"
     assert sent[-1]["response"]["error"]["code"] == "server_error"
@@ -124,9 +124,7 @@ def test_a_broken_stream_ends_with_one_failure_wherever_it_broke(count: int) -> 
 
 def test_the_error_of_a_too_long_context_has_openais_code() -> None:
     frames = RESPONSES.frames(ASKED, "demo")
-    sent = events(
-        frames.fail(PublicError(422, "context_too_long", "too long", "input"), "req_1", partial=True)
-    )
+    sent = events(frames.fail(PublicError(422, "context_too_long", "too long", "input"), "req_1"))
     assert sent[-1]["response"]["error"]["code"] == "context_length_exceeded"
 
 
@@ -135,7 +133,7 @@ def test_a_broken_stream_says_whether_its_response_is_stored(background: bool) -
     asked = structs.replace(ASKED, store=True, background=background, echo={"store": True})
     frames = RESPONSES.frames(asked, "demo")
     error = public_error(BackendUnavailable("the worker broke off"))
-    [failed] = events(frames.opening + frames.fail(error, "req_1", partial=True))[-1:]
+    [failed] = events(frames.opening + frames.fail(error, "req_1"))[-1:]
     assert failed["response"]["store"] is background
 
 

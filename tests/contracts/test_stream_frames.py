@@ -88,7 +88,7 @@ def test_a_native_stream_ends_with_the_answer_less_its_text() -> None:
 
 
 def test_a_broken_native_stream_ends_with_the_error() -> None:
-    assert frames("native").fail(ERROR, "req_1", partial=True) == (
+    assert frames("native").fail(ERROR, "req_1") == (
         b'data: {"type":"error","error":{"code":"backend_unavailable","message":"engine gone","param":null,'
         b'"request_id":"req_1","retry_after_ms":1500},"partial":true}\n\n'
     )
@@ -193,7 +193,7 @@ def test_a_call_of_a_named_tool_ends_with_stop() -> None:
 
 
 def test_a_broken_chat_stream_ends_with_openais_error_and_is_not_done() -> None:
-    assert frames("chat").fail(ERROR, "req_1", partial=True) == (
+    assert frames("chat").fail(ERROR, "req_1") == (
         b'data: {"error":{"message":"engine gone","type":"service_unavailable_error","param":null,'
         b'"code":"backend_unavailable","sluice_code":"backend_unavailable"}}\n\n'
     )

@@ -85,7 +85,7 @@ class BlockFrames:
         }
         return self._closed() + event("message_delta", body) + event("message_stop", {})
 
-    def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
+    def fail(self, error: PublicError, request_id: str) -> bytes:
         return b"event: error\ndata: " + orjson.dumps(messages_error(error, request_id)) + b"\n\n"
 
     def _opened(self, kind: str, block: Mapping[str, Any] | None = None) -> bytes:

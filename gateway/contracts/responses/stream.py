@@ -115,7 +115,7 @@ class ResponseFrames:
         """The terminal event of a cancelled response."""
         return self._close("incomplete") + _frame("response.incomplete", self._next(), response=response)
 
-    def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
+    def fail(self, error: PublicError, request_id: str) -> bytes:
         closing = self._close("incomplete")
         broken = failed_response(self._asked, error, self._model, self._items)
         return closing + _frame("response.failed", self._next(), response=broken)
