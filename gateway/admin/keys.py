@@ -41,7 +41,7 @@ _Usd = Annotated[float, Field(ge=0.00001, le=1_000_000)]
 _Word = Annotated[str, Field(pattern=WORD)]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 # An empty list would allow nothing; a missing field allows all.
-_Names = Annotated[tuple[_Name, ...], Field(min_length=1, max_length=256)]
+_Names = Annotated[tuple[_Name, ...], Field(strict=False, min_length=1, max_length=256)]
 
 
 class KeyLimitsBody(Body):
