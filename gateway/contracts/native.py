@@ -132,7 +132,9 @@ def build_request(
         locale=native.locale,
         adapter_id=native.adapter_id,
         prompt_version=native.prompt_version,
-        chunks=tuple([EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks]),
+        chunks=tuple([EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks])
+        if chunks
+        else (),
         context=native.context or EMPTY,
         deadline=origin.deadline_after(native.deadline_ms),
         labelled=native.request_id is not None,

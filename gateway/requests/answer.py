@@ -76,17 +76,17 @@ def respond(
         reasoning=stream.reasoning(),
         tool_calls=stream.tool_calls(),
         others=tuple(
-            [
-                Choice(
-                    stream.text(index),
-                    reason,
-                    stream.logprobs(index) if with_logprobs else None,
-                    stream.reasoning(index),
-                    stream.tool_calls(index),
-                )
-                for index, reason in enumerate(completion.others, 1)
-            ]
-        ),
+            Choice(
+                stream.text(index),
+                reason,
+                stream.logprobs(index) if with_logprobs else None,
+                stream.reasoning(index),
+                stream.tool_calls(index),
+            )
+            for index, reason in enumerate(completion.others, 1)
+        )
+        if completion.others
+        else (),
         adapter_id=adapter_id,
     )
 
