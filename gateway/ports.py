@@ -22,7 +22,7 @@ from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
-from gateway.contracts.origin import EdgeOutcome
+from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.responses.request import ReasoningSeal
 from gateway.contracts.values import Caller, GenerateRequest
@@ -120,7 +120,7 @@ class Services:
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]
     version: str
-    emit_edge: Callable[[EdgeOutcome], None]
+    emit_edge: Callable[[EdgeRequest], None]
     open_metrics: bool
     adapters: AdapterAdmin
     admission: AdmissionAdmin

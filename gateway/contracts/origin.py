@@ -1,4 +1,4 @@
-"""What the edge knows of a request besides its body, and the outcome of one that it answered itself."""
+"""What the edge knows of a request besides its body."""
 
 from dataclasses import dataclass, field
 
@@ -28,30 +28,30 @@ class Caller(KeyRecord):
         return self.models is None or model in self.models
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeOutcome:
-    """The outcome of a request that no journey reports.
+class EdgeRequest(Struct, eq=False, kw_only=True):
+    """A request at the edge, and its outcome so far.
 
     Args:
+        arrived_at: seconds on the injected clock.
         method: the HTTP method, or ``WS``.
         path: the path's label, never the path as it was sent.
         contract: the contract of a path that generates; ``None`` for all others.
-        tenant: ``None`` without a valid key.
+        caller: ``None`` without a valid key.
         status: the status that was sent; ``None`` if the caller disconnected before.
         replayed: whether the answer was a stored one.
     """
 
     request_id: str
     trace_id: str
-    trace_parent: str | None
-    trace_state: str | None
     arrived_at: float
     method: str
-    path: str
-    contract: str | None
-    tenant: str | None
-    status: int | None
-    error: PublicError | None
+    trace_parent: str | None = None
+    trace_state: str | None = None
+    path: str = ""
+    contract: str | None = None
+    caller: Caller | None = None
+    status: int | None = None
+    error: PublicError | None = None
     replayed: bool = False
 
 

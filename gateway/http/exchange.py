@@ -11,9 +11,10 @@ from starlette.types import Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.contracts.dialect import Header
+from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
-from gateway.errors import Forbidden, PublicError
+from gateway.errors import Forbidden
 from gateway.http.security import SECURITY_HEADERS
 from gateway.keys.sessions import COOKIE
 from gateway.ports import Services
@@ -71,35 +72,25 @@ class Reply(Struct, frozen=True):
     keep: bool = True
 
 
-class Exchange(Struct, eq=False):
+class Exchange(EdgeRequest, eq=False, kw_only=True):
     """The edge's state of one request, and the way to answer it.
 
     ``request_id`` is the header's or a new one, and the body's once that is parsed. ``sending_since`` is when
     the send in progress began: a client that reads nothing is noticed without a timer per send.
     ``disconnect`` is given if the server itself reports the caller's disconnect. ``reported``: a journey
-    reports the request's outcome; if not, the edge does, from ``status``, ``error`` and others.
+    reports the request's outcome; if not, the edge does.
     ``is_anthropic``: the client uses Anthropic's contract.
     """
 
     raw_send: Send
     services: Services
-    arrived_at: float
     # Of a repeated header only the last value counts.
     headers: dict[bytes, bytes]
     address: str
-    method: str
     disconnect: ClientDisconnect | None
-    request_id: str
-    trace_id: str
-    trace_parent: str | None = None
-    trace_state: str | None = None
     # Called when the answer begins, so that the headers report the key's limits at that time.
     limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
     reported: bool = False
-    replayed: bool = False
-    status: int | None = None
-    error: PublicError | None = None
-    caller: Caller | None = None
     started: bool = False
     client_gone: bool = False
     sending_since: float | None = None

@@ -6,7 +6,6 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.contracts.origin import EdgeOutcome
 from gateway.errors import Draining
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.http.path_labels import CONTRACTS, MONITORS, PathLabels
@@ -64,22 +63,7 @@ class EdgeMiddleware:
 
     def _report(self, exchange: Exchange, scope: Scope) -> None:
         """Emit the outcome of a request that was refused before its journey or needs none."""
-        label = self._labels.of(scope["path"])
-        if label in MONITORS:
-            return
-        self._services.emit_edge(
-            EdgeOutcome(
-                request_id=exchange.request_id,
-                trace_id=exchange.trace_id,
-                trace_parent=exchange.trace_parent,
-                trace_state=exchange.trace_state,
-                arrived_at=exchange.arrived_at,
-                method=scope["method"] if scope["type"] == "http" else "WS",
-                path=label,
-                contract=CONTRACTS.get(label),
-                tenant=None if exchange.caller is None else exchange.caller.tenant,
-                status=exchange.status,
-                error=exchange.error,
-                replayed=exchange.replayed,
-            )
-        )
+        exchange.path = self._labels.of(scope["path"])
+        if exchange.path not in MONITORS:
+            exchange.contract = CONTRACTS.get(exchange.path)
+            self._services.emit_edge(exchange)

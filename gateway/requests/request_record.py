@@ -19,7 +19,7 @@ from adapters.selection import Lease
 from budgeting.values import Plan
 from gateway.contracts.embeddings import PooledRequest
 from gateway.contracts.openai_answer import sent_status
-from gateway.contracts.origin import EdgeOutcome
+from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
@@ -52,7 +52,7 @@ class Reporter:
     log_defect: Callable[[BaseException, str], None]
     clock: Callable[[], float]
 
-    def trace(self, request: GenerateRequest | PooledRequest | EdgeOutcome) -> RootSpan:
+    def trace(self, request: GenerateRequest | PooledRequest | EdgeRequest) -> RootSpan:
         """Start the request's root span, as of the request's arrival."""
         return self.tracing.begin(
             request.trace_parent,
@@ -66,11 +66,11 @@ class Reporter:
         self.tracing.finish(span, record)
         self.emit(record)
 
-    def edge(self, outcome: EdgeOutcome) -> None:
+    def edge(self, request: EdgeRequest) -> None:
         """Report a request that no journey reports."""
-        span = self.trace(outcome)
-        total_ms = max(0.0, self.clock() - outcome.arrived_at) * 1000
-        self.report(span, _edge_record(outcome, span.trace_id, total_ms))
+        span = self.trace(request)
+        total_ms = max(0.0, self.clock() - request.arrived_at) * 1000
+        self.report(span, _edge_record(request, span.trace_id, total_ms))
 
 
 class RequestRecorder(Struct, eq=False):
@@ -249,24 +249,24 @@ class RequestRecorder(Struct, eq=False):
         return Content(messages, self._stream.text())
 
 
-def _edge_record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
-    gone, error = outcome.status is None, outcome.error
-    status = CLIENT_CLOSED_REQUEST if outcome.status is None else outcome.status
+def _edge_record(request: EdgeRequest, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
+    gone, error = request.status is None, request.error
+    status = CLIENT_CLOSED_REQUEST if request.status is None else request.status
     details: dict[str, Any] = {"error_code": "cancelled"} if gone else {}
     if error is not None and not gone:
         details = {"error_code": error.code, "error_param": error.param, "error_message": error.message}
-    if outcome.contract is None:
+    if request.contract is None:
         return EdgeRecord(
-            outcome.request_id, trace_id, outcome.method, outcome.path, status, total_ms, **details
+            request.request_id, trace_id, request.method, request.path, status, total_ms, **details
         )
     return RequestRecord(
-        request_id=outcome.request_id,
+        request_id=request.request_id,
         generation_id="",
         trace_id=trace_id,
-        tenant=outcome.tenant,
-        contract=outcome.contract,
+        tenant=request.caller.tenant if request.caller else None,
+        contract=request.contract,
         status=status,
         total_ms=total_ms,
-        finish_reason="replay" if outcome.replayed else "cancelled" if gone else "error",
+        finish_reason="replay" if request.replayed else "cancelled" if gone else "error",
         **details,
     )

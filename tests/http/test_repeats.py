@@ -13,7 +13,7 @@ from starlette.datastructures import FormData
 
 from gateway.app import create_app
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
-from gateway.contracts.origin import EdgeOutcome
+from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
 from gateway.http.body import form_content
@@ -222,7 +222,7 @@ async def test_an_idempotency_key_that_is_too_long_is_refused(connect: Connect) 
 
 
 async def test_a_replay_is_reported_as_one_and_the_first_request_is_not(connect: Connect) -> None:
-    events: list[EdgeOutcome] = []
+    events: list[EdgeRequest] = []
     async with connect(fake_services(emit_edge=events.append)) as client:
         for _ in range(2):
             await client.post("/v1/embeddings", json=VECTORS, headers=KEY)

@@ -16,7 +16,7 @@ from budgeting.values import Message, Role
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.config.tracing import TracingConfig
-from gateway.contracts.origin import EdgeOutcome
+from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import PublicError
 from gateway.journey import Journey
@@ -147,9 +147,9 @@ def test_a_request_that_the_http_layer_refuses_is_one_line(
     built: Gateway, lines: Lines, contract: str | None, path: str, event: str
 ) -> None:
     built.services.emit_edge(
-        EdgeOutcome(
+        EdgeRequest(
             request_id=f"mine {SECRETS[1]}", trace_id="ab" * 16, trace_parent=None, trace_state=None,
-            arrived_at=built.services.clock(), method="POST", path=path, contract=contract, tenant=None,
+            arrived_at=built.services.clock(), method="POST", path=path, contract=contract,
             status=401, error=PublicError(401, "invalid_key", f"not {SECRETS[1]}", "key"),
         )
     )  # fmt: skip
