@@ -171,20 +171,14 @@ class KeyAdmin:
         default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
         secret = draw_key()
         record = KeyRecord(
-            given.tenant,
-            given.role,
-            f"key_{secret.prefix}",
-            default_priority if given.max_priority is None else given.max_priority,
-            given.routes,
-            given.adapters,
-            _limits_of(given.limits),
-            expires_at,
-            given.org,
-            budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
-            given.tools,
-            given.models,
-            tuple(given.aliases.items()),
-            tuple(
+            **given.model_dump(include={"tenant", "org", "role", "routes", "adapters", "models", "tools"}),
+            key_id=f"key_{secret.prefix}",
+            max_priority=default_priority if given.max_priority is None else given.max_priority,
+            limits=_limits_of(given.limits),
+            expires_at=expires_at,
+            budget=budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
+            aliases=tuple(given.aliases.items()),
+            model_limits=tuple(
                 ModelLimits(model, _limits_of(one), budget_of(one.usd_per_day, one.usd_per_month))
                 for model, one in given.model_limits.items()
             ),

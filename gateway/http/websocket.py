@@ -99,9 +99,8 @@ async def _deny(exchange: Exchange, error: Exception, scope: Scope) -> None:
     public = public_error(error)
     exchange.status, exchange.error = public.status, public
     if "websocket.http.response" not in scope.get("extensions", {}):
-        await exchange.send(
-            {"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION}
-        )  # the server answers 403
+        # The server answers 403.
+        await exchange.send({"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION})
         return
     reply = error_reply(public, exchange.request_id, error_json)
     headers = [(b"content-type", reply.content_type), *reply.headers, *exchange.id_headers()]

@@ -17,9 +17,8 @@ from msgspec import Struct
 from accounting.values import UsageRow
 from adapters.selection import Lease
 from budgeting.values import Plan
-from gateway.contracts.embeddings import PooledRequest
 from gateway.contracts.openai_answer import sent_status
-from gateway.contracts.origin import EdgeRequest
+from gateway.contracts.origin import EdgeRequest, RequestOrigin
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
@@ -52,7 +51,7 @@ class Reporter:
     log_defect: Callable[[BaseException, str], None]
     clock: Callable[[], float]
 
-    def trace(self, request: GenerateRequest | PooledRequest | EdgeRequest) -> RootSpan:
+    def trace(self, request: RequestOrigin | EdgeRequest) -> RootSpan:
         """Start the request's root span, as of the request's arrival."""
         return self.tracing.begin(
             request.trace_parent,
