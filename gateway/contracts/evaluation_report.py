@@ -31,14 +31,11 @@ def is_signed(report: Mapping[str, Any], key: bytes) -> bool:
     digest = prompts.get("sha256") if isinstance(prompts, Mapping) else None
     given = report.get(SIGNATURE)
     return (
-        is_sha256(digest)
+        isinstance(digest, str)
+        and _SHA256.fullmatch(digest) is not None
         and isinstance(given, str)
         and hmac.compare_digest(given.encode(), _signature(report, key).encode())
     )
-
-
-def is_sha256(value: object) -> bool:
-    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def _signature(report: Mapping[str, Any], key: bytes) -> str:

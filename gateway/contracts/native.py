@@ -136,7 +136,7 @@ def build_request(
         if chunks
         else (),
         context=native.context or EMPTY,
-        deadline=origin.deadline_after(native.deadline_ms),
+        deadline=None if native.deadline_ms is None else origin.arrived_at + native.deadline_ms / 1000,
         labelled=native.request_id is not None,
         messages=messages,
         needs=needs | image_features(messages),

@@ -87,7 +87,3 @@ class RequestOrigin(Struct, frozen=True):
         Auxiliary requests have at most the lowest priority, because nobody waits for them.
         """
         return min(asked, self.caller.max_priority, -1 if self.is_auxiliary else 1)
-
-    def deadline_after(self, deadline_ms: int | None) -> float | None:
-        """The deadline in seconds on the injected clock; ``deadline_ms`` counts from the arrival."""
-        return None if deadline_ms is None else self.arrived_at + deadline_ms / 1000

@@ -162,7 +162,7 @@ class EmbeddingJourney:
                 if len(parts) == 1:
                     made = await self._part(work, parts[0], backends)
                 else:
-                    made = join_parts(await self._made(work, parts, backends))
+                    made = await self._made(work, parts, backends)
                 by = made.backend
                 account.settle(
                     structs.replace(
@@ -206,8 +206,11 @@ class EmbeddingJourney:
 
     async def _made(
         self, work: _PooledWork[Backed, One], parts: Sequence[InputPart], backends: Sequence[Backed]
-    ) -> list[PartResults[Backed, One]]:
-        """The results of each part, in order; the first failure cancels the other parts."""
+    ) -> PartResults[Backed, One]:
+        """The results of all parts, in order, as from the backend of the last part.
+
+        The first failure cancels the other parts.
+        """
         at_once = asyncio.Semaphore(AT_ONCE)
 
         async def one(part: InputPart) -> PartResults[Backed, One]:
@@ -219,7 +222,13 @@ class EmbeddingJourney:
                 tasks = [group.create_task(one(part)) for part in parts]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        made = [task.result() for task in tasks]
+        return PartResults(
+            made[-1].backend,
+            [one for part in made for one in part.results],
+            sum([part.input_tokens for part in made]),
+            sum([part.output_tokens for part in made]),
+        )
 
     async def _part(
         self, work: _PooledWork[Backed, One], part: InputPart, backends: Sequence[Backed]
@@ -339,16 +348,6 @@ class PartResults(Generic[Backed, One]):
     results: Sequence[One]
     input_tokens: int
     output_tokens: int = 0
-
-
-def join_parts(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, One]:
-    """The results of all parts, in order, as from the backend of the last part."""
-    return PartResults(
-        made[-1].backend,
-        [one for part in made for one in part.results],
-        sum([part.input_tokens for part in made]),
-        sum([part.output_tokens for part in made]),
-    )
 
 
 class _PooledWork(Struct, Generic[Backed, One], frozen=True):
