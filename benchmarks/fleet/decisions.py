@@ -7,6 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from admission.values import BackendLoad
 from benchmarks.fleet.front import Known
 from evaluation.simulator.measures import percentile
 from gateway.backends.workers.load import WorkerFigures
@@ -51,7 +52,7 @@ def _costs(workers: int, whole_up_to: int, requests: int, seed: int) -> list[flo
     seen = [Known(number, interval_s=1.0, max_running=128) for number in range(workers)]
     choice = WorkerChoice([one.url for one in seen])
     pool = WorkerPool(seen, choice, max_running=128, random=draw, whole_up_to=whole_up_to)
-    figures = WorkerFigures(running=2 * ON_EACH, kv_usage=0.3, total_blocks=6800, block_size=16)
+    figures = WorkerFigures(BackendLoad(2 * ON_EACH, 0, 0.3, 6800, 16))
     for one in seen:
         one.load.scraped(figures, 0.0)
     out: deque[tuple[Known, int]] = deque()

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from admission.events import SlotOutcome
 from admission.gate import BackendGate
 from admission.ticket import AdmissionTicket, Refusal
-from admission.values import AdmissionLimits, BackendLoad, Demand
+from admission.values import AdmissionLimits, Demand
 from evaluation.simulator.values import SimulatedRequest
 from gateway.backends.workers.health import WorkerHealth
-from gateway.backends.workers.load import WorkerFigures, WorkerLoad
+from gateway.backends.workers.load import WorkerLoad
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 from gateway.config.backends import OpenAIBackend
@@ -35,11 +35,6 @@ class Known:
         """Return the worker as the pool's choice sees it."""
         requests, kv_usage = self.load.requests_and_kv_usage(now)
         return WorkerView(self.url, requests, kv_usage, self.health.weight(now))
-
-
-def figures_of(load: BackendLoad) -> WorkerFigures:
-    """Return the figures that a scrape of a worker with this load reports."""
-    return WorkerFigures(load.running, load.waiting, load.kv_usage, load.total_blocks, load.block_size)
 
 
 @dataclass(slots=True)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from admission.values import AdmissionLimits
-from benchmarks.fleet.front import Front, figures_of
+from benchmarks.fleet.front import Front
 from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
 from evaluation.simulator.worker import SimulatedWorker, StepEnd
+from gateway.backends.workers.load import WorkerFigures
 
 # Kinds of events, in the order in which simultaneous ones are handled.
 _STEP, _SCRAPE, _TIMER, _SAMPLE = range(4)
@@ -104,7 +105,7 @@ class Simulation:
                 self._end_step(number, now)
             elif kind == _SCRAPE:
                 seen = self._fronts[number].seen[worker]
-                seen.load.scraped(figures_of(self._workers[worker].load), now)
+                seen.load.scraped(WorkerFigures(self._workers[worker].load), now)
                 heapq.heappush(events, (now + plan.interval_s, _SCRAPE, number, worker))
             elif kind == _TIMER:
                 if self._timers[number] == now:

@@ -15,7 +15,7 @@ from budgeting.token_ids import joined
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import Absence, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
-from gateway.backends.workers.load import WorkerFigures, WorkerLoad
+from gateway.backends.workers.load import WorkerFigures, WorkerLoad, pool_load
 from gateway.config.ray import RaySection
 from gateway.contracts.features import Feature
 from ops.ray.port import EngineReplicas, ReplicaLost, ReplicasFull
@@ -167,7 +167,10 @@ class RayBackend:
             self._news.clear()
             return
         self._news.set()
-        self._load.scraped(together(self._ready), self.clock())
+        loads = [one.load for one in self._ready]
+        load = pool_load(loads, [0] * len(loads), self.max_running)
+        assert load is not None, "the load of each of them is known"
+        self._load.scraped(WorkerFigures(load), self.clock())
         lengths = [one.max_model_len for one in self._ready if one.max_model_len]
         if lengths:
             self.on_max_model_len(min(lengths))
@@ -251,21 +254,3 @@ class _Attempt:
     out: DeltaSink
     delivered: bool = False
     replica: str = ""
-
-
-def together(reported: Sequence[ReplicaSignals]) -> WorkerFigures:
-    """The figures of several replicas, added up as those of one worker."""
-    blocks = sum(one.total_blocks for one in reported)
-    if blocks:
-        kv_usage = sum(one.kv_usage * one.total_blocks for one in reported) / blocks
-    else:
-        kv_usage = sum(one.kv_usage for one in reported) / len(reported)
-    sizes = {one.block_size for one in reported}
-    same = len(sizes) == 1
-    return WorkerFigures(
-        running=sum(one.running for one in reported),
-        waiting=sum(one.waiting for one in reported),
-        kv_usage=min(1.0, kv_usage),
-        total_blocks=blocks if same else 0,
-        block_size=sizes.pop() if same else 0,
-    )

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from admission.values import BackendLoad
 from budgeting.counting import ChatTokenizer
 from gateway.backends.host import MakeHost
 from gateway.backends.port import BackendState, Work
@@ -158,26 +159,22 @@ class EngineReplica:
     def _signals(self) -> ReplicaSignals:
         ready, load, facts = self._backend.state is BackendState.READY, self._backend.load, self._host.facts
         longest = facts.max_model_len if facts is not None else 0
-        if load is None:
-            return ReplicaSignals(self._replica, ready, max_model_len=longest)
-        return ReplicaSignals(
-            self._replica, ready, load.running, load.waiting, load.kv_usage, load.total_blocks,
-            load.block_size, longest,
-        )  # fmt: skip
+        return ReplicaSignals(self._replica, ready, load or BackendLoad(), longest)
 
     def record_routing_stats(self) -> dict[str, float | bool]:
         """Figures for the router; Serve sends them to every ingress replica."""
         now = self._signals()
-        return {"ready": now.ready, "requests": now.running + now.waiting, "kv_usage": now.kv_usage}
+        requests = now.load.running + now.load.waiting
+        return {"ready": now.ready, "requests": requests, "kv_usage": now.load.kv_usage}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Figures for the autoscaling policy: the engine's, and the sum of the gateways' queues."""
-        now, fresh = self._signals(), self._clock() - QUEUE_STALE_S
+        load, fresh = self._signals().load, self._clock() - QUEUE_STALE_S
         queued = sum(count for at, count in self._queues.values() if at >= fresh)
         return {
-            "running": float(now.running),
-            "waiting": float(now.waiting),
-            "kv_usage": now.kv_usage,
+            "running": float(load.running),
+            "waiting": float(load.waiting),
+            "kv_usage": load.kv_usage,
             "queued": float(queued),
         }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from admission.values import BackendLoad
 from budgeting.token_ids import PieceIds
 from gateway.backends.port import Completion, Work
 from gateway.backends.workers.worker_choice import WorkerPreference
@@ -50,15 +51,11 @@ class ReplicaPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaSignals(msgspec.Struct, frozen=True):
-    """A replica's figures; ``running`` and ``waiting`` count sequences, lengths are in tokens."""
+    """A replica's figures; ``max_model_len`` is in tokens."""
 
     replica: str
     ready: bool = True
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    total_blocks: int = 0
-    block_size: int = 0
+    load: BackendLoad = BackendLoad()
     max_model_len: int = 0
 
 

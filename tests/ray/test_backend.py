@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Completion, Work
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Sampling, Usage
@@ -209,9 +210,9 @@ async def test_replicas_that_answer_are_not_silent_however_late_their_figures_ar
 async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
     replicas = FakeReplicas(ScriptedCall([FIRST_PIECE], hangs=True))
     replicas.figures = (
-        ReplicaSignals("a", True, 3, 1, 0.5, 100, 16, 4096),
-        ReplicaSignals("b", True, 1, 0, 0.1, 300, 16, 2048),
-        ReplicaSignals("c", False, 9, 9, 1.0, 300, 16, 1024),
+        ReplicaSignals("a", True, BackendLoad(3, 1, 0.5, 100, 16), 4096),
+        ReplicaSignals("b", True, BackendLoad(1, 0, 0.1, 300, 16), 2048),
+        ReplicaSignals("c", False, BackendLoad(9, 9, 1.0, 300, 16), 1024),
     )
     lengths: list[int] = []
     backend = make_backend(replicas, lengths=lengths, queued=lambda: 7)

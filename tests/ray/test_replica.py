@@ -107,7 +107,7 @@ async def test_a_call_that_is_left_frees_the_engine(rig: ReplicaRig) -> None:
 
     async def idle() -> bool:
         signals = decode_signals(await rig.replica.signals("a", 0))
-        return not signals.running
+        return not signals.load.running
 
     await settled(idle)
 

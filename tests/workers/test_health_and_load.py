@@ -147,7 +147,7 @@ def test_health_holds_its_bounds_whatever_happens(history: list[tuple[str, float
     assert health.in_service, "a worker whose probes answer is back after the longest ejection"
 
 
-FIGURES = WorkerFigures(running=6, waiting=2, kv_usage=0.5, total_blocks=100, block_size=16)
+FIGURES = WorkerFigures(BackendLoad(running=6, waiting=2, kv_usage=0.5, total_blocks=100, block_size=16))
 
 
 def test_a_burst_between_two_scrapes_counts_at_once() -> None:
@@ -171,7 +171,7 @@ def test_the_reported_load_follows_every_change() -> None:
     seen += [load.current(0.2), load.current(0.3)]
     load.ended(ticket)
     seen += [load.current(0.4)]
-    load.scraped(WorkerFigures(running=0, waiting=0, kv_usage=0.1, total_blocks=100, block_size=16), 1)
+    load.scraped(WorkerFigures(BackendLoad(0, 0, 0.1, 100, 16)), 1)
     seen += [load.current(1), load.current(4), load.current(20)]
     quiet, busy, rest = (
         BackendLoad(6, 2, 0.5, 100, 16, 0),
@@ -205,13 +205,13 @@ def test_others_requests_are_doubted_as_the_scrape_ages_and_then_forgotten() -> 
 
 def test_a_doubted_scrape_alone_does_not_stop_traffic() -> None:
     load = WorkerLoad(interval_s=1)
-    load.scraped(WorkerFigures(1, 0, 0.7, 100, 16), 0)
+    load.scraped(WorkerFigures(BackendLoad(1, 0, 0.7, 100, 16)), 0)
     assert all(load.requests_and_kv_usage(now / 10)[1] <= DOUBTED_KV_USAGE for now in range(100))
 
 
 def test_a_known_batch_size_tells_running_from_waiting() -> None:
     load = WorkerLoad(interval_s=1, max_running=4)
-    load.scraped(WorkerFigures(4, 0), 0)
+    load.scraped(WorkerFigures(BackendLoad(4, 0)), 0)
     load.sent(1), load.sent(1)
     current = load.current(0)
     assert current is not None and (current.running, current.waiting) == (4, 2)
@@ -235,7 +235,7 @@ def test_load_is_never_less_than_what_is_in_flight_nor_out_of_range(
         elif what == "ended" and tickets:
             load.ended(tickets.pop())
         else:
-            load.scraped(WorkerFigures(running, 1, kv_usage, 10, 16), 0)
+            load.scraped(WorkerFigures(BackendLoad(running, 1, kv_usage, 10, 16)), 0)
         assert load.in_flight == len(tickets) <= load.requests(age)
         current = load.current(age)
         if current is not None:
@@ -265,12 +265,12 @@ vllm:cache_config_info{block_size="32",cache_dtype="auto",num_gpu_blocks="512"} 
 
 
 def test_a_workers_figures_are_read_by_vllms_names() -> None:
-    assert read_figures(VLLM) == WorkerFigures(3, 2, 0.25, 512, 32, frozenset("abc"))
+    assert read_figures(VLLM) == WorkerFigures(BackendLoad(3, 2, 0.25, 512, 32), frozenset("abc"))
 
 
 def test_several_engines_behind_one_server_count_together() -> None:
     second = VLLM.replace('engine="0"', 'engine="1"').replace("} 0.25", "} 0.75")
-    assert read_figures(VLLM + second) == WorkerFigures(6, 4, 0.5, 1024, 32, frozenset("abc"))
+    assert read_figures(VLLM + second) == WorkerFigures(BackendLoad(6, 4, 0.5, 1024, 32), frozenset("abc"))
 
 
 @pytest.mark.parametrize(

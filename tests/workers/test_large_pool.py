@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from admission.values import BackendLoad
 from benchmarks.fleet.front import Known
 from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import MAX_SNAPSHOT_AGE_S, WHOLE_UP_TO, WorkerPool
@@ -17,7 +18,7 @@ from gateway.backends.workers.shortlist import PLACES, WORKERS_PER_KEY, Hints
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference
 
 MANY = 200
-IDLE = WorkerFigures(kv_usage=0.1, total_blocks=100, block_size=16)
+IDLE = WorkerFigures(BackendLoad(kv_usage=0.1, total_blocks=100, block_size=16))
 
 
 def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[WorkerPool[Known], list[Known]]:
@@ -93,7 +94,7 @@ def test_a_large_pools_load_is_the_sum_of_its_workers_at_a_snapshot(
         for member, (running, waiting, ours) in zip(members, reported, strict=True):
             for _ in range(ours):
                 pool.sent(member, 64, WorkerPreference())
-            member.load.scraped(replace(IDLE, running=running, waiting=waiting), 1.0)
+            member.load.scraped(WorkerFigures(replace(IDLE.load, running=running, waiting=waiting)), 1.0)
     assert large.load(1.0) == small.load(1.0)
 
 

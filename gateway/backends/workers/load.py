@@ -6,6 +6,7 @@ the scrape ages, their number is scaled up; once it is too old, only our own req
 whose metrics are missing is neither flooded nor starved.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from admission.values import BackendLoad
@@ -18,7 +19,8 @@ CACHE_CONFIG = "vllm:cache_config_info"
 LORA = "vllm:lora_requests_info"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 GENERATION_TOKENS = "vllm:generation_tokens_total"
-_WANTED = (RUNNING, WAITING, KV_USAGE, CACHE_CONFIG, LORA, PROMPT_TOKENS, GENERATION_TOKENS)
+_SUMS = frozenset({RUNNING, WAITING, PROMPT_TOKENS, GENERATION_TOKENS})
+_WANTED = (*_SUMS, KV_USAGE, CACHE_CONFIG, LORA)
 
 # Larger values, infinity and NaN are ignored.
 _MAX_VALUE = 1e15
@@ -26,21 +28,14 @@ _MAX_VALUE = 1e15
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """A worker's metrics, summed over all engines of its server (``kv_usage``: the mean).
+    """A worker's metrics, summed over all engines of its server (KV usage: the mean).
 
     Args:
-        kv_usage: share of KV blocks in use, 0 to 1.
-        total_blocks: KV blocks; 0 when not reported.
-        block_size: tokens of a block; 0 when not reported.
         adapters: LoRA adapters with running or waiting requests.
         prompt_tokens, generation_tokens: totals since the server's start; ``None`` when not reported.
     """
 
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    total_blocks: int = 0
-    block_size: int = 0
+    load: BackendLoad
     adapters: frozenset[str] = field(default_factory=frozenset)
     prompt_tokens: int | None = None
     generation_tokens: int | None = None
@@ -48,47 +43,32 @@ class WorkerFigures:
 
 def read_figures(text: str) -> WorkerFigures | None:
     """The figures of a metrics page; ``None`` when it has no metric of running or waiting requests."""
-    running = waiting = total_blocks = block_size = 0
+    total_blocks = block_size = 0
     usages: list[float] = []
-    tokens: dict[str, int] = {}
+    sums: dict[str, int] = {}
     adapters: frozenset[str] = frozenset()
     newest_at = float("-inf")
-    found = False
     for sample in samples_of(text, *_WANTED):
         name, number = sample.name, sample.value
         if not abs(number) < _MAX_VALUE:
             continue
-        if name == RUNNING:
-            running, found = running + int(number), True
-        elif name == WAITING:
-            waiting, found = waiting + int(number), True
+        if name in _SUMS:
+            sums[name] = sums.get(name, 0) + int(number)
         elif name == KV_USAGE:
             usages.append(min(max(number, 0.0), 1.0))
-        elif name in (PROMPT_TOKENS, GENERATION_TOKENS):
-            tokens[name] = tokens.get(name, 0) + int(number)
-        else:
-            labels = sample.labels
-            if name == CACHE_CONFIG:
-                total_blocks += _count(labels.get("num_gpu_blocks"))
-                block_size = _count(labels.get("block_size")) or block_size
-            elif number >= newest_at:
-                # There is a series for each set of adapters since the start; its value is a timestamp.
-                newest_at = number
-                both = (labels.get(f"{state}_lora_adapters", "") for state in ("running", "waiting"))
-                adapters = frozenset(name.strip() for name in ",".join(both).split(",") if name.strip())
-    if not found:
+        elif name == CACHE_CONFIG:
+            total_blocks += _count(sample.labels.get("num_gpu_blocks"))
+            block_size = _count(sample.labels.get("block_size")) or block_size
+        elif number >= newest_at:
+            # There is a series for each set of adapters since the start; its value is a timestamp.
+            newest_at = number
+            both = (sample.labels.get(f"{state}_lora_adapters", "") for state in ("running", "waiting"))
+            adapters = frozenset(name.strip() for name in ",".join(both).split(",") if name.strip())
+    if RUNNING not in sums and WAITING not in sums:
         return None
     kv_usage = sum(usages) / len(usages) if usages else 0.0
-    return WorkerFigures(
-        running,
-        waiting,
-        kv_usage,
-        total_blocks,
-        block_size,
-        adapters,
-        tokens.get(PROMPT_TOKENS),
-        tokens.get(GENERATION_TOKENS),
-    )
+    load = BackendLoad(sums.get(RUNNING, 0), sums.get(WAITING, 0), kv_usage, total_blocks, block_size)
+    return WorkerFigures(load, adapters, sums.get(PROMPT_TOKENS), sums.get(GENERATION_TOKENS))
 
 
 def _count(value: str | None) -> int:
@@ -154,7 +134,7 @@ class WorkerLoad:
         self._figures = figures
         self._scraped_at = now
         self._fresh_until = now + DOUBT_INTERVALS * self._interval_s
-        self._others = max(0, figures.running + figures.waiting - len(self._sent))
+        self._others = max(0, figures.load.running + figures.load.waiting - len(self._sent))
         self._scrapes += 1
         self._unseen_tokens = 0
 
@@ -178,16 +158,17 @@ class WorkerLoad:
         figures, doubt = self._figures, 1.0 if fresh else self._doubt(now)
         if figures is None or not doubt:
             return None
+        reported = figures.load
         total = len(self._sent) + round(self._others * doubt)
-        running = min(total, figures.running + max(0, total - figures.running - figures.waiting))
+        running = min(total, reported.running + max(0, total - reported.running - reported.waiting))
         if self._max_running:
             running = min(running, self._max_running)
         load = BackendLoad(
             running=running,
             waiting=total - running,
-            kv_usage=self._kv_usage(figures, doubt),
-            total_blocks=figures.total_blocks,
-            block_size=figures.block_size,
+            kv_usage=self._kv_usage(reported, doubt),
+            total_blocks=reported.total_blocks,
+            block_size=reported.block_size,
             max_running=self._max_running,
         )
         self._cached = load if fresh else None
@@ -197,15 +178,15 @@ class WorkerLoad:
         """:meth:`requests`, and the share of its KV blocks in use, 0 when unknown, in one call."""
         figures, doubt = self._figures, self._doubt(now)
         requests = len(self._sent) + self._others * doubt
-        return requests, self._kv_usage(figures, doubt) if figures is not None and doubt else 0.0
+        return requests, self._kv_usage(figures.load, doubt) if figures is not None and doubt else 0.0
 
-    def _kv_usage(self, figures: WorkerFigures, doubt: float) -> float:
-        kv_usage = figures.kv_usage
-        room = figures.total_blocks * figures.block_size
+    def _kv_usage(self, reported: BackendLoad, doubt: float) -> float:
+        kv_usage = reported.kv_usage
+        room = reported.total_blocks * reported.block_size
         if room:
             kv_usage += self._unseen_tokens / room
         if doubt > 1.0:
-            kv_usage = min(kv_usage * doubt, max(DOUBTED_KV_USAGE, figures.kv_usage))
+            kv_usage = min(kv_usage * doubt, max(DOUBTED_KV_USAGE, reported.kv_usage))
         return min(kv_usage, 1.0)
 
     def _doubt(self, now: float) -> float:
@@ -221,7 +202,9 @@ class WorkerLoad:
         return 1.0 + share * (DOUBT_FACTOR - 1.0)
 
 
-def pool_load(loads: list[BackendLoad | None], in_flight: list[int], max_running: int) -> BackendLoad | None:
+def pool_load(
+    loads: Sequence[BackendLoad | None], in_flight: Sequence[int], max_running: int
+) -> BackendLoad | None:
     """The sum over the workers in service; ``None`` when the load of none of them is known.
 
     A worker whose load is unknown counts with its requests in flight, as running.
