@@ -12,11 +12,11 @@ from resilience.failures import BackendFailure, FailureKind
 Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 
 
-def check_partial(work: Work, ways: frozenset[Continue], name: str) -> PartialAnswer | None:
-    """The partial answer, if any. Raises BackendFailure when it cannot be resumed in one of ``ways``."""
+def check_partial(work: Work, ways: frozenset[Continue], name: str) -> None:
+    """Raise BackendFailure when the partial answer, if any, cannot be resumed in one of ``ways``."""
     partial = work.partial
     if partial is None:
-        return None
+        return
     if not ways:
         _refuse(f"{name} cannot resume an answer")
     if partial.replay and Continue.EVENTS not in ways:
@@ -27,7 +27,6 @@ def check_partial(work: Work, ways: frozenset[Continue], name: str) -> PartialAn
         _refuse(f"n: {work.sampling.n} is given; allowed: 1 with a partial answer", "n")
     if work.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways:
         _refuse(f"{name} cannot resume a constrained answer", "response_format")
-    return partial
 
 
 def _refuse(message: str, param: str | None = None) -> None:
@@ -88,11 +87,21 @@ class TextSplice:
         return self._held
 
 
-async def generate_rest(splice: TextSplice, generate: Generate, work: Work, out: DeltaSink) -> Completion:
-    """Generate with ``splice`` before the sink; a stop string across both texts ends the generation."""
+async def generate_rest(
+    generate: Generate, work: Work, out: DeltaSink, *, trimmed: bool = False
+) -> Completion:
+    """Generate, and join the texts of a resumed answer; a stop string across both ends the generation.
+
+    ``trimmed``: the white space at the end of the partial answer is not sent to the backend.
+    """
+    partial = work.partial
+    if partial is None:
+        return await generate(work, out)
+    text = partial.text
+    splice = TextSplice(text, work.sampling.stop, text[len(text.rstrip()) :] if trimmed else "")
     if not splice.is_open:
         return await generate(work, out)
-    gate = _Gate(splice, out, replayed=work.partial is not None and work.partial.replay)
+    gate = _Gate(splice, out, replayed=partial.replay)
     try:
         completion = await generate(work, gate.push)
     except _StopReached:

@@ -18,7 +18,7 @@ from gateway.backends.bedrock.invoked import family_of, rerank_request, scores_o
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.tools import ConverseTools, tools_as_messages
 from gateway.backends.bedrock.transport import Transport
-from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
+from gateway.backends.partial_answer import check_partial, generate_rest
 from gateway.backends.port import (
     BackendState,
     Completion,
@@ -119,11 +119,8 @@ class BedrockBackend:
 
         If a region fails before any text has come, the next region is asked.
         """
-        partial = check_partial(work, self.continues, self.name)
-        if partial is None:
-            return await self._generate(work, out)
-        splice = TextSplice(partial.text, work.sampling.stop, partial.text[len(partial.text.rstrip()) :])
-        return await generate_rest(splice, self._generate, work, out)
+        check_partial(work, self.continues, self.name)
+        return await generate_rest(self._generate, work, out, trimmed=True)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         if self._stopped:

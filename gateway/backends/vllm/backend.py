@@ -18,7 +18,7 @@ from gateway.backends.embedded_vectors import (
     longest_input,
 )
 from gateway.backends.lora_slots import LoraSlots
-from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
+from gateway.backends.partial_answer import check_partial, generate_rest, resumed_seed
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
 from gateway.backends.sampling import filled
 from gateway.backends.vllm.adapters import VllmAdapters
@@ -133,10 +133,8 @@ class VllmBackend(OnVllm):
         return features if self.slots.places else features - {Feature.LORA}
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        partial = check_partial(work, self.continues, self.name)
-        if partial is None:
-            return await self._generate(work, out)
-        return await generate_rest(TextSplice(partial.text, work.sampling.stop), self._generate, work, out)
+        check_partial(work, self.continues, self.name)
+        return await generate_rest(self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         given, engine = work.partial_ids, self.running()

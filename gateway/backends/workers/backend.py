@@ -38,6 +38,7 @@ from gateway.backends.workers.audio import transcript_of
 from gateway.backends.workers.client import Whole, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
+    CHAT_PATH,
     MAX_ECHOED_LOGPROBS,
     SHARED_SALT,
     CompletionWriter,
@@ -282,8 +283,8 @@ class WorkersBackend:
             )
         if work.partial is None:
             return self._generate(work, out)
-        partial = check_partial(work, self._writer.ways(work), self.name) or work.partial
-        return generate_rest(self._writer.splice(work, partial), self._generate, work, out)
+        check_partial(work, self._writer.ways(work), self.name)
+        return generate_rest(self._generate, work, out, trimmed=self._writer.path(work) == CHAT_PATH)
 
     # These methods return the coroutine of `_posted`: one of their own would be resumed at every wait.
 

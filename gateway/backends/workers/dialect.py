@@ -15,8 +15,8 @@ from adapters.values import Adapter
 from budgeting.template import split_ending
 from budgeting.token_ids import joined
 from budgeting.values import all_plain
-from gateway.backends.partial_answer import TextSplice, rest_of, resumed_seed
-from gateway.backends.port import Continue, PartialAnswer, Work
+from gateway.backends.partial_answer import rest_of, resumed_seed
+from gateway.backends.port import Continue, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_fields
 from gateway.backends.workers.client import Upload
 from gateway.backends.workers.header_template import HeaderTemplate
@@ -200,11 +200,6 @@ class CompletionWriter:
         if work.tools or work.reasoning_effort is not None or work.template_kwargs or work.images:
             return True
         return self.fields_in_chats and self.dialect is Dialect.VLLM and bool(work.extra)
-
-    def splice(self, work: Work, partial: PartialAnswer) -> TextSplice:
-        """Joins the worker's output to the partial answer."""
-        trimmed = partial.text[len(partial.text.rstrip()) :] if self.path(work) == CHAT_PATH else ""
-        return TextSplice(partial.text, work.sampling.stop, trimmed)
 
     def write(self, work: Work, now: float = 0.0) -> WrittenRequest:
         """Write the request. Always a stream, to time the first token and cancel by closing.
