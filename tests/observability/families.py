@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.backends.vllm.values import EngineShape
 from gateway.config.settings import load_settings
 from gateway.wiring.build import build

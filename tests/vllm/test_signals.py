@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.backends.vllm.values import EngineShape
 from observability.engine_metrics import engine_families
 from observability.metrics import Metrics
@@ -16,10 +18,37 @@ from observability.scrape import ScrapeCollector
 SHAPE = EngineShape(max_model_len=4096, block_size=32, total_blocks=100, max_num_seqs=8, max_loras=2)
 
 
-def report_step(board: SignalBoard, running: int, waiting: int, kv_usage: float, **more: object) -> None:
-    board.scheduled(
-        0, running=running, waiting=waiting, kv_usage=kv_usage, prefix_queries=10, prefix_hits=4, **more
+def report_step(
+    board: SignalBoard,
+    running: int,
+    waiting: int,
+    kv_usage: float,
+    running_loras: Sequence[str] = (),
+    waiting_loras: Sequence[str] = (),
+) -> None:
+    """A report as vLLM's scheduler makes it; some of the waiting requests were skipped in its step."""
+    stats = SimpleNamespace(
+        num_running_reqs=running,
+        num_waiting_reqs=waiting - waiting // 2,
+        num_skipped_waiting_reqs=waiting // 2,
+        kv_cache_usage=kv_usage,
+        prefix_cache_stats=SimpleNamespace(queries=10, hits=4),
+        running_lora_adapters=dict.fromkeys(running_loras, 1),
+        waiting_lora_adapters=dict.fromkeys(waiting_loras, 1),
     )
+    board.scheduled(stats, 0)
+
+
+def report_tokens(board: SignalBoard, *, preemptions: int, first_token_s: float) -> None:
+    ended = SimpleNamespace(queued_time=0.1, prefill_time=0.2)
+    stats = SimpleNamespace(
+        num_preempted_reqs=preemptions,
+        num_prompt_tokens=5,
+        num_generation_tokens=2,
+        time_to_first_tokens_iter=[first_token_s],
+        finished_requests=[ended],
+    )
+    board.generated(stats)
 
 
 def test_the_load_is_what_the_engine_reported_last() -> None:
@@ -62,15 +91,11 @@ def test_the_load_never_exceeds_the_sequences_in_flight(
 def test_counters_add_up_over_the_steps_and_start_anew_after_the_warm_up() -> None:
     board = SignalBoard()
     report_step(board, 1, 0, 0.1)
-    board.generated(
-        preemptions=1, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.2], ended_s=[(0.1, 0.2)]
-    )
+    report_tokens(board, preemptions=1, first_token_s=0.2)
     board.forget()
     for _ in range(3):
         report_step(board, 1, 0, 0.1)
-        board.generated(
-            preemptions=1, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.03], ended_s=[(0.1, 0.2)]
-        )
+        report_tokens(board, preemptions=1, first_token_s=0.03)
     figures = board.figures("base", SHAPE)
     assert (figures.prefix_queries, figures.prefix_hits, figures.preemptions) == (30, 12, 3)
     assert (figures.prompt_tokens, figures.generation_tokens) == (15, 6)
@@ -89,9 +114,7 @@ def test_a_scrape_shows_vllms_current_names() -> None:
     board = SignalBoard()
     with board.sequences(3):
         report_step(board, 2, 1, 0.25)
-        board.generated(
-            preemptions=0, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.03], ended_s=[(0.1, 0.2)]
-        )
+        report_tokens(board, preemptions=0, first_token_s=0.03)
         text = scrape(board)
     labels = '{engine="0",model_name="base"}'
     for line in (
@@ -115,7 +138,7 @@ def test_the_adapter_metric_appears_with_the_first_use_and_names_only_busy_adapt
     board = SignalBoard()
     assert "lora_requests_info" not in scrape(board)
     with board.sequences(2):
-        report_step(board, 1, 1, 0.1, running_loras=["a", "b"], waiting_loras=["c"])
+        report_step(board, 1, 1, 0.1, running_loras=["a#1", "b#2"], waiting_loras=["c#3"])
         busy = scrape(board)
     expected = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} '
     assert expected in busy

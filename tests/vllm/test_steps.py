@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.backends.vllm.compat.answer import Outputs
-from gateway.backends.vllm.compat.steps import CoreSteps, StepReport
-from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.compat.signals import SignalBoard
+from gateway.backends.vllm.compat.steps import CoreSteps
 from tests.vllm.conftest import needs_vllm
 
 pytestmark = needs_vllm
@@ -38,9 +38,9 @@ class StepRig:
             outputs_queue=asyncio.Queue(), decoder=MsgpackDecoder(EngineCoreOutputs)
         )
         self._encode = MsgpackEncoder().encode
-        self.board, self.steps_seen = SignalBoard(), 0
+        self.board, self.steps_seen = SignalBoard(self._stepped), 0
         llm = SimpleNamespace(engine_core=self.client, output_processor=self.processor)
-        self.steps = CoreSteps(llm, StepReport(self.board, self._stepped))
+        self.steps = CoreSteps(llm, self.board)
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, max_tokens=1000, **sampling)
         self.collector = RequestOutputCollector(params.output_kind, "r")
         request = EngineCoreRequest(

@@ -23,7 +23,7 @@ from gateway.backends.port import BackendState, Completion, Continue, DeltaSink,
 from gateway.backends.sampling import filled
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.compat.engine import VllmEngine
-from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling

@@ -26,8 +26,8 @@ from gateway.backends.vllm.backend import VllmBackend, VllmPoolingBackend, warm_
 from gateway.backends.vllm.child_logs import ChildLogs
 from gateway.backends.vllm.compat import start
 from gateway.backends.vllm.compat.engine import VllmEngine
+from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.backends.vllm.parser_names import ParserNames, parser_names
-from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.start_errors import check_folder, explain
 from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
@@ -88,14 +88,13 @@ class VllmHost:
         self._section = section
         self._defaults = defaults
         self._token_bytes = token_bytes
-        self._on_step = on_step
         self._on_death = on_death
         self._new_seed = new_seed
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
         self._encode = encode
         self._pools = section.task == "embed"
         self._parsers = ParserNames() if self._pools else parser_names(section)
-        self.board = SignalBoard()
+        self.board = SignalBoard(on_step)
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
         self._slots = make_slots(self._adapters, places)
@@ -227,9 +226,7 @@ class VllmHost:
             start.load(version, self._check_wanted)
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
         with visible_devices(self._section.visible_devices):
-            engine = start.start(
-                version, asked, self._section, self.board, self._token_bytes, self._on_step, self._parsers
-            )
+            engine = start.start(version, asked, self._section, self.board, self._token_bytes, self._parsers)
         self._parsers = engine.parser_names
         gc.freeze()
         if self._given_up.is_set():

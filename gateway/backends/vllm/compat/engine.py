@@ -23,7 +23,8 @@ from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.compat.answer import OutputReader, Outputs
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, Parsers
 from gateway.backends.vllm.compat.receiver import receive_faster
-from gateway.backends.vllm.compat.steps import CoreSteps, StepReport
+from gateway.backends.vllm.compat.signals import SignalBoard
+from gateway.backends.vllm.compat.steps import CoreSteps
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineShape, Lora
 from gateway.contracts.values import FormatType, ResponseFormat, template_variables
@@ -44,7 +45,7 @@ class VllmEngine:
         token_bytes: Callable[[int], bytes],
         max_loras: int,
         names: ParserNames,
-        report: StepReport | None = None,
+        board: SignalBoard | None = None,
     ) -> None:
         from vllm import PoolingParams, SamplingParams
         from vllm.exceptions import VLLMClientError
@@ -65,7 +66,7 @@ class VllmEngine:
         self._lora = LoRARequest
         self._dead_error = EngineDeadError
         self._client_errors = (VLLMClientError, ValueError, TypeError)
-        self._steps = CoreSteps(llm, report)
+        self._steps = CoreSteps(llm, board)
         config = llm.vllm_config
         self.parser_names = names
         self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)

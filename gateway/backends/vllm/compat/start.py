@@ -17,9 +17,8 @@ from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, needs_tags, parser_class
-from gateway.backends.vllm.compat.steps import StepReport
+from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.backends.vllm.parser_names import ParserNames, model_type
-from gateway.backends.vllm.signals import SignalBoard
 from gateway.config.engine import EngineSection
 
 # Minor versions that this package was written against.
@@ -108,7 +107,6 @@ def start(
     section: EngineSection,
     board: SignalBoard,
     token_bytes: Callable[[int], bytes],
-    on_step: Callable[[int], None],
     names: ParserNames,
 ) -> VllmEngine:
     """Start the engine's processes and wait until the model has loaded. Blocks.
@@ -137,8 +135,7 @@ def start(
     grammars = "xgrammar" if parser is not None and needs_tags(parser.tool_parser_cls) else "guidance"
     grammar_config = StructuredOutputsConfig(backend=grammars, disable_any_whitespace=True)
     chosen.setdefault("structured_outputs_config", grammar_config)
-    report = StepReport(board, on_step)
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(report)])
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(board)])
     envs.enable_envs_cache()  # vLLM reads some of them for every token
     return VllmEngine(
         llm,
@@ -146,7 +143,7 @@ def start(
         token_bytes,
         int(arguments.get("max_loras", 0)),
         names,
-        report if llm.log_stats else None,
+        board if llm.log_stats else None,
     )
 
 
@@ -207,8 +204,8 @@ def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
     return "|".join(",".join(map(str, cores)) for cores in lists)
 
 
-def _stat_logger(report: StepReport) -> type:
-    """A class that passes vLLM's figures to ``report``. Because of its base class vLLM leaves out its own
+def _stat_logger(board: SignalBoard) -> type:
+    """A class that passes vLLM's figures to ``board``. Because of its base class vLLM leaves out its own
     exporter, which would count every token a second time.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
@@ -225,9 +222,9 @@ def _stat_logger(report: StepReport) -> type:
             engine_idx: int = 0,
         ) -> None:
             if iteration_stats is not None:
-                report.generated(iteration_stats)
+                board.generated(iteration_stats)
             if scheduler_stats is not None:
-                report.scheduled(scheduler_stats, engine_idx)
+                board.scheduled(scheduler_stats, engine_idx)
 
         def log(self) -> None:
             """Nothing is logged from here."""

@@ -10,46 +10,7 @@ from msgspec import Struct, defstruct, field, msgpack
 from msgspec.structs import astuple
 
 from gateway.backends.vllm.compat.answer import Outputs
-from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import name_of
-
-
-class StepReport:
-    """Writes the figures of vLLM's steps on the ``board``; ``on_step`` gets the preemptions after each."""
-
-    def __init__(self, board: SignalBoard, on_step: Callable[[int], None]) -> None:
-        self._board = board
-        self._on_step = on_step
-        self.decoded = board.decoded
-
-    def generated(self, stats: Any) -> None:
-        """Record vLLM's ``IterationStats``."""
-        self._board.generated(
-            preemptions=stats.num_preempted_reqs,
-            prompt_tokens=stats.num_prompt_tokens,
-            generation_tokens=stats.num_generation_tokens,
-            first_tokens_s=stats.time_to_first_tokens_iter,
-            ended_s=[(end.queued_time, end.prefill_time) for end in stats.finished_requests],
-        )
-
-    def scheduled(self, stats: Any, engine: int) -> None:
-        """Record vLLM's ``SchedulerStats``."""
-        prefix, running, waiting = (
-            stats.prefix_cache_stats,
-            stats.running_lora_adapters,
-            stats.waiting_lora_adapters,
-        )
-        self._board.scheduled(
-            engine,
-            running=stats.num_running_reqs,
-            waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
-            kv_usage=stats.kv_cache_usage,
-            prefix_queries=prefix.queries,
-            prefix_hits=prefix.hits,
-            running_loras=[name_of(key) for key in running] if running else (),
-            waiting_loras=[name_of(key) for key in waiting] if waiting else (),
-        )
-        self._on_step(self._board.preemptions)
+from gateway.backends.vllm.compat.signals import SignalBoard
 
 
 class _PrefixFigures(Struct, frozen=True):
@@ -58,7 +19,7 @@ class _PrefixFigures(Struct, frozen=True):
 
 
 class _SchedulerFigures(Struct):
-    """The fields of vLLM's ``SchedulerStats`` that :class:`StepReport` reads."""
+    """The fields of vLLM's ``SchedulerStats`` that :class:`SignalBoard` reads."""
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
@@ -99,10 +60,10 @@ class CoreSteps:
     it has.
 
     Args:
-        report: takes the figures; ``None``: nobody reads them.
+        board: takes the figures; ``None``: nobody reads them.
     """
 
-    def __init__(self, llm: Any, report: StepReport | None) -> None:
+    def __init__(self, llm: Any, board: SignalBoard | None) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
         from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 
@@ -121,7 +82,7 @@ class CoreSteps:
         step: Any = defstruct("Step", fields, array_like=True)
         hooks = client.decoder
         self._decode = msgpack.Decoder(step, ext_hook=hooks.ext_hook, dec_hook=hooks.dec_hook).decode
-        self._report = report
+        self._board = board
         self._queue: _StepQueue | None = None
         self.busy = False
         self.resume: Callable[[], None] = _nothing
@@ -194,17 +155,17 @@ class CoreSteps:
         left, count = self._pass_on(step, more or bool(self._held))
         if self._held and (left or not more):
             self._flush()
-        report, stats = self._report, step.scheduler_stats
-        if report is not None and count:
-            report.decoded(count)
+        board, stats = self._board, step.scheduler_stats
+        if board is not None and count:
+            board.decoded(count)
         if left:
             whole = self._decode_whole(frames)
             whole.outputs = left
             queue.put_nowait(whole)
-        elif stats is not None and report is not None:
+        elif stats is not None and board is not None:
             if self._processor.lora_states.requests:
                 self._processor.update_scheduler_stats(stats)
-            report.scheduled(stats, step.engine_index)
+            board.scheduled(stats, step.engine_index)
 
     def _pass_on(self, step: Any, hold: bool) -> tuple[list[Any], int]:
         """Pass a step's texts on; returns the outputs that vLLM must handle, and the tokens of the others."""

@@ -1,10 +1,11 @@
 """The engine's figures: written after each of its steps, read by admission and by the metrics."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from admission.values import BackendLoad
-from gateway.backends.vllm.values import EngineShape
+from gateway.backends.vllm.values import EngineShape, name_of
 from observability.events import Distribution, EngineFigures, LoraFigures
 from observability.histogram import Buckets
 
@@ -31,18 +32,25 @@ _HISTOGRAMS = (
 )
 
 
+# Adapters with running and with waiting requests.
+_NO_LORAS: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+
 class SignalBoard:
     """The engine's report after its last step, bounded by the sequences in flight.
 
     The engine reports only when it steps. After the abort of the last request it does not step again, and its
     last report would never change.
+
+    ``on_step`` gets the preemptions so far after each step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_step: Callable[[int], None] = lambda preemptions: None) -> None:
+        self._on_step = on_step
         # Sequences that the gateway has requested and that have not ended.
         self.in_flight = 0
         self._schedulers: dict[int, tuple[int, int, float]] = {}
-        self._loras: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._loras = _NO_LORAS
         self.forget()
 
     def forget(self) -> None:
@@ -64,46 +72,36 @@ class SignalBoard:
         finally:
             self.in_flight -= count
 
-    def scheduled(
-        self,
-        engine: int,
-        *,
-        running: int,
-        waiting: int,
-        kv_usage: float,
-        prefix_queries: int,
-        prefix_hits: int,
-        running_loras: Iterable[str] = (),
-        waiting_loras: Iterable[str] = (),
-    ) -> None:
-        """Record the report of one engine's scheduler; queries and hits are those since its last report."""
-        self._schedulers[engine] = running, waiting, kv_usage
-        if prefix_queries:
-            self.computed_tokens = max(0, prefix_queries - prefix_hits)
-        self._prefix_queries += prefix_queries
-        self._prefix_hits += prefix_hits
-        self._loras = tuple(running_loras), tuple(waiting_loras)
-        self._loras_used = self._loras_used or any(self._loras)
+    def scheduled(self, stats: Any, engine: int) -> None:
+        """Record vLLM's ``SchedulerStats``; their queries and hits are those since the last ones."""
+        prefix, running = stats.prefix_cache_stats, stats.running_lora_adapters
+        waiting = stats.waiting_lora_adapters
+        self._schedulers[engine] = (
+            stats.num_running_reqs,
+            stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
+            stats.kv_cache_usage,
+        )
+        if prefix.queries:
+            self.computed_tokens = max(0, prefix.queries - prefix.hits)
+            self._prefix_queries += prefix.queries
+            self._prefix_hits += prefix.hits
+        self._loras = _NO_LORAS
+        if running or waiting:
+            self._loras = tuple(map(name_of, running)), tuple(map(name_of, waiting))
+            self._loras_used = True
+        self._on_step(self.preemptions)
 
-    def generated(
-        self,
-        *,
-        preemptions: int,
-        prompt_tokens: int,
-        generation_tokens: int,
-        first_tokens_s: Iterable[float],
-        ended_s: Iterable[tuple[float, float]],
-    ) -> None:
-        """Record a step: times to first tokens, and queue and prefill times of the ended requests."""
-        self.preemptions += preemptions
-        self.computed_tokens = prompt_tokens
-        self._prompt_tokens += prompt_tokens
-        self._generation_tokens += generation_tokens
+    def generated(self, stats: Any) -> None:
+        """Record vLLM's ``IterationStats``."""
+        self.preemptions += stats.num_preempted_reqs
+        self.computed_tokens = stats.num_prompt_tokens
+        self._prompt_tokens += stats.num_prompt_tokens
+        self._generation_tokens += stats.num_generation_tokens
         ttft, queue, prefill = self._kept
-        ttft.observe(*first_tokens_s)
-        for queue_s, prefill_s in ended_s:
-            queue.observe(queue_s)
-            prefill.observe(prefill_s)
+        ttft.observe(*stats.time_to_first_tokens_iter)
+        for ended in stats.finished_requests:
+            queue.observe(ended.queued_time)
+            prefill.observe(ended.prefill_time)
 
     def decoded(self, tokens: int) -> None:
         """Record tokens of a step that are no answer's first ones."""
@@ -130,7 +128,7 @@ class SignalBoard:
         )
 
     def figures(self, model: str, shape: EngineShape) -> EngineFigures:
-        active = self._loras if self.in_flight else ((), ())
+        active = self._loras if self.in_flight else _NO_LORAS
         return EngineFigures(
             model_name=model,
             load=self.load(shape),
