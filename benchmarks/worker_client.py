@@ -28,8 +28,9 @@ from rich.table import Table
 from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.answer import CompletionReader
-from gateway.backends.workers.client import Timeouts, WorkerClient
+from gateway.backends.workers.client import WorkerClient
 from gateway.backends.workers.dialect import CompletionWriter
+from gateway.config.backends import OpenAIBackend
 from gateway.contracts.values import Sampling
 
 TOKENS = 140
@@ -102,7 +103,8 @@ async def _serve(port: multiprocessing.queues.Queue[int]) -> None:
 
 async def ours(base: str, stack: AsyncExitStack) -> Ask:
     """Return a request function of Sluice's own client."""
-    client = WorkerClient(base, timeouts=Timeouts(), max_connections=STREAMS)
+    section = OpenAIBackend(kind="openai", base_urls=[base])
+    client = WorkerClient(base, section, max_connections=STREAMS, connect_s=2)
     stack.callback(client.close)
 
     async def ask(work: Work, body: bytes) -> str:

@@ -199,7 +199,6 @@ class Engine:
     def _update(self, chunks: list[Chunk], result: StepResult | None) -> list[SequenceOutput]:
         if result is None:
             return [self._fail(chunks[0].sequence, OUT_OF_MEMORY)]
-        now = self._clock()
         # A failed chunk does not count as computed: its blocks must not get into the prefix cache.
         self._scheduler.advance([chunk for at, chunk in enumerate(chunks) if at not in result.failed])
         outputs = []
@@ -211,12 +210,10 @@ class Engine:
                 outputs.append(self._output(chunk.sequence, "", (), SequenceEnd.STOP, embedding=vector))
             elif token is not None:
                 entry = self._entries[chunk.sequence.request.request_id]
-                outputs.append(self._append(entry, token, now, result.logprobs.get(index)))
+                outputs.append(self._append(entry, token, result.logprobs.get(index)))
         return outputs
 
-    def _append(
-        self, entry: _Entry, token: int, now: float, logprob: TokenIdLogprob | None = None
-    ) -> SequenceOutput:
+    def _append(self, entry: _Entry, token: int, logprob: TokenIdLogprob | None = None) -> SequenceOutput:
         """Add a sampled token to its sequence; the output has its text and, if it is the last, the reason."""
         sequence, stops = entry.sequence, entry.stops
         sampling = sequence.request.sampling
@@ -228,8 +225,6 @@ class Engine:
             sequence.adjustments.add(token)
         sequence.token_ids.append(token)
         self._generated += 1
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
 
         text, reason, stop_reason = "", None, None  # type: str, SequenceEnd | None, str | int | None
         if token in self._eos and not sampling.ignore_eos:
@@ -294,7 +289,6 @@ class Engine:
             output_tokens=sequence.num_sampled,
             cached_tokens=sequence.num_cached,
             queue_wait_s=sequence.queue_wait_s if timed else None,
-            prefill_s=sequence.prefill_s if timed else None,
             error=error,
             stop_reason=stop_reason,
             logprobs=logprobs,

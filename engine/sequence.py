@@ -62,7 +62,6 @@ class Sequence:
     preemptions: int = 0
     digests: list[bytes] = field(default_factory=list)
     first_scheduled_at: float | None = None
-    first_token_at: float | None = None
     adjustments: "Adjustments | None" = None
     matcher: "Matcher | None" = None
     hidden_sum: "torch.Tensor | None" = None
@@ -98,10 +97,3 @@ class Sequence:
     def queue_wait_s(self) -> float | None:
         """Seconds from arrival to the first scheduling; None before it."""
         return None if self.first_scheduled_at is None else self.first_scheduled_at - self.arrived_at
-
-    @property
-    def prefill_s(self) -> float | None:
-        """Seconds from the first scheduling to the first token; None before it."""
-        if self.first_token_at is None or self.first_scheduled_at is None:
-            return None
-        return self.first_token_at - self.first_scheduled_at

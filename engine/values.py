@@ -110,11 +110,10 @@ class SequenceOutput:
     """The output of one step, or of several joined steps, for one request.
 
     ``text`` and ``token_ids`` are deltas; ``output_tokens`` is cumulative. ``queue_wait_s`` (arrival to first
-    scheduled) and ``prefill_s`` (first scheduled to first token) are set on the output with the first token
-    and on the last one. ``stop_reason`` is the matched stop string or stop id. ``error`` is a stable code
-    when ``finish_reason`` is ERROR, ``detail`` one line that explains it. ``logprobs`` has an entry for each
-    of ``token_ids`` if they were requested. ``embedding`` is the requested vector, of length 1, as
-    little-endian 32-bit floats.
+    scheduled) is set on the output with the first token and on the last one. ``stop_reason`` is the matched
+    stop string or stop id. ``error`` is a stable code when ``finish_reason`` is ERROR, ``detail`` one line
+    that explains it. ``logprobs`` has an entry for each of ``token_ids`` if they were requested.
+    ``embedding`` is the requested vector, of length 1, as little-endian 32-bit floats.
     """
 
     request_id: str
@@ -125,7 +124,6 @@ class SequenceOutput:
     output_tokens: int = 0
     cached_tokens: int = 0
     queue_wait_s: float | None = None
-    prefill_s: float | None = None
     error: str | None = None
     stop_reason: str | int | None = None
     logprobs: tuple[TokenIdLogprob, ...] = ()
@@ -214,13 +212,12 @@ def coalesce(request_id: str, outputs: Seq[SequenceOutput]) -> SequenceOutput:
     last = outputs[-1]
     if len(outputs) == 1:
         return replace(last, request_id=request_id)
-    timed = next((output for output in reversed(outputs) if output.queue_wait_s is not None), last)
+    waits = [output.queue_wait_s for output in outputs if output.queue_wait_s is not None]
     return replace(
         last,
         request_id=request_id,
         text="".join([output.text for output in outputs]),
         token_ids=tuple([token for output in outputs for token in output.token_ids]),
         logprobs=tuple([entry for output in outputs for entry in output.logprobs]),
-        queue_wait_s=timed.queue_wait_s,
-        prefill_s=timed.prefill_s,
+        queue_wait_s=waits[-1] if waits else None,
     )

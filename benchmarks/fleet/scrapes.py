@@ -7,7 +7,8 @@ import socketserver
 import threading
 import time
 
-from gateway.backends.workers.client import Timeouts, WorkerClient
+from benchmarks.fleet.front import SECTION
+from gateway.backends.workers.client import WorkerClient
 from gateway.backends.workers.load import read_figures
 
 # Lines of a worker's metrics besides those that the gateway reads: vLLM writes several hundred.
@@ -64,7 +65,7 @@ def scrape_us(times: int = 300) -> tuple[float, float]:
 
 
 async def _exchanges(port: int, times: int) -> float:
-    client = WorkerClient(f"http://127.0.0.1:{port}/v1", timeouts=Timeouts(), max_connections=1)
+    client = WorkerClient(f"http://127.0.0.1:{port}/v1", SECTION, max_connections=1, connect_s=2)
     began = 0.0
     try:
         for number in range(WARM_UP + times):

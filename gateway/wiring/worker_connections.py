@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
 
 from gateway.backends.workers.api_key import ApiKey, UnusableKey
-from gateway.backends.workers.client import Timeouts, WorkerClient
+from gateway.backends.workers.client import WorkerClient
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.proxy import Proxy
 from gateway.config.backends import PROXY_FROM_ENVIRONMENT, OpenAIBackend, TlsSection
@@ -24,7 +24,7 @@ class WorkerConnections:
 
     key: ApiKey
     templates: tuple[HeaderTemplate, ...]
-    client: Callable[[str, Timeouts, int], WorkerClient]
+    client: Callable[[str, int, float], WorkerClient]
 
 
 def make_connections(
@@ -39,15 +39,15 @@ def make_connections(
     tls = _tls(f"{place}.tls", section.tls) if any(url.startswith("https:") for url in urls) else None
     proxies = {url: _proxy(f"{place}.proxy", section.proxy, url, environ) for url in urls}
 
-    def client(url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
+    def client(url: str, max_connections: int, connect_s: float) -> WorkerClient:
         return WorkerClient(
             url,
-            timeouts=timeouts,
+            section,
             max_connections=max_connections,
+            connect_s=connect_s,
             key=key,
             headers=headers + fixed,
             context=tls,
-            server_name=section.tls.server_name,
             proxy=proxies[url],
         )
 

@@ -16,7 +16,6 @@ import uvloop
 import yaml
 
 from gateway.backends.workers.api_key import ApiKey, UnusableKey
-from gateway.backends.workers.client import Timeouts
 from gateway.backends.workers.errors import ConnectFailed
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.health import WorkerHealth
@@ -56,9 +55,7 @@ def section(**changes: Any) -> OpenAIBackend:
 async def status_of(url: str, environ: dict[str, str] | None = None, **changes: Any) -> int:
     """The status of one request over a connection as the configuration says."""
     made = section(base_urls=[url], **changes)
-    client = make_connections("hosted", made, (), environ or {}).client(
-        url, Timeouts(connect_s=30, first_token_s=30, total_s=60), 1
-    )
+    client = make_connections("hosted", made, (), environ or {}).client(url, 1, 30)
     try:
         return (await client.get("/health", timeout_s=30)).status
     finally:

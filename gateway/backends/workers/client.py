@@ -12,6 +12,7 @@ from gateway.backends.workers.api_key import NO_KEY, ApiKey
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
 from gateway.backends.workers.proxy import Proxy, connect_through
+from gateway.config.backends import OpenAIBackend
 
 T = TypeVar("T")
 
@@ -23,21 +24,10 @@ JSON = b"content-type: application/json\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long a worker may take, seconds."""
-
-    connect_s: float = 2.0
-    first_token_s: float = 60.0
-    idle_s: float = 30.0
-    total_s: float = 600.0
-    keepalive_s: float = 4.0
-
-
-@dataclass(frozen=True, slots=True)
 class Upload:
     """A request's body that is not in memory as a whole; ``pieces`` reads it from its start.
 
-    ``answered_late``: the answer comes as a whole, so its first byte may take up to ``total_s``.
+    ``answered_late``: the answer comes as a whole, so its first byte may take up to the total time limit.
     """
 
     content_type: bytes
@@ -66,35 +56,37 @@ class WorkerClient:
 
     Args:
         base_url: such as ``http://host:8001/v1``; paths of the contract are appended to it.
-        timeouts: limits of an exchange.
+        section: has the time limits of an exchange.
         max_connections: most connections open at once.
+        connect_s: longest time to connect, seconds.
         key: sent with each request; never logged.
         context: TLS settings for ``https://``.
-        server_name: the name that the certificate must have, when it is not the host's.
         proxy: connections are tunnelled through it.
     """
 
     def __init__(
         self,
         base_url: str,
+        section: OpenAIBackend,
         *,
-        timeouts: Timeouts,
         max_connections: int,
+        connect_s: float,
         key: ApiKey = NO_KEY,
         headers: tuple[tuple[str, str], ...] = (),
         context: ssl.SSLContext | None = None,
-        server_name: str | None = None,
         proxy: Proxy | None = None,
     ) -> None:
         parts = urlsplit(base_url)
         self.base_url = base_url
         self._host = parts.hostname or ""
         self._tls = context if parts.scheme == "https" else None
-        self._server_name = (server_name or self._host) if self._tls else None
+        # The name that the certificate must have.
+        self._server_name = (section.tls.server_name or self._host) if self._tls else None
         self._proxy = proxy
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self.prefix = parts.path.rstrip("/")
-        self._timeouts = timeouts
+        self._section = section
+        self._connect_s = connect_s
         self._max = max_connections
         self._key = key
         common = f"host: {parts.netloc}\r\nuser-agent: sluice\r\n"
@@ -119,15 +111,17 @@ class WorkerClient:
         replaced by a new one, once. The caller releases the connection; a release before the answer's end
         closes it, which makes the worker stop. Raises TransportError.
         """
-        timeouts, path = self._timeouts, self.prefix + path
+        section, path = self._section, self.prefix + path
+        first_s, total_s = section.first_token_timeout_seconds, section.total_timeout_seconds
+        idle_s = section.idle_timeout_seconds
         if isinstance(body, bytes):
             head = self._head(b"POST", path, headers + JSON, len(body))
             # A long body is not joined with its head, since joining copies it.
             request = (head + body,) if len(body) <= JOINED_BYTES else (head, body)
-            return self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
+            return self._exchange(request, first_s, idle_s, total_s)
         head = self._head(b"POST", path, headers + b"content-type: %b\r\n" % body.content_type, body.length)
-        first_s = timeouts.total_s if body.answered_late else timeouts.first_token_s
-        return self._exchange((head,), first_s, timeouts.idle_s, timeouts.total_s, rest=body.pieces)
+        first_s = total_s if body.answered_late else first_s
+        return self._exchange((head,), first_s, idle_s, total_s, rest=body.pieces)
 
     async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
         """Read a small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
@@ -147,7 +141,7 @@ class WorkerClient:
         *,
         rest: Callable[[], AsyncGenerator[bytes | memoryview]] | None = None,
     ) -> Connection:
-        stale_before = asyncio.get_running_loop().time() - self._timeouts.keepalive_s
+        stale_before = asyncio.get_running_loop().time() - self._section.keepalive_seconds
         while self._idle and self._idle[0].idle_since < stale_before:
             self._idle.popleft().close()
         pooled = self._idle.pop() if self._idle else None  # the most recently used
@@ -185,7 +179,7 @@ class WorkerClient:
         loop = asyncio.get_running_loop()
         self._opening += 1
         try:
-            async with asyncio.timeout(self._timeouts.connect_s):
+            async with asyncio.timeout(self._connect_s):
                 connection = Connection(loop, made=self._open.add, free=self._idle.append, gone=self._forget)
                 if self._proxy is not None:
                     where = (self._host, self._port)
@@ -199,7 +193,7 @@ class WorkerClient:
                         server_hostname=self._server_name,
                     )
         except TimeoutError as error:
-            raise ConnectFailed(f"no connection within {self._timeouts.connect_s:g} s") from error
+            raise ConnectFailed(f"no connection within {self._connect_s:g} s") from error
         except (OSError, ssl.SSLError) as error:
             why = error.strerror or type(error).__name__
             raise ConnectFailed(f"no connection: {why}", refused=_refused(error)) from error

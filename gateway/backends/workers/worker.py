@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import structlog
 
 from adapters.values import Adapter
-from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
+from gateway.backends.workers.client import Whole, WorkerClient
 from gateway.backends.workers.dialect import Dialect
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import WorkerHealth, WorkerState
@@ -53,6 +52,7 @@ class Worker:
     """One worker.
 
     Args:
+        make_client: takes a URL, the most connections, and the longest time to connect in seconds.
         lists_models: whether its list of models contains the adapters that it holds: vLLM's does, a Sluice's
             also contains what it could load.
         on_return: called with its URL when it returns to service: its cache may be empty.
@@ -64,7 +64,7 @@ class Worker:
         url: str,
         section: OpenAIBackend,
         *,
-        make_client: Callable[[str, Timeouts, int], WorkerClient],
+        make_client: Callable[[str, int, float], WorkerClient],
         dialect: Dialect,
         lists_models: bool,
         bring: Callable[[Adapter], Awaitable[None]],
@@ -72,14 +72,8 @@ class Worker:
         clock: Callable[[], float],
     ) -> None:
         self.url = url
-        timeouts = Timeouts(
-            connect_s=section.connect_timeout_seconds,
-            first_token_s=section.first_token_timeout_seconds,
-            idle_s=section.idle_timeout_seconds,
-            total_s=section.total_timeout_seconds,
-            keepalive_s=section.keepalive_seconds,
-        )
-        self.client = make_client(url, timeouts, section.max_connections)
+        connect_s = section.connect_timeout_seconds
+        self.client = make_client(url, section.max_connections, connect_s)
         # The adapters that this gateway loads on it.
         self.loras = WorkerLoras(self.client, section, bring, clock) if section.load_adapters else None
         self._listed: frozenset[str] = frozenset()
@@ -89,8 +83,7 @@ class Worker:
         # Why it is not in service, as the end of a sentence.
         self.unavailable_reason = NOT_PROBED
         self.load = WorkerLoad(interval_s=section.metrics_interval_seconds, max_running=section.max_running)
-        connect_s = min(timeouts.connect_s, section.probe_timeout_seconds)
-        self.watcher = make_client(url, replace(timeouts, connect_s=connect_s), WATCH_CONNECTIONS)
+        self.watcher = make_client(url, WATCH_CONNECTIONS, min(connect_s, section.probe_timeout_seconds))
         self._section = section
         self._clock = clock
         self._in_service: tuple[WorkersInService, ...] = ()

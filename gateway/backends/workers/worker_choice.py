@@ -14,9 +14,10 @@ below it. So the traffic of a popular prefix spreads over as many workers as it 
 import hashlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 # Virtual nodes of one worker on the ring: with 16 workers their shares then differ by about a tenth.
@@ -83,23 +84,20 @@ class Ring:
 
     def near(self, key: int, count: int) -> list[str]:
         """The first ``count`` different names from the key's position on."""
-        names, size = self._names, len(self._names)
-        start, found = bisect_right(self._places, _spread(key)), dict[str, None]()
-        for step in range(size):
-            found[names[(start + step) % size]] = None
+        found = dict[str, None]()
+        for name in self._names_from(key):
+            found[name] = None
             if len(found) == count:
                 break
         return list(found)
 
     def first(self, key: int, allowed: frozenset[str] | set[str]) -> str | None:
         """The first allowed name from the key's position on."""
-        names, size = self._names, len(self._names)
-        start = bisect_right(self._places, _spread(key))
-        for step in range(size):
-            name = names[(start + step) % size]
-            if name in allowed:
-                return name
-        return None
+        return next(filter(allowed.__contains__, self._names_from(key)), None)
+
+    def _names_from(self, key: int) -> Iterator[str]:
+        names, start = self._names, bisect_right(self._places, _spread(key))
+        return map(names.__getitem__, chain(range(start, len(names)), range(start)))
 
 
 class SentIndex:
