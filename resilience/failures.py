@@ -201,3 +201,8 @@ class BackendFailure(Exception):
     def counts(self) -> bool:
         """Whether the failure counts against the backend's circuit."""
         return self.policy.counts and not self.isolated
+
+
+def invalid_input(message: str, param: str | None = None) -> BackendFailure:
+    """The failure for a request that the backend cannot take."""
+    return BackendFailure(FailureKind.INVALID_INPUT, message, param=param)

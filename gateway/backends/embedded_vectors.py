@@ -10,7 +10,7 @@ from engine.client import EngineClient, EngineTicket, receive_any
 from engine.values import GenerationRequest, SamplingParams, SequenceEnd
 from gateway.backends.embedded_failures import failure_of
 from gateway.backends.port import EmbedPart, Vectors
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 EncodePart = Callable[[EmbedPart], Awaitable[Sequence[Sequence[int]]]]
 """Makes the token ids of each input. Raises BackendFailure; RateLimited: too many of the tenant's wait."""
@@ -45,7 +45,7 @@ def check_inputs(
             raise BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, message, param=field)
         if vocab_size is not None and max(ids, default=0) >= vocab_size:
             message = f"{field} has token id {max(ids)}; allowed: 0 to {vocab_size - 1}"
-            raise BackendFailure(FailureKind.INVALID_INPUT, message, param=field)
+            raise invalid_input(message, field)
 
 
 async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
@@ -53,7 +53,7 @@ async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
     inputs = part.plain()
     ids = [one for one in inputs if not isinstance(one, str)]
     if len(ids) < len(inputs):
-        raise BackendFailure(FailureKind.INVALID_INPUT, "the engine takes token ids, no texts", param="input")
+        raise invalid_input("the engine takes token ids, no texts", "input")
     return ids
 
 
@@ -61,7 +61,7 @@ async def vectors_of(part: EmbedPart, model: str, client: EngineClient, encode: 
     """The vectors; leaving early aborts the sequences. Raises BackendFailure, EngineError."""
     if part.dimensions is not None:
         message = f"dimensions is {part.dimensions}; allowed: null, {model} has vectors of one length"
-        raise BackendFailure(FailureKind.INVALID_INPUT, message, param="dimensions")
+        raise invalid_input(message, "dimensions")
     info = client.info
     longest = longest_input(part, None if info is None else info.max_model_len)
     inputs = [ids[:longest] for ids in await encode(part)]

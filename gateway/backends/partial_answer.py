@@ -7,7 +7,7 @@ from msgspec import structs
 from gateway.backends.port import Completion, Continue, DeltaSink, PartialAnswer, Work
 from gateway.contracts.events import Delta, joined
 from gateway.contracts.values import FinishReason, FormatType, Usage
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import invalid_input
 
 Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 
@@ -18,19 +18,15 @@ def check_partial(work: Work, ways: frozenset[Continue], name: str) -> None:
     if partial is None:
         return
     if not ways:
-        _refuse(f"{name} cannot resume an answer")
+        raise invalid_input(f"{name} cannot resume an answer")
     if partial.replay and Continue.EVENTS not in ways:
-        _refuse(f"{name} cannot resume an answer with reasoning or tool calls")
+        raise invalid_input(f"{name} cannot resume an answer with reasoning or tool calls")
     if partial.token_ids is None and Continue.TEXT not in ways:
-        _refuse(f"{name} resumes an answer from its token ids, which are not known")
+        raise invalid_input(f"{name} resumes an answer from its token ids, which are not known")
     if work.sampling.n != 1:
-        _refuse(f"n: {work.sampling.n} is given; allowed: 1 with a partial answer", "n")
+        raise invalid_input(f"n: {work.sampling.n} is given; allowed: 1 with a partial answer", "n")
     if work.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways:
-        _refuse(f"{name} cannot resume a constrained answer", "response_format")
-
-
-def _refuse(message: str, param: str | None = None) -> None:
-    raise BackendFailure(FailureKind.INVALID_INPUT, message, param=param)
+        raise invalid_input(f"{name} cannot resume a constrained answer", "response_format")
 
 
 def resumed_seed(seed: int | None, partial: PartialAnswer | None) -> int | None:

@@ -20,7 +20,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.values import PLAIN_TEXT, Caller, FinishReason, ResponseFormat, Sampling, Usage
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import invalid_input
 from resilience.retry_budget import CallBudget
 
 
@@ -334,10 +334,9 @@ class EmbedPart(Struct, frozen=True):
         """The texts and token ids. Raises BackendFailure: the input is a conversation."""
         plain = [one for one in self.inputs if not isinstance(one, Conversation)]
         if len(plain) < len(self.inputs):
-            raise BackendFailure(
-                FailureKind.INVALID_INPUT,
+            raise invalid_input(
                 "messages is a conversation; this model's backend takes texts and token ids, as input",
-                param="messages",
+                "messages",
             )
         return plain
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gateway.contracts.features import Feature
 from gateway.contracts.values import ResponseFormat, Sampling
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import invalid_input
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def filled(asked: Sampling, default: Sampling) -> Sampling:
     Raises BackendFailure: ``max_tokens`` is not set.
     """
     if asked.max_tokens is None:
-        raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
+        raise invalid_input("max_tokens is not set; the budget stage sets it")
     return replace(
         asked,
         temperature=_first(asked.temperature, default.temperature, 1.0),

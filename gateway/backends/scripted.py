@@ -14,7 +14,7 @@ from gateway.backends.port import BackendState, Completion, Continue, DeltaSink,
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, invalid_input
 
 EVEN = math.log(0.5)
 
@@ -50,11 +50,11 @@ class Script:
             return 0, 0
         text = work.partial.text
         if not "".join(self.pieces).startswith(text):
-            raise BackendFailure(FailureKind.INVALID_INPUT, "the partial answer is not this one")
+            raise invalid_input("the partial answer is not this one")
         known = work.partial.token_ids
         if known is not None and self.token_ids:
             if self.token_ids[: len(known)] != known:
-                raise BackendFailure(FailureKind.INVALID_INPUT, "the partial tokens are not this answer's")
+                raise invalid_input("the partial tokens are not this answer's")
             return len(known), len(text) - len("".join(self.pieces[: len(known)]))
         skipped = 0
         for number, piece in enumerate(self.pieces):

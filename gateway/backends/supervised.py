@@ -391,11 +391,7 @@ class SupervisedBackend(DelegatingBackend):
     """Delegates to the running engine's backend; also a :class:`gateway.backends.port.Restarting`."""
 
     def __init__(
-        self,
-        name: str,
-        host: SupervisedHost,
-        more: frozenset[Feature] = frozenset(),
-        without: frozenset[Feature] = frozenset(),
+        self, name: str, host: SupervisedHost, more: frozenset[Feature], without: frozenset[Feature]
     ) -> None:
         self._name = name
         self._host = host

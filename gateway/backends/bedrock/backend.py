@@ -32,7 +32,7 @@ from gateway.backends.port import (
 )
 from gateway.config.backends import BedrockSection
 from gateway.contracts.features import Feature
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 FEATURES = frozenset(
     {
@@ -249,9 +249,7 @@ class BedrockEmbeddings(_InvokingBackend):
         """The vectors. The calls of a part follow each other; parts of a request run at the same time."""
         family = family_of(self.model)
         if family is None:
-            raise BackendFailure(
-                FailureKind.INVALID_INPUT, f"{self.model} makes no embeddings", param="model"
-            )
+            raise invalid_input(f"{self.model} makes no embeddings", "model")
         vectors: list[str] = []
         tokens = 0
         async with self._in_time():

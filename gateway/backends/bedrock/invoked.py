@@ -12,7 +12,7 @@ import orjson
 
 from gateway.backends.bedrock.answer import InvokedModel
 from gateway.backends.port import EmbedPart, ScorePart, Scores
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 COHERE_TEXTS: Final = 96
 """Most texts of one call, by Cohere's contract on Bedrock. Titan takes one."""
@@ -100,7 +100,7 @@ def family_of(model_id: str) -> EmbeddingFamily | None:
 
 
 def _refused(model_id: str, param: str, why: str) -> BackendFailure:
-    return BackendFailure(FailureKind.INVALID_INPUT, f"{model_id} {why}; {param} is refused", param=param)
+    return invalid_input(f"{model_id} {why}; {param} is refused", param)
 
 
 def _titan_body(texts: Sequence[str], cut: bool) -> dict[str, Any]:
@@ -147,11 +147,9 @@ def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
     queries = {query for query, _ in part.pairs}
     if len(queries) > 1:
         first, second = part.names
-        raise BackendFailure(
-            FailureKind.INVALID_INPUT, f"{model_id} takes one {first} for all of {second}", param=first
-        )
+        raise invalid_input(f"{model_id} takes one {first} for all of {second}", first)
     for name in part.options:
-        raise BackendFailure(FailureKind.INVALID_INPUT, f"{model_id} has no {name}", param=name)
+        raise invalid_input(f"{model_id} has no {name}", name)
     texts = [text for _, text in part.pairs]
     body: dict[str, Any] = {"query": queries.pop(), "documents": texts, "top_n": len(texts)}
     if "cohere." in model_id:

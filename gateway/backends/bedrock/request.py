@@ -25,11 +25,12 @@ from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
 from budgeting.values import ImageContent, Message, Role
 from gateway.backends.bedrock.answer import stops_for_bedrock
 from gateway.backends.bedrock.models import is_claude, takes_schemas
-from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, tools_as_messages
+from gateway.backends.bedrock.tools import ConverseTools, closed, tools_as_messages
 from gateway.backends.port import Work
 from gateway.config.backends import BedrockGuardrail
 from gateway.contracts.images import ImageData
 from gateway.contracts.values import FormatType, ResponseFormat
+from resilience.failures import invalid_input
 
 EARLIER = "(Earlier messages are not shown.)"
 NO_OUTPUT = "(no output)"
@@ -67,7 +68,7 @@ class ConverseWriter:
         if turns and work.partial is not None:
             _append_partial(turns, work.partial.text.rstrip())
         if not turns:
-            refuse("messages: a turn with some text is needed")
+            raise invalid_input("messages: a turn with some text is needed", "messages")
         sampling, stops = work.sampling, stops_for_bedrock(work.sampling.stop)
         config = {
             "maxTokens": None if work.open_ended else sampling.max_tokens,
@@ -103,7 +104,7 @@ class ConverseWriter:
     def _output_config(self, asked: ResponseFormat) -> dict[str, Any]:
         structured = takes_schemas(self.model_id)
         if asked.type is not FormatType.JSON_SCHEMA or not structured:
-            refuse(
+            raise invalid_input(
                 f"{self.model_id} on Bedrock cannot be asked for {asked.type.value}"
                 + ("; allowed: json_schema" if structured else ""),
                 "response_format",
@@ -138,9 +139,10 @@ def _turns(
         if message.role is Role.TOOL:
             sent_id, earlier = open_calls.get(message.tool_call_id or "", ("", None))
             if not sent_id or earlier is not None:
-                refuse(
+                raise invalid_input(
                     f"messages: the result of the call {message.tool_call_id!r} does not follow that call; "
-                    "allowed: one result for each call of the assistant's message before"
+                    "allowed: one result for each call of the assistant's message before",
+                    "messages",
                 )
             open_calls[message.tool_call_id or ""] = (sent_id, message)
             continue
@@ -150,7 +152,10 @@ def _turns(
         _add(turns, role, *_blocks(message, images))
         open_calls = {call.id: (tools.call_id(call.id), None) for call in message.tool_calls}
         if len(open_calls) < len(message.tool_calls):
-            refuse("messages: two calls of one message have the same id; allowed: an id for each call")
+            raise invalid_input(
+                "messages: two calls of one message have the same id; allowed: an id for each call",
+                "messages",
+            )
         _add(turns, role, *[tools.call(call, open_calls[call.id][0]) for call in message.tool_calls])
     _add(turns, Role.USER, *_results(open_calls, images))
     if turns and turns[-1]["role"] == Role.ASSISTANT:
@@ -184,7 +189,9 @@ def _results(
     blocks: list[dict[str, Any]] = []
     for call_id, (sent_id, message) in calls.items():
         if message is None:
-            refuse(f"messages: the call {call_id!r} has no result; allowed: a result for each call")
+            raise invalid_input(
+                f"messages: the call {call_id!r} has no result; allowed: a result for each call", "messages"
+            )
         content = _blocks(message, images) or [{"text": NO_OUTPUT}]
         blocks.append({"toolResult": {"toolUseId": sent_id, "content": content}})
     return blocks

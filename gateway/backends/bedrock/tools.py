@@ -12,7 +12,7 @@ import orjson
 from budgeting.template_input import as_function
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoiceMode, ToolKind
 from gateway.backends.port import Work
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import invalid_input
 
 MAX_ARGUMENT_DEPTH: Final = 64
 """Deepest nesting of a call's arguments in a history; botocore writes them by recursion."""
@@ -98,11 +98,6 @@ class ConverseTools:
         }
 
 
-def refuse(message: str, param: str = "messages") -> NoReturn:
-    """Raise BackendFailure: the request cannot be written for Converse."""
-    raise BackendFailure(FailureKind.INVALID_INPUT, message, param=param)
-
-
 def tools_as_messages(work: Work) -> tuple[Message, ...]:
     """The tools as a message of about as many tokens, for estimates; none without tools."""
     if not work.tools:
@@ -140,9 +135,10 @@ def _input(call: ToolCall) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or _depth_over(found, MAX_ARGUMENT_DEPTH):
-        refuse(
+        raise invalid_input(
             f"messages: the arguments of the call {call.id!r} of the tool {call.name!r} are not allowed; "
-            f"allowed: a JSON object, nested {MAX_ARGUMENT_DEPTH} levels or fewer"
+            f"allowed: a JSON object, nested {MAX_ARGUMENT_DEPTH} levels or fewer",
+            "messages",
         )
     return found
 

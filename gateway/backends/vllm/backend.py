@@ -27,7 +27,7 @@ from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 # Longer than a block, so that the second prompt hits the first one's cached block.
 PROMPT = 48
@@ -139,7 +139,7 @@ class VllmBackend(OnVllm):
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         given, engine = work.partial_ids, self.running()
         if not work.token_ids:
-            raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
+            raise invalid_input("the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
         if work.input_tokens + len(given) > longest:
             rest = f" and {len(given)} of its answer" if given else ""

@@ -64,7 +64,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.values import Caller, FormatType
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 from resilience.turns import Turns
 
 _generates = attrgetter("generates")
@@ -269,17 +269,15 @@ class WorkersBackend:
         """
         plain = work.response_format.type is FormatType.TEXT
         if not plain and not supports_format(self._writer.dialect, work.response_format.type):
-            raise BackendFailure(
-                FailureKind.INVALID_INPUT,
+            raise invalid_input(
                 f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",
-                param="response_format",
+                "response_format",
             )
         if work.sampling.echo and (echoed := echoed_logprobs(work)) > MAX_ECHOED_LOGPROBS:
-            raise BackendFailure(
-                FailureKind.INVALID_INPUT,
+            raise invalid_input(
                 f"logprobs with echo is {echoed} log-probabilities (the prompt's tokens * (logprobs + 1));"
                 f" allowed: {MAX_ECHOED_LOGPROBS} or fewer",
-                param="logprobs",
+                "logprobs",
             )
         if work.partial is None:
             return self._generate(work, out)

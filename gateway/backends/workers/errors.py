@@ -1,14 +1,4 @@
-"""Failures of the connection between the gateway and a worker.
-
-::
-
-    TransportError
-    ├── ConnectFailed      no connection: refused, unreachable, unknown name, TLS, timeout
-    ├── ConnectionsInUse   the limit of connections to this worker is reached
-    ├── ConnectionLost     the connection closed before the answer's end
-    ├── TimedOut           the worker was too slow; ``what`` names the limit
-    └── BadHttp            invalid answer: not HTTP, the wrong type, longer than allowed
-"""
+"""Failures of the connection between the gateway and a worker."""
 
 
 class TransportError(Exception):
@@ -16,7 +6,7 @@ class TransportError(Exception):
 
 
 class ConnectFailed(TransportError):
-    """No connection could be made.
+    """No connection could be made: refused, unreachable, unknown name, TLS, timeout.
 
     ``refused``: the connection was refused or the host is unreachable; not a timeout.
     """
@@ -50,4 +40,4 @@ class TimedOut(TransportError):
 
 
 class BadHttp(TransportError):
-    """The answer is not valid in OpenAI's contract."""
+    """The answer is not HTTP, not valid in OpenAI's contract, or longer than allowed."""

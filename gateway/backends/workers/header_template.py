@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from gateway.backends.port import Work
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import invalid_input
 
 # Longest value of a field, characters.
 MAX_FIELD_CHARS = 256
@@ -33,11 +33,10 @@ class HeaderTemplate:
             if not value:
                 return b""
             if len(value) > MAX_FIELD_CHARS or _CONTROL.search(value):
-                raise BackendFailure(
-                    FailureKind.INVALID_INPUT,
+                raise invalid_input(
                     f"{field} cannot be sent in a header; allowed: at most {MAX_FIELD_CHARS} characters, "
                     "none of them a control character",
-                    param=field,
+                    field,
                 )
             values[field] = quote(value, safe=_PLAIN)
         return f"{self.name}: {self.value.format_map(values)}\r\n".encode()

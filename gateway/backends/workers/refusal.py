@@ -16,7 +16,7 @@ from gateway.backends.workers.errors import (
     TransportError,
 )
 from resilience.classify_aws import kind_of_status
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 # Longest error answer that is read, bytes.
 MAX_ERROR_BYTES = 64 * 1024
@@ -138,9 +138,7 @@ def _failure(
         if param is None and any(sign in words for sign in _NO_IMAGES):
             param = "messages"
         named = f": {param}" if param else ""
-        return BackendFailure(
-            FailureKind.INVALID_INPUT, f"the worker refused the request{named}{code}", param=param
-        )
+        return invalid_input(f"the worker refused the request{named}{code}", param)
     if status == 413:
         return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, "the request is larger than the worker takes")
     if status == 402 or (status == 429 and "insufficient_quota" in (reported.code, reported.type)):

@@ -29,7 +29,7 @@ from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineShape, Lora
 from gateway.contracts.values import FormatType, ResponseFormat, template_variables
 from resilience.classify import classify
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 # Retry-After, seconds, while the queue of an engine that bounds it is full.
 RETRY_AFTER_S = 1.0
@@ -156,9 +156,7 @@ class VllmEngine:
             _, (prompt,) = await self._llm.renderer.render_chat_async([messages], params, prompt_extras=salt)
         except Exception as error:
             if isinstance(error.__cause__ or error, OSError | SyntaxError):  # of the image library
-                raise BackendFailure(
-                    FailureKind.INVALID_INPUT, "an image of the request is broken", param="messages"
-                ) from error
+                raise invalid_input("an image of the request is broken", "messages") from error
             raise self._failure(error, work) from error
         prompt["prompt_token_ids"] += work.partial_ids
         return prompt
@@ -264,7 +262,7 @@ class VllmEngine:
             param = "dimensions" if "imensions" in text else "input"
         elif param is None and work is not None and work.response_format.type is not FormatType.TEXT:
             param = "response_format"
-        return BackendFailure(FailureKind.INVALID_INPUT, text, param=param)
+        return invalid_input(text, param)
 
     async def add_lora(self, lora: Lora) -> None:
         """Load a further adapter. Raises EngineError; nothing has changed then."""

@@ -16,7 +16,7 @@ from gateway.backends.tool_bodies import message_body, tool_fields, with_allowed
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.contracts.values import template_variables
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 # Parsers that read something else from a stream than from the whole answer, however the stream is cut.
 MISREADING_TOOLS = frozenset({"functiongemma", "jamba", "phi4_mini_json"})
@@ -120,7 +120,7 @@ class Parsers:
                 _close_calls(request.structured_outputs)
         except (ValueError, TypeError) as error:
             text = " ".join(str(error).split())[:MAX_MESSAGE]
-            raise BackendFailure(FailureKind.INVALID_INPUT, text, param="tools") from error
+            raise invalid_input(text, "tools") from error
         if work.partial_ids and request.structured_outputs is not None:
             raise BackendFailure(FailureKind.STREAM_BROKEN, "vLLM cannot resume a constrained answer")
         prompt = list(joined(work.token_ids))
