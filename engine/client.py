@@ -114,9 +114,11 @@ async def receive_any(tickets: Collection[EngineTicket]) -> list[tuple[EngineTic
     return [(ticket, ticket._take()) for ticket in tickets if ticket._has_news]
 
 
-class EngineClient:
-    """An engine in a child process. ``on_signals`` is called after every step, ``on_death`` once if the
-    process ends without ``stop``; both are called on the event loop and must not block.
+class EngineClient(asyncio.Protocol):
+    """An engine in a child process, and the protocol of the connection to it.
+
+    ``on_signals`` is called after every step, ``on_death`` once if the process ends without ``stop``; both
+    are called on the event loop and must not block.
     """
 
     child_module = "engine.process"
@@ -137,6 +139,7 @@ class EngineClient:
         self.signals: EngineSignals | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.WriteTransport | None = None
+        self._reader = wire.FrameReader(wire.Event)
         self._started: asyncio.Future[EngineInfo] | None = None
         # Why the engine ended; empty while it runs, or when no reason is known.
         self.death = ""
@@ -251,7 +254,7 @@ class EngineClient:
                 raise
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_unix_connection(lambda: _Receiver(self), sock=ours)
+        self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
 
     async def _end_process(self, timeout_s: float) -> None:
         if self._transport is not None:
@@ -287,6 +290,10 @@ class EngineClient:
         self._request_ids.discard(ticket.request_id)
         self._send(wire.Abort(ticket.wire_id))
         ticket._close(EngineError("the ticket was left"))
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._reader.feed(data):
+            self._receive(event)
 
     def _receive(self, event: wire.Event) -> None:
         if isinstance(event, wire.StepOutputs):
@@ -333,7 +340,7 @@ class EngineClient:
         self.pending_tokens -= ticket.pending_tokens
         ticket.pending_tokens = 0
 
-    def _connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if error is not None and not self.death:
             self.death = f"the connection to the engine failed: {error}"
         if self.state is EngineState.STARTING and self._started is not None and not self._started.done():
@@ -359,21 +366,6 @@ class EngineClient:
         for _, settled in calls:
             if not settled.done():
                 settled.set_exception(EngineDead(message))
-
-
-class _Receiver(asyncio.Protocol):
-    """Decodes the bytes from the socket and passes the events to the client."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._reader = wire.FrameReader(wire.Event)
-
-    def data_received(self, data: bytes) -> None:
-        for event in self._reader.feed(data):
-            self._client._receive(event)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._client._connection_lost(error)
 
 
 def _child_environment() -> dict[str, str]:

@@ -192,7 +192,7 @@ class EmbeddedBackend:
                 temperature=wanted.temperature,
                 top_p=wanted.top_p,
                 top_k=wanted.top_k,
-                seed=None if wanted.seed is None else _wrapped(wanted.seed + index),
+                seed=None if wanted.seed is None else wanted.seed + index,
                 stop=wanted.stop,
                 stop_token_ids=wanted.stop_token_ids,
                 ignore_eos=wanted.ignore_eos,
@@ -242,11 +242,6 @@ def _structured(shape: ResponseFormat) -> StructuredOutput | None:
     if shape.type is FormatType.TEXT:
         return None
     return StructuredOutput(GrammarKind(shape.type.value), shape.spec, shape.grammar_bytes)
-
-
-def _wrapped(seed: int) -> int:
-    """Wrap into 64 bits, since the index is added to the seed."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 # An engine that is not started yet is about to start.

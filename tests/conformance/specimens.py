@@ -177,7 +177,8 @@ async def remote(
             figures = read_figures(answer.text)
             assert figures is not None
             here = any(one.in_flight for one in serving.status()) or connections_in_use(backend)
-            return not (here or figures.running or figures.waiting or figures.kv_usage)
+            load = figures.load
+            return not (here or load.running or load.waiting or load.kv_usage)
 
         loops = group.create_task(serving.run())
         for _ in range(2400):

@@ -229,7 +229,7 @@ class CompletionWriter:
         given: dict[str, float | None] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": sampling.seed if partial is None else resumed_seed(sampling.seed, partial),
+            "seed": resumed_seed(sampling.seed, partial),
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
         }

@@ -226,16 +226,9 @@ def _stat_logger(board: SignalBoard) -> type:
             if scheduler_stats is not None:
                 board.scheduled(scheduler_stats, engine_idx)
 
-        def log(self) -> None:
-            """Nothing is logged from here."""
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            """The gateway logs and counts the rest itself."""
 
-        def log_engine_initialized(self) -> None:
-            """The gateway logs this itself."""
-
-        def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-            """The gateway does not put its engine to sleep."""
-
-        def record_admission_rejection(self, reason: str) -> None:
-            """The gateway counts refusals itself."""
+        log_engine_initialized = record_sleep_state = record_admission_rejection = log
 
     return StatLogger
