@@ -29,7 +29,7 @@ from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.client import WorkerClient
-from gateway.backends.workers.dialect import CompletionWriter
+from gateway.backends.workers.dialect import CompletionWriter, Dialect
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.values import Sampling
 
@@ -168,7 +168,8 @@ async def measure(client: str, base: str, requests: int) -> float:
     """CPU seconds of one answer."""
     work = Work("gen", (1, 2, 3), (Message(Role.USER, PROMPT),), Sampling(max_tokens=TOKENS))
     expected = "".join(f" word{number}" for number in range(TOKENS))
-    body = CompletionWriter("base").write(work).body
+    section = OpenAIBackend(kind="openai", base_urls=[base])
+    body = CompletionWriter("base", section, Dialect.VLLM, token_ids=False).write(work).body
     assert isinstance(body, bytes)
     left = requests
 

@@ -2,13 +2,11 @@
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Set
-from types import MappingProxyType
 
 from adapters.values import Adapter
 from gateway.backends.lora_slots import already_here
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
-from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel, ReadModel
 from gateway.backends.workers.serving_pool import ServingPool
@@ -74,7 +72,9 @@ def make_workers(
             section,
             model=PoolModel(model, read, reading, known=model != name or model == section.model),
             workers=workers,
-            writer=_writer(section, model, dialect, connections.templates),
+            writer=CompletionWriter(
+                model, section, dialect, section.prompt == "token_ids", connections.templates
+            ),
             pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
             features=features,
             incapable=incapable,
@@ -102,20 +102,3 @@ def _features(section: OpenAIBackend, dialect: Dialect) -> frozenset[Feature]:
     features = FEATURES[dialect] if section.features is None else frozenset(section.features)
     features |= section.unknown_features
     return features | VLLM_FEATURES if Feature.FIELDS_PASSED in features else features
-
-
-def _writer(
-    section: OpenAIBackend, model: str, dialect: Dialect, templates: tuple[HeaderTemplate, ...]
-) -> CompletionWriter:
-    return CompletionWriter(
-        model=model,
-        dialect=dialect,
-        token_ids=section.prompt == "token_ids",
-        fields_in_chats=section.prompt == "auto",
-        send_priority=section.send_priority,
-        adapters=MappingProxyType(dict(section.adapters)),
-        loads=section.load_adapters,
-        folder=section.adapters_folder,
-        share_prefixes=section.share_prefix_across_tenants,
-        templates=templates,
-    )

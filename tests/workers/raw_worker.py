@@ -13,6 +13,7 @@ from typing import Any
 from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.dialect import CompletionWriter, Dialect
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool_model import ModelReading, ReadModel
 from gateway.backends.workers.serving_pool import ServingPool
@@ -341,3 +342,12 @@ def work(text: str = "Hello", *, ids: Sequence[int] | None = None, **changes: An
         "cache_salt": "acme",
     }
     return Work(**{**made, **changes})
+
+
+def make_writer(
+    model: str = "base", dialect: Dialect = Dialect.VLLM, token_ids: bool = False, **keys: Any
+) -> CompletionWriter:
+    """A writer for the section with these keys."""
+    given = {"prompt": "messages", **keys}
+    section = OpenAIBackend(kind="openai", base_urls=["http://127.0.0.1:1/v1"], **given)
+    return CompletionWriter(model, section, dialect, token_ids)

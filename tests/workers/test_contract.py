@@ -28,7 +28,7 @@ from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, VLLM_FEATU
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
-from tests.workers.raw_worker import DONE, ending, event, piece, token_bytes, usage, work
+from tests.workers.raw_worker import DONE, ending, event, make_writer, piece, token_bytes, usage, work
 
 payloads = st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=["Cs"]))
 
@@ -73,12 +73,12 @@ def sent(writer: CompletionWriter, **changes: Any) -> dict[str, Any]:
 
 
 def test_fields_that_sluice_does_not_know_are_written_and_replace_none_of_its_own() -> None:
-    body = sent(CompletionWriter("base"), extra={"frobnicate": [1], "model": "other", "stream": False})
+    body = sent(make_writer("base"), extra={"frobnicate": [1], "model": "other", "stream": False})
     assert (body["frobnicate"], body["model"], body["stream"]) == ([1], "base", True)
 
 
 def test_a_plain_request_asks_for_a_stream_with_usage_and_nothing_that_was_not_asked() -> None:
-    assert sent(CompletionWriter("base"), cache_salt=None) == {
+    assert sent(make_writer("base"), cache_salt=None) == {
         "model": "base",
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 16,
@@ -106,7 +106,7 @@ FULL = Sampling(
 
 
 def test_every_sampling_field_is_sent_under_its_name() -> None:
-    body = sent(CompletionWriter("base"), **{}, sampling={f: getattr(FULL, f) for f in FULL.__slots__})
+    body = sent(make_writer("base"), **{}, sampling={f: getattr(FULL, f) for f in FULL.__slots__})
     assert {k: body[k] for k in body.keys() - {"messages", "stream", "stream_options", "model"}} == {
         "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3,
         "stop": ["END"], "n": 2, "presence_penalty": 0.5, "frequency_penalty": -0.5,
@@ -116,30 +116,30 @@ def test_every_sampling_field_is_sent_under_its_name() -> None:
 
 
 def test_token_ids_go_to_completions_and_so_does_a_raw_prompt() -> None:
-    writer = CompletionWriter("base", token_ids=True)
+    writer = make_writer("base", token_ids=True)
     assert writer.path(work()) == "/completions"
     assert sent(writer, ids=[1, 2, 3])["prompt"] == [1, 2, 3]
     raw = work(ids=[4, 5], messages=())
-    assert CompletionWriter("base").path(raw) == "/completions"
-    assert json.loads(CompletionWriter("base").write(raw).body)["prompt"] == [4, 5]
+    assert make_writer("base").path(raw) == "/completions"
+    assert json.loads(make_writer("base").write(raw).body)["prompt"] == [4, 5]
     assert sent(writer, sampling={"logprobs": 0})["logprobs"] == 0
 
 
 def test_an_adapter_is_sent_as_the_model_by_its_id_or_its_name_at_the_worker() -> None:
     adapter = Adapter("manga_v3", 1, "base", "/a")
-    assert sent(CompletionWriter("base"), adapter=adapter)["model"] == "manga_v3"
+    assert sent(make_writer("base"), adapter=adapter)["model"] == "manga_v3"
     names = MappingProxyType({"manga_v3": "lora-7"})
-    assert sent(CompletionWriter("base", adapters=names), adapter=adapter)["model"] == "lora-7"
+    assert sent(make_writer("base", adapters=dict(names)), adapter=adapter)["model"] == "lora-7"
 
 
 def test_priority_is_sent_only_when_the_workers_take_it_and_in_their_direction() -> None:
-    assert "priority" not in sent(CompletionWriter("base"), priority=1)
-    assert sent(CompletionWriter("base", send_priority=True), priority=1)["priority"] == -1
-    assert sent(CompletionWriter("base", Dialect.SLUICE, send_priority=True), priority=1)["priority"] == 1
+    assert "priority" not in sent(make_writer("base"), priority=1)
+    assert sent(make_writer("base", send_priority=True), priority=1)["priority"] == -1
+    assert sent(make_writer("base", Dialect.SLUICE, send_priority=True), priority=1)["priority"] == 1
 
 
 def test_another_sluice_gets_the_tenant_the_priority_and_the_deadline() -> None:
-    writer = CompletionWriter("base", Dialect.SLUICE)
+    writer = make_writer("base", Dialect.SLUICE)
     asked = work(
         tenant="acme",
         org="acme-group",
@@ -161,13 +161,13 @@ def test_another_sluice_gets_the_tenant_the_priority_and_the_deadline() -> None:
     for now, deadline_ms in ((99.0, 1), (-1e9, 86_400_000)):
         assert json.loads(writer.write(asked, now=now).body)["sluice"]["deadline_ms"] == deadline_ms
     for dialect in (Dialect.VLLM, Dialect.OPENAI):
-        other = CompletionWriter("base", dialect)
+        other = make_writer("base", dialect)
         assert other.headers(asked) == b""
         assert not {"user", "sluice", "priority"} & set(json.loads(other.write(asked).body))
 
 
 def test_a_tenant_that_no_header_may_hold_is_not_sent() -> None:
-    sent_headers = CompletionWriter("base", Dialect.SLUICE).headers(
+    sent_headers = make_writer("base", Dialect.SLUICE).headers(
         work(tenant="a\r\nx-evil: 1", org="", cache_salt="a")
     )
     assert sent_headers.decode().splitlines() == [f"x-sluice-cache-salt: {salt_of('a')}"]
@@ -175,37 +175,36 @@ def test_a_tenant_that_no_header_may_hold_is_not_sent() -> None:
 
 def test_tenants_that_share_are_of_one_salt() -> None:
     shared = [
-        CompletionWriter("base", Dialect.SLUICE, share_prefixes=True).headers(work(cache_salt=tenant))
+        make_writer("base", Dialect.SLUICE, share_prefix_across_tenants=True).headers(work(cache_salt=tenant))
         for tenant in ("acme", "umbra")
     ]
     assert shared[0] == shared[1] == b"x-sluice-cache-salt: shared\r\n"
-    assert "cache_salt" not in sent(CompletionWriter("base", share_prefixes=True), cache_salt="acme")
+    assert "cache_salt" not in sent(make_writer("base", share_prefix_across_tenants=True), cache_salt="acme")
 
 
 def test_the_salt_is_no_tenant_name_and_goes_to_vllm_alone() -> None:
-    salt = sent(CompletionWriter("base"), cache_salt="A/very@secret\\tenant" * 20)["cache_salt"]
+    salt = sent(make_writer("base"), cache_salt="A/very@secret\\tenant" * 20)["cache_salt"]
     assert len(salt) == 32 and salt.isalnum()
-    assert salt != sent(CompletionWriter("base"), cache_salt="other")["cache_salt"]
+    assert salt != sent(make_writer("base"), cache_salt="other")["cache_salt"]
     for dialect in (Dialect.SLUICE, Dialect.OPENAI):
-        assert "cache_salt" not in sent(CompletionWriter("base", dialect))
+        assert "cache_salt" not in sent(make_writer("base", dialect))
 
 
 def test_plain_openai_has_its_own_name_for_the_length() -> None:
-    assert sent(CompletionWriter("gpt", Dialect.OPENAI))["max_completion_tokens"] == 16
+    assert sent(make_writer("gpt", Dialect.OPENAI))["max_completion_tokens"] == 16
 
 
 def test_a_caller_who_does_not_stream_gets_his_tokens_in_larger_pieces_from_vllm() -> None:
-    body = sent(CompletionWriter("base"), stream=False)
+    body = sent(make_writer("base"), stream=False)
     assert body["stream_interval"] == 32 and body["stream_options"]["continuous_usage_stats"] is True
-    assert "stream_interval" not in sent(CompletionWriter("base", Dialect.SLUICE), stream=False)
+    assert "stream_interval" not in sent(make_writer("base", Dialect.SLUICE), stream=False)
 
 
 def test_several_greedy_texts_are_asked_of_vllm_in_a_way_it_takes() -> None:
-    body = sent(CompletionWriter("base"), sampling={"n": 2, "temperature": 0.0})
+    body = sent(make_writer("base"), sampling={"n": 2, "temperature": 0.0})
     assert (body["temperature"], body["top_k"]) == (1.0, 1)
     assert (
-        sent(CompletionWriter("base", Dialect.SLUICE), sampling={"n": 2, "temperature": 0.0})["temperature"]
-        == 0
+        sent(make_writer("base", Dialect.SLUICE), sampling={"n": 2, "temperature": 0.0})["temperature"] == 0
     )
 
 
@@ -230,7 +229,7 @@ def test_several_greedy_texts_are_asked_of_vllm_in_a_way_it_takes() -> None:
 def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
     shape: ResponseFormat, expected: dict[str, object]
 ) -> None:
-    body = sent(CompletionWriter("base"), response_format=shape)
+    body = sent(make_writer("base"), response_format=shape)
     assert {k: v for k, v in body.items() if k in ("response_format", "structured_outputs")} == expected
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.workers.answer import CompletionReader
-from gateway.backends.workers.dialect import FEATURES, MAX_ECHOED_LOGPROBS, CompletionWriter, Dialect
+from gateway.backends.workers.dialect import FEATURES, MAX_ECHOED_LOGPROBS, Dialect
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.openai_logprobs import Offsets, completion_logprobs
@@ -28,6 +28,7 @@ from tests.workers.raw_worker import (
     Request,
     chunk,
     event,
+    make_writer,
     pool,
     usage,
     work,
@@ -57,7 +58,7 @@ def parallel(*tokens: tuple[str, float | None]) -> dict[str, Any]:
 
 
 def asked(**sampling: Any) -> dict[str, Any]:
-    writer = CompletionWriter("base")
+    writer = make_writer("base")
     body: dict[str, Any] = json.loads(writer.write(work(ids=[5, 6], messages=(), sampling=sampling)).body)
     return body
 
@@ -135,4 +136,4 @@ async def test_an_echo_that_breaks_off_is_not_resumed() -> None:
         with pytest.raises(BackendFailure) as broken:
             await collect(backend, work(ids=[5, 6], messages=(), sampling=echo))
     assert broken.value.kind is FailureKind.STREAM_BROKEN
-    assert CompletionWriter("base").ways(work(ids=[5, 6], messages=(), sampling=echo)) == frozenset()
+    assert make_writer("base").ways(work(ids=[5, 6], messages=(), sampling=echo)) == frozenset()

@@ -25,6 +25,7 @@ from tests.workers.raw_worker import (
     ending,
     event,
     make_pool,
+    make_writer,
     piece,
     pool,
     token_bytes,
@@ -42,7 +43,7 @@ def sent(writer: CompletionWriter, asked: Work) -> dict[str, Any]:
 
 def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:
     ways = {
-        (dialect, ids): CompletionWriter("base", dialect, ids).continues
+        (dialect, ids): make_writer("base", dialect, ids).continues
         for dialect in Dialect
         for ids in (False, True)
     }
@@ -57,9 +58,9 @@ def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:
 
 
 def test_partial_ids_follow_the_prompts_ids_and_partial_text_is_a_last_message() -> None:
-    ids = sent(CompletionWriter("base", token_ids=True), work(ids=[1, 2], partial=PARTIAL))
+    ids = sent(make_writer("base", token_ids=True), work(ids=[1, 2], partial=PARTIAL))
     assert ids["prompt"] == [1, 2, 73, 116, 32]
-    chat = sent(CompletionWriter("base"), work("Hello", partial=PARTIAL))
+    chat = sent(make_writer("base"), work("Hello", partial=PARTIAL))
     assert chat["messages"] == [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "It is"},
@@ -69,32 +70,29 @@ def test_partial_ids_follow_the_prompts_ids_and_partial_text_is_a_last_message()
 
 
 def test_a_partial_answer_of_white_space_alone_is_no_message() -> None:
-    assert "continue_final_message" not in sent(CompletionWriter("base"), work(partial=PartialAnswer(" \n")))
+    assert "continue_final_message" not in sent(make_writer("base"), work(partial=PartialAnswer(" \n")))
 
 
 def test_a_raw_prompt_is_resumed_from_token_ids_alone() -> None:
-    writer = CompletionWriter("base")
+    writer = make_writer("base")
     raw = work(ids=[1, 2], messages=(), partial=PARTIAL)
     assert writer.ways(raw) == {Continue.TOKENS}
     assert sent(writer, raw)["prompt"] == [1, 2, 73, 116, 32]
-    assert CompletionWriter("base", Dialect.OPENAI).ways(raw) == frozenset()
+    assert make_writer("base", Dialect.OPENAI).ways(raw) == frozenset()
 
 
 def test_a_seeded_answer_goes_on_with_another_seed_in_64_bits() -> None:
-    writer = CompletionWriter("base", token_ids=True)
+    writer = make_writer("base", token_ids=True)
     assert sent(writer, work(partial=PARTIAL, sampling={"seed": 5}))["seed"] == 8
     assert sent(writer, work(partial=PARTIAL, sampling={"seed": 2**63 - 1}))["seed"] == -(2**63) + 2
-    assert (
-        sent(CompletionWriter("base"), work(partial=PartialAnswer("It is"), sampling={"seed": 5}))["seed"]
-        == 10
-    )
+    assert sent(make_writer("base"), work(partial=PartialAnswer("It is"), sampling={"seed": 5}))["seed"] == 10
     assert "seed" not in sent(writer, work(partial=PARTIAL))
 
 
 def test_ids_of_an_answer_are_asked_of_vllm_unless_the_prompt_that_it_repeats_is_too_long() -> None:
-    assert sent(CompletionWriter("base"), work(ids=[1] * MAX_ECHOED_PROMPT))["return_token_ids"] is True
-    assert "return_token_ids" not in sent(CompletionWriter("base"), work(ids=[1] * (MAX_ECHOED_PROMPT + 1)))
-    assert "return_token_ids" not in sent(CompletionWriter("base", Dialect.SLUICE), work())
+    assert sent(make_writer("base"), work(ids=[1] * MAX_ECHOED_PROMPT))["return_token_ids"] is True
+    assert "return_token_ids" not in sent(make_writer("base"), work(ids=[1] * (MAX_ECHOED_PROMPT + 1)))
+    assert "return_token_ids" not in sent(make_writer("base", Dialect.SLUICE), work())
 
 
 def fed(reader: CompletionReader, *reads: bytes) -> list[Delta]:

@@ -11,14 +11,14 @@ from budgeting.template_input import shown_tools
 from budgeting.values import ImageContent, Message, Role, Tool, ToolKind
 from gateway.backends.port import Continue
 from gateway.backends.workers.client import Upload
-from gateway.backends.workers.dialect import CHAT_PATH, FEATURES, CompletionWriter, Dialect
+from gateway.backends.workers.dialect import CHAT_PATH, FEATURES, Dialect
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.tools import canonical_json
 from gateway.contracts.values import Caller, CallerRole
-from tests.workers.raw_worker import work
+from tests.workers.raw_worker import make_writer, work
 
 ORIGIN = RequestOrigin(
     request_id="req",
@@ -71,7 +71,7 @@ def forwarded(dialect: Dialect = Dialect.OPENAI, **fields: Any) -> dict[str, Any
         reasoning_effort=request.reasoning_effort,
         template_kwargs=request.template_kwargs,
     )
-    return json.loads(CompletionWriter("base", dialect).write(sent).body)  # type: ignore[no-any-return]
+    return json.loads(make_writer("base", dialect).write(sent).body)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -112,7 +112,7 @@ def test_a_custom_tool_is_a_strict_function_of_one_text_as_the_template_is_shown
 
 
 def test_a_request_without_tools_has_none_of_their_fields() -> None:
-    body = json.loads(CompletionWriter("base").write(work()).body)
+    body = json.loads(make_writer("base").write(work()).body)
     assert body["messages"] == [{"role": "user", "content": "Hello"}]
     assert not {"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"} & set(body)
 
@@ -139,7 +139,7 @@ async def test_images_go_on_as_data_urls_in_their_places() -> None:
         },
     )
     for dialect in Dialect:
-        upload = CompletionWriter("base", dialect).write(sent).body
+        upload = make_writer("base", dialect).write(sent).body
         assert isinstance(upload, Upload)
         body = b"".join([bytes(piece) async for piece in upload.pieces()])
         assert (len(body), upload.content_type) == (upload.length, b"application/json")
@@ -163,13 +163,13 @@ async def test_images_go_on_as_data_urls_in_their_places() -> None:
     ],
 )
 def test_a_request_that_needs_the_workers_own_parsers_is_sent_as_messages(changes: dict[str, Any]) -> None:
-    writer = CompletionWriter("base", token_ids=True)
+    writer = make_writer("base", token_ids=True)
     if "tools" in changes:
         body = {"model": "m", "messages": HISTORY, "tools": TOOLS[:2]}
         changes = {"tools": OpenAIDialect(chat=True).parse(json.dumps(body).encode(), ORIGIN).request.tools}
     assert writer.path(work()) != CHAT_PATH == writer.path(work(**changes))
     assert writer.ways(work(**changes)) == {Continue.TEXT}
-    other = CompletionWriter("base", Dialect.SLUICE, token_ids=True)
+    other = make_writer("base", Dialect.SLUICE, token_ids=True)
     assert other.ways(work(**changes)) == frozenset()
     ended = work(template_kwargs={"add_generation_prompt": False})
     assert (writer.path(ended), writer.ways(ended)) == (CHAT_PATH, frozenset())
@@ -178,6 +178,6 @@ def test_a_request_that_needs_the_workers_own_parsers_is_sent_as_messages(change
 
 
 def test_a_history_of_calls_alone_may_go_as_token_ids() -> None:
-    writer = CompletionWriter("base", token_ids=True)
+    writer = make_writer("base", token_ids=True)
     result = Message(Role.TOOL, "3", tool_call_id="c1")
     assert writer.path(work(messages=(Message(Role.USER, "x"), result))) != CHAT_PATH

@@ -254,7 +254,7 @@ class WorkersBackend:
                 writer, token_ids=self._reading.learn is None and all(self._same_tokenizer.values())
             )
         if is_sluice:
-            writer = replace(writer, dialect=Dialect.SLUICE, loads=False)
+            writer = replace(writer, dialect=Dialect.SLUICE)
         self._writer, self.continues = writer, writer.continues
 
     def stop(self) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from gateway.backends.tool_bodies import message_body, parts_of_body, tool_field
 from gateway.backends.workers.client import Upload
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.loras import loaded_name
+from gateway.config.backends import OpenAIBackend
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
 from gateway.contracts.front_headers import front_headers
@@ -110,32 +111,20 @@ class CompletionWriter:
         model: the base model's name at the workers.
         dialect: whose extensions may be used.
         token_ids: send prompts as token ids to ``/completions`` instead of messages.
-        fields_in_chats: despite ``token_ids`` send requests with passed-on fields to vLLM as messages. Its
-            parsers, such as those of tools, work on chats alone.
-        send_priority: vLLM refuses a priority unless its scheduling policy is ``priority``.
-        adapters: the workers' name of an adapter, by adapter id, where the name is not the id.
-        loads: whether the gateway loads the other adapters on the workers, under names that it makes.
-        folder: path of the gateway's adapter folder on the workers; ``None``: the same path.
-        share_prefixes: whether tenants share cached prefixes.
         templates: further headers, with fields of the request.
         knows_vocabulary: whether the gateway knows which bytes a token id stands for.
     """
 
     model: str
-    dialect: Dialect = Dialect.VLLM
-    token_ids: bool = False
-    fields_in_chats: bool = False
-    send_priority: bool = False
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    loads: bool = False
-    folder: str | None = None
-    share_prefixes: bool = False
+    section: OpenAIBackend
+    dialect: Dialect
+    token_ids: bool
     templates: tuple[HeaderTemplate, ...] = ()
     knows_vocabulary: bool = True
 
     def cache_salt(self, work: Work) -> str | None:
         """The salt of the request: only requests of one salt share cached prefixes; ``None``: all do."""
-        return None if self.share_prefixes else work.cache_salt
+        return None if self.section.share_prefix_across_tenants else work.cache_salt
 
     def headers(self, work: Work) -> bytes:
         """The operator's header lines; for another Sluice also those with tenant, organization and salt."""
@@ -152,15 +141,16 @@ class CompletionWriter:
         if work.adapter.at is not None:
             return work.adapter.adapter_id
         if (adapter := self.to_load(work)) is not None:
-            return loaded_name(adapter, self.folder)
-        return self.adapters.get(work.adapter.adapter_id, work.adapter.adapter_id)
+            return loaded_name(adapter, self.section.adapters_folder)
+        return self.section.adapters.get(work.adapter.adapter_id, work.adapter.adapter_id)
 
     def to_load(self, work: Work) -> Adapter | None:
         """The adapter, when this gateway loads it on the workers."""
-        adapter = work.adapter
-        if adapter is None or adapter.at is not None or not self.loads or adapter.adapter_id in self.adapters:
+        adapter, section = work.adapter, self.section
+        if adapter is None or adapter.at is not None or adapter.adapter_id in section.adapters:
             return None
-        return adapter
+        # A Sluice loads its adapters itself.
+        return adapter if section.load_adapters and self.dialect is Dialect.VLLM else None
 
     def path(self, work: Work) -> str:
         """The endpoint for this work. A raw prompt has no messages.
@@ -199,7 +189,7 @@ class CompletionWriter:
             return False
         if work.tools or work.reasoning_effort is not None or work.template_kwargs or work.images:
             return True
-        return self.fields_in_chats and self.dialect is Dialect.VLLM and bool(work.extra)
+        return self.section.prompt == "auto" and self.dialect is Dialect.VLLM and bool(work.extra)
 
     def write(self, work: Work, now: float = 0.0) -> WrittenRequest:
         """Write the request. Always a stream, to time the first token and cancel by closing.
@@ -274,8 +264,9 @@ class CompletionWriter:
                 body["sluice"]["deadline_ms"] = min(max(1, left_ms), MAX_DEADLINE_MS)
             if work.user is not None:
                 body["user"] = work.user
-        if (self.send_priority or self.dialect is Dialect.SLUICE) and work.priority:
-            # vLLM serves lower numbers first, Sluice higher ones.
+        if (self.section.send_priority or self.dialect is Dialect.SLUICE) and work.priority:
+            # vLLM serves lower numbers first, Sluice higher ones. vLLM refuses a priority unless its
+            # scheduling policy is ``priority``.
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
         data = orjson.dumps({**work.extra, **body} if work.extra else body)
         sent = _upload(parts_of_body(data, work.images)) if work.images else data
