@@ -89,7 +89,7 @@ class EmbeddedBackend:
 
     @property
     def state(self) -> BackendState:
-        return state_of(self.client)
+        return _STATES[self.client.state]
 
     @property
     def load(self) -> BackendLoad | None:
@@ -246,7 +246,3 @@ def _structured(shape: ResponseFormat) -> StructuredOutput | None:
 
 # An engine that is not started yet is about to start.
 _STATES = {one: BackendState("starting" if one is EngineState.NEW else one) for one in EngineState}
-
-
-def state_of(client: EngineClient) -> BackendState:
-    return _STATES[client.state]

@@ -11,7 +11,7 @@ from admission.values import BackendLoad
 from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
-from gateway.backends.embedded import EmbeddedBackend, state_of
+from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
@@ -55,7 +55,7 @@ class EmbeddedHost:
 
     @property
     def state(self) -> BackendState:
-        return state_of(self._client)
+        return self._backend.state
 
     @property
     def unfinished(self) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -158,26 +159,22 @@ class VllmHost:
         return self.board.figures(self._section.model_id, self._engine.shape)
 
     def backend(self, name: str) -> Backend:
-        if self._pools:
-            return VllmPoolingBackend(
-                name=name,
-                model=self._section.model_id,
-                engine=lambda: self._engine,
-                state_of=lambda: self.state,
-                board=self.board,
-                encode=self._encode,
+        make: Callable[..., Backend] = partial(VllmPoolingBackend, encode=self._encode)
+        if not self._pools:
+            make = partial(
+                VllmBackend,
+                defaults=self._defaults,
+                loaded=self._adapters,
+                slots=self._slots,
+                takes_tools=lambda: self._parsers.tool is not None,
+                share_prefixes=self._section.share_prefix_across_tenants,
             )
-        return VllmBackend(
+        return make(
             name=name,
             model=self._section.model_id,
             engine=lambda: self._engine,
             state_of=lambda: self.state,
             board=self.board,
-            defaults=self._defaults,
-            loaded=self._adapters,
-            slots=self._slots,
-            takes_tools=lambda: self._parsers.tool is not None,
-            share_prefixes=self._section.share_prefix_across_tenants,
         )
 
     async def start(self) -> EngineFacts:

@@ -18,6 +18,7 @@ from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
 
+EVENT_STREAM = "text/event-stream"
 DONE = b"[DONE]"
 
 _REASONS: Mapping[str, FinishReason] = {

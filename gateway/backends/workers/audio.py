@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.backends.port import Transcript
+from gateway.backends.workers.answer import DONE, EVENT_STREAM
 from gateway.backends.workers.client import Upload, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectionLost, TransportError
@@ -21,8 +22,6 @@ READ_BYTES: Final = 256 * 1024
 """Most bytes of the file in memory at a time."""
 MAX_ANSWER_BYTES: Final = 16 << 20
 """Longest whole answer that is read: ten hours of speech with segments are some 8 MB."""
-EVENT_STREAM: Final = "text/event-stream"
-DONE: Final = b"[DONE]"
 LAST_TYPE: Final = "transcript.text.done"
 """Type of OpenAI's last event. OpenAI's stream ends after it without ``[DONE]``."""
 

@@ -33,7 +33,7 @@ from gateway.backends.port import (
 )
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.tool_bodies import with_allowed_tools
-from gateway.backends.workers.answer import CompletionReader
+from gateway.backends.workers.answer import EVENT_STREAM, CompletionReader
 from gateway.backends.workers.audio import transcript_of
 from gateway.backends.workers.client import Whole, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
@@ -71,7 +71,6 @@ _generates = attrgetter("generates")
 Part = TypeVar("Part", EmbedPart, ScorePart)
 Pooled = TypeVar("Pooled")
 
-EVENT_STREAM = "text/event-stream"
 # When callers should try again while no worker is in service: each is probed several times a second then, and
 # how long an outage will last is not known.
 RETRY_S = 5.0
