@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineAdapterError, NoAdapterRoom
-from engine.wire import AdapterCommand, AdapterSettled, LoadAdapter
+from engine.wire import AdapterCommand, AdapterSettled
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -55,7 +55,7 @@ class AdapterCommands:
                 yield _settled(command)
 
     def _read(self, command: AdapterCommand) -> "LoraWeights | None":
-        return self._engine.read_adapter(Path(command.path)) if isinstance(command, LoadAdapter) else None
+        return None if command.path is None else self._engine.read_adapter(Path(command.path))
 
 
 def _settled(command: AdapterCommand, error: EngineAdapterError | None = None) -> AdapterSettled:

@@ -221,13 +221,13 @@ class EngineClient(asyncio.Protocol):
         Raises EngineDead, or an EngineAdapterError, and then nothing has changed. When the caller is
         cancelled, the load continues; ``adapters`` has the adapter when it is done.
         """
-        await self._call(wire.LoadAdapter(next(self._calls), adapter_id, path))
+        await self._call(wire.AdapterCommand(next(self._calls), adapter_id, path))
 
     async def unload_adapter(self, adapter_id: str) -> None:
         """Unload an adapter: no new request may name it, and its weights are freed after the last request
         that uses them. Raises AdapterNotLoaded or EngineDead.
         """
-        await self._call(wire.UnloadAdapter(next(self._calls), adapter_id))
+        await self._call(wire.AdapterCommand(next(self._calls), adapter_id))
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End the process, by force after ``timeout_s``. Open tickets raise EngineDead."""
@@ -314,7 +314,7 @@ class EngineClient(asyncio.Protocol):
 
     def _settle(self, event: wire.AdapterSettled) -> None:
         command, settled = self._adapter_calls.pop(event.call)
-        if event.code is None and isinstance(command, wire.LoadAdapter):
+        if event.code is None and command.path is not None:
             self._adapters[command.adapter_id] = command.path
         elif event.code is None:
             self._adapters.pop(command.adapter_id, None)

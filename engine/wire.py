@@ -36,19 +36,14 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
-class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Command: load the adapter in this folder under this id; the answer repeats ``call``."""
+class AdapterCommand(msgspec.Struct, frozen=True, tag=True):
+    """Command: load the adapter in the folder ``path``, or without a path unload it: no new request may name
+    it. The answer repeats ``call``.
+    """
 
     call: int
     adapter_id: str
-    path: str
-
-
-class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Command: unload this adapter; no new request may name it."""
-
-    call: int
-    adapter_id: str
+    path: str | None = None
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -85,7 +80,6 @@ class Died(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-AdapterCommand = LoadAdapter | UnloadAdapter
 Command = StartEngine | Add | Abort | AdapterCommand
 Event = Started | StartFailed | StepOutputs | AdapterSettled | Died
 

@@ -44,7 +44,7 @@ def test_messages_arrive_whole_whatever_the_pieces(cuts: list[int]) -> None:
 
 def test_a_step_carries_all_outputs_and_the_signals() -> None:
     outputs = (
-        SequenceOutput("a", "hi", (1, 2), SequenceEnd.STOP, 3, 2, 0, 0.1, 0.2, None, "END"),
+        SequenceOutput("a", "hi", (1, 2), SequenceEnd.STOP, 3, 2, 0, 0.1, None, "END"),
         SequenceOutput("b", "", (), SequenceEnd.ERROR, error="nan_output"),
     )
     step = StepOutputs(outputs, EngineSignals(running=2, kv_usage=0.5))
@@ -62,12 +62,12 @@ def test_outputs_coalesce_without_losing_text_tokens_or_times() -> None:
     joined = coalesce(
         "a",
         [
-            SequenceOutput("a", "x", (1,), None, 5, 1, 0, 0.5, 0.25),
+            SequenceOutput("a", "x", (1,), None, 5, 1, 0, 0.5),
             SequenceOutput("a", "y", (2,), None, 5, 2),
-            SequenceOutput("a", "z", (3, 4), SequenceEnd.LENGTH, 5, 4, 0, 0.5, 0.25),
+            SequenceOutput("a", "z", (3, 4), SequenceEnd.LENGTH, 5, 4, 0, 0.5),
         ],
     )
-    assert joined == SequenceOutput("a", "xyz", (1, 2, 3, 4), SequenceEnd.LENGTH, 5, 4, 0, 0.5, 0.25)
+    assert joined == SequenceOutput("a", "xyz", (1, 2, 3, 4), SequenceEnd.LENGTH, 5, 4, 0, 0.5)
 
 
 def test_an_error_is_rebuilt_from_its_code() -> None:
