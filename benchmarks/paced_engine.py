@@ -101,8 +101,8 @@ class PacedHost:
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Answer at the engine's pace."""
-        partial = check_partial(work, frozenset({Continue.TOKENS}), "paced")
-        there = () if partial is None or partial.token_ids is None else partial.token_ids
+        check_partial(work, frozenset({Continue.TOKENS}), "paced")
+        there = work.partial_ids
         seed = hashlib.blake2b(repr(work.token_ids).encode(), digest_size=16).digest()
         most = work.sampling.max_tokens or 1
         self.unfinished += 1
