@@ -118,7 +118,6 @@ class Residency:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Adapters that requests may use at once."""
         return tuple(self._resident)
 
     @property

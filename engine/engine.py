@@ -104,13 +104,10 @@ class Engine:
         )
 
     def install_adapter(self, adapter_id: str, weights: LoraWeights) -> None:
-        """Add an adapter, or replace the one with that id for later requests. Raises NoAdapterRoom."""
         self._adapters.install(adapter_id, weights, self._adapters_in_use())
 
     def remove_adapter(self, adapter_id: str) -> None:
-        """Remove an adapter: later requests cannot name it, and its weights are freed after the last request
-        that uses them. Raises AdapterNotLoaded.
-        """
+        """Its weights are freed after the last request that uses them."""
         self._adapters.remove(adapter_id)
         self._free_adapters()
 
@@ -144,7 +141,6 @@ class Engine:
         return True
 
     def step(self) -> list[SequenceOutput]:
-        """Compute one batch and return its outputs."""
         ended = self._queue_built() if self._building else []
         started_at = self._clock()
         chunks = self._scheduler.schedule()

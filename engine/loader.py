@@ -229,5 +229,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of a library's error on one line."""
     return " ".join(str(error).split())

@@ -89,7 +89,6 @@ class ProtocolError(EngineError, code="engine_protocol_error"):
 
 
 def encode(message: Command | Event) -> bytes:
-    """The frame of a message."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 

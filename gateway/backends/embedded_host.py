@@ -24,8 +24,6 @@ class EmbeddedHost:
     Args:
         make_backend: makes a backend of the engine's fields ``name``, ``client``, ``adapters`` and
             ``max_running``.
-        on_step: called after each step with the number of preemptions so far.
-        on_death: called once, when the engine's process dies.
     """
 
     def __init__(

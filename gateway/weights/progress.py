@@ -48,7 +48,6 @@ class LogProgress:
 
 @contextmanager
 def bar(console: Console, source: str) -> Iterator[OnProgress]:
-    """Show a progress bar while the block runs."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

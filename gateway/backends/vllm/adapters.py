@@ -36,7 +36,6 @@ class VllmAdapters:
         return self._loaded[adapter_id]
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter, or replace its weights; running requests keep the old ones. Raises EngineError."""
         engine, adapter_id, path = self._running_engine(), adapter.adapter_id, adapter.path
         if not (Path(path) / "adapter_config.json").is_file():
             raise AdapterNotFound(f"adapter {adapter_id}: {path} has no adapter_config.json")

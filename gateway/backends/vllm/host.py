@@ -64,8 +64,6 @@ class VllmHost:
 
     Args:
         defaults: sampling of the checkpoint, used where the caller sets none.
-        on_step: called after each step with the number of preemptions so far.
-        on_death: called once, when the engine's core dies.
         new_seed: seed of requests without one, when ``engine.seed`` is unset.
         encode: tokenizes the inputs of embeddings.
     """

@@ -90,7 +90,6 @@ class WorkerPool(Generic[M]):
         self._snapshot: _Snapshot[M] | None = None
 
     def sent(self, member: M, prompt_tokens: int, preference: WorkerPreference) -> int:
-        """Count a request sent to ``member``; returns a ticket for :meth:`ended`."""
         self._in_flight += 1
         if self._only is None:
             self._choice.sent(member.url, preference)
@@ -99,7 +98,6 @@ class WorkerPool(Generic[M]):
         return member.load.sent(prompt_tokens)
 
     def ended(self, member: M, ticket: int) -> None:
-        """Remove a request that has ended, whatever its outcome. Raises KeyError for an unknown ticket."""
         member.load.ended(ticket)
         self._in_flight -= 1
 
