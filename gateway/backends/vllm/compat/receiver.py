@@ -5,22 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+from gateway.backends.vllm.compat.steps import CoreSteps
 
 # Messages received in one turn of the event loop.
 MOST_MESSAGES = 16
-
-
-class StepTaker(Protocol):
-    """Handles the messages of vLLM's core."""
-
-    # Whether no message may be taken now; ``resume`` is called when one may.
-    busy: bool
-    resume: Callable[[], None]
-
-    def take(self, frames: Any, more: bool) -> bool:
-        """Handle a message; returns False if vLLM must. ``more``: the next message is taken at once."""
 
 
 class Receiver:
@@ -30,7 +20,7 @@ class Receiver:
     calls of ZMQ for each; this class needs three calls, and a future for a message that is left to vLLM.
     """
 
-    def __init__(self, socket: Any, steps: StepTaker) -> None:
+    def __init__(self, socket: Any, steps: CoreSteps) -> None:
         import zmq
 
         self._steps = steps
@@ -55,7 +45,7 @@ class Receiver:
         return self._left.popleft()
 
     def close(self) -> None:
-        self._steps.resume = _nothing
+        self._steps.resume = lambda: None  # no message is received any more
         self._loop.remove_reader(self._fd)
         if self._next is not None:
             self._next.cancel()
@@ -85,11 +75,7 @@ class Receiver:
                     self._waiting.set_result(None)
 
 
-def _nothing() -> None:
-    """No message is received any more."""
-
-
-def receive_faster(client: Any, steps: StepTaker) -> None:
+def receive_faster(client: Any, steps: CoreSteps) -> None:
     """Make vLLM's client receive from its core with a :class:`Receiver`; it must not receive yet."""
     resources = client.resources
     socket = resources.output_socket

@@ -85,7 +85,7 @@ class CoreSteps:
         self._board = board
         self._queue: _StepQueue | None = None
         self.busy = False
-        self.resume: Callable[[], None] = _nothing
+        self.resume: Callable[[], None] = lambda: None
         self._streams: dict[str, Outputs] = {}
         # Answers whose text waits until the messages that have arrived meanwhile are read.
         self._held: list[Outputs] = []
@@ -217,7 +217,3 @@ class CoreSteps:
             piece, outputs.held = outputs.held, None
             if piece is not None and outputs.taker is not None and not outputs.taker(piece):
                 outputs.stop()
-
-
-def _nothing() -> None:
-    """Nobody waits."""
