@@ -30,11 +30,11 @@ _INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """Rank and scale, the sorted names of the target modules, the base model."""
+    """Rank and scale, the sorted names of the target modules, the base model as the adapter names it."""
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]
+    target_modules: tuple[str, ...]
     base_name: str
 
 

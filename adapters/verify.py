@@ -8,12 +8,12 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from adapters.base_model import BaseModel
 from adapters.errors import AdapterRejected, Rejection
-from adapters.peft_config import CONFIG_FILE, read_config
+from adapters.peft_config import CONFIG_FILE, PeftConfig, read_config
 from adapters.safetensors import TensorPlace, is_finite, read_header
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -33,19 +33,15 @@ _TENSOR = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(PeftConfig):
     """The properties of an adapter that passed the checks.
 
-    ``sha256`` is the hash of the manifest (each file's name, size and SHA-256); ``base_name`` is the base
-    model as the adapter names it; ``shapes_checked``: the base model's shapes were known.
+    ``sha256`` is the hash of the manifest (each file's name, size and SHA-256); ``shapes_checked``: the base
+    model's shapes were known.
     """
 
-    rank: int
-    alpha: float
-    target_modules: tuple[str, ...]
     size_bytes: int
     sha256: str
-    base_name: str
     shapes_checked: bool
 
 
@@ -61,15 +57,13 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
     config = read_config(folder, base)
     weights = folder / WEIGHTS_FILE
     tensors = read_header(weights)
-    _check_tensors(tensors, config.rank, config.targets, base)
+    _check_tensors(tensors, config.rank, config.target_modules, base)
     with weights.open("rb") as file:
         for tensor in tensors.values():
             if not is_finite(file, tensor):
                 raise _refused(Rejection.NOT_FINITE, f"tensor {tensor.name!r} holds NaN or infinity")
     size = sum(files.values())
-    return Verified(
-        config.rank, config.alpha, config.targets, size, digest, config.base_name, bool(base.shapes)
-    )
+    return Verified(**asdict(config), size_bytes=size, sha256=digest, shapes_checked=bool(base.shapes))
 
 
 def list_files(folder: Path) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from adapters.verify import Verified
 
 
 def verified(content: str = "a") -> Verified:
-    return Verified(8, 16.0, ("q_proj",), 1000, content * 64, "demo", True)
+    return Verified(8, 16.0, ("q_proj",), "demo", 1000, content * 64, True)
 
 
 REPORT = {"passed": True, "candidate_sha256": "a" * 64}

@@ -175,9 +175,7 @@ def _read(body: bytes) -> _Error:
         reported = _decode_body(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _Error()
-    if isinstance(reported.error, _Error):
-        return reported.error
-    return _Error(reported.message, reported.type, reported.param, reported.code)
+    return reported.error if isinstance(reported.error, _Error) else reported
 
 
 def _seconds(value: str, unit_s: float = 1.0) -> float | None:
