@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from adapters.base_model import BaseModel
 from adapters.catalogue import Catalogue
@@ -41,7 +42,8 @@ class AdapterSource:
     catalogue: Callable[[], Catalogue]
 
     def __post_init__(self) -> None:
-        self._under_way: dict[str, asyncio.Lock] = {}
+        # By SHA-256; a lock lasts as long as a task holds it or waits for it.
+        self._under_way = WeakValueDictionary[str, asyncio.Lock]()
         self._progress: dict[str, Progress] = {}
 
     @property
@@ -85,14 +87,9 @@ class AdapterSource:
     async def _bring(self, sha256: str, location: str) -> None:
         if await asyncio.to_thread(self.store.has, sha256):
             return
-        lock = self._under_way.setdefault(sha256, asyncio.Lock())
-        try:
-            async with lock:
-                if not await asyncio.to_thread(self.store.has, sha256):
-                    await self._take(location, sha256)
-        finally:
-            if not lock.locked():
-                self._under_way.pop(sha256, None)
+        async with self._under_way.setdefault(sha256, asyncio.Lock()):
+            if not await asyncio.to_thread(self.store.has, sha256):
+                await self._take(location, sha256)
 
     async def _take(self, location: str, sha256: str | None) -> Verified:
         return await self._work(location, lambda path: self.store.take(path, self.base, sha256=sha256))
