@@ -106,7 +106,7 @@ class Estimator:
         self.rates.first_token(computed, took_s)
         if ticket.alone:
             self._alone = (computed, took_s)
-        really_s = now - ticket.waiting.arrived_at
+        really_s = now - ticket.arrived_at
         self.rates.ttft_error_s.learn(abs(really_s - ticket.estimated_first_token_s))
         if cached_tokens is not None:
             ticket.cached_tokens = cached_tokens

@@ -13,6 +13,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
@@ -35,15 +36,15 @@ class Waiting(Struct, eq=False):
     """One queued request.
 
     ``number`` is its order of arrival, ``rank`` its class now (raised by aging), ``cost`` its tokens of
-    service (uncached input, output counted twice); ``tokens`` and ``size_bytes`` count against the queue's
-    bounds.
+    service (uncached input, output counted twice); ``uncached``, the prompt tokens that the engine must
+    compute, and ``size_bytes`` count against the queue's bounds. ``deadline`` is when its first token is due.
     """
 
     number: int
     tenant: str
     rank: int
     cost: int
-    tokens: int
+    uncached: int
     size_bytes: int
     arrived_at: float
     leave_at: float
@@ -51,27 +52,41 @@ class Waiting(Struct, eq=False):
     heap_entry: int = 0  # its live entry in the heaps; 0: none
 
 
+W = TypeVar("W", bound=Waiting)
+
+
+class _Heap(list[tuple[float, int, int, W]]):
+    """Requests by a time; the entries of those that have left, or have a newer entry, are dead."""
+
+    def push(self, at: float, item: W, living: int) -> None:
+        heapq.heappush(self, (at, item.number, item.heap_entry, item))
+        if len(self) > SWEEP_FROM + 2 * living:
+            self[:] = [entry for entry in self if entry[2] == entry[3].heap_entry]
+            heapq.heapify(self)
+
+    def first(self) -> tuple[float, int, int, W] | None:
+        """The first live entry."""
+        while self and self[0][2] != self[0][3].heap_entry:
+            heapq.heappop(self)
+        return self[0] if self else None
+
+    def due(self, now: float) -> Iterator[W]:
+        """Remove and return the requests whose time has come."""
+        while (entry := self.first()) is not None and entry[0] <= now:
+            heapq.heappop(self)
+            yield entry[3]
+
+
 @dataclass(slots=True)
-class _Tenant:
+class _Tenant(Generic[W]):
     """One tenant's requests of one class, earliest deadline first, and the virtual time of its next turn."""
 
     turn: _Turn
-    heap: list[tuple[float, int, int, Waiting]] = field(default_factory=list)
+    heap: _Heap[W] = field(default_factory=_Heap)
     living: int = 0
 
-    def sweep(self) -> None:
-        if len(self.heap) > SWEEP_FROM + 2 * self.living:
-            self.heap = [entry for entry in self.heap if entry[2] == entry[3].heap_entry]
-            heapq.heapify(self.heap)
 
-    def head(self) -> Waiting:
-        """The first live entry; there is one while ``living`` is above 0."""
-        while self.heap[0][2] != self.heap[0][3].heap_entry:
-            heapq.heappop(self.heap)
-        return self.heap[0][3]
-
-
-class _Class:
+class _Class(Generic[W]):
     """The tenants with requests of one priority, in turn.
 
     A tenant's next turn is at the virtual time at which its last one began plus what that cost, in tokens,
@@ -79,7 +94,7 @@ class _Class:
     """
 
     def __init__(self) -> None:
-        self.tenants: dict[str, _Tenant] = {}
+        self.tenants: dict[str, _Tenant[W]] = {}
         self.living = 0
         self._turns: list[_Turn] = []  # the tenants' next turns, sorted
         self._time = 0
@@ -88,36 +103,34 @@ class _Class:
         # Next turns of tenants without a waiting request that are ahead of the class's time.
         self._away: OrderedDict[str, int] = OrderedDict()
 
-    def add(self, item: Waiting) -> None:
+    def add(self, item: W) -> None:
         tenant = self.tenants.get(item.tenant)
         if tenant is None:
             at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
             tenant = self.tenants[item.tenant] = _Tenant(self._enter(at, item.tenant))
         deadline = NEVER if item.deadline is None else item.deadline
-        heapq.heappush(tenant.heap, (deadline, item.number, item.heap_entry, item))
         tenant.living += 1
+        tenant.heap.push(deadline, item, tenant.living)
         self.living += 1
         self._cost += item.cost
 
-    def discard(self, item: Waiting) -> None:
+    def discard(self, item: W) -> None:
         tenant = self.tenants[item.tenant]
         tenant.living -= 1
         self.living -= 1
         self._cost -= item.cost
-        tenant.sweep()
         if not tenant.living:
             del self.tenants[item.tenant]
             self._turns.remove(tenant.turn)
-            if tenant.turn[0] > self._time - CREDIT:
-                self._away[item.tenant] = tenant.turn[0]
-                if len(self._away) > MAX_AWAY:
-                    self._away.popitem(last=False)
+            self._remember(item.tenant, tenant.turn[0])
 
-    def next(self) -> Waiting:
+    def next(self) -> W:
         """The next request; repeated calls return the same one until something changes."""
-        return self.tenants[self._turns[0][2]].head()
+        entry = self.tenants[self._turns[0][2]].heap.first()
+        assert entry is not None, "a tenant without a live request has no turn"
+        return entry[3]
 
-    def served(self, item: Waiting) -> None:
+    def served(self, item: W) -> None:
         """Move the tenant's next turn by the request's cost."""
         tenant = self.tenants[item.tenant]
         at = tenant.turn[0]
@@ -126,14 +139,11 @@ class _Class:
         tenant.turn = self._enter(at + item.cost, item.tenant)
         self.discard(item)
 
-    def count_served_directly(self, item: Waiting) -> None:
+    def count_served_directly(self, item: W) -> None:
         """Count a request served past the empty class: the effect of :meth:`add` and :meth:`served`."""
         at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
         self._time = max(self._time, at)
-        if at + item.cost > self._time - CREDIT:
-            self._away[item.tenant] = at + item.cost
-            if len(self._away) > MAX_AWAY:
-                self._away.popitem(last=False)
+        self._remember(item.tenant, at + item.cost)
 
     def ahead_of(self, name: str) -> int:
         if not self.living:
@@ -145,6 +155,13 @@ class _Class:
         before = bisect_right(self._turns, (at, self._entries + 1, "")) - (tenant is not None)
         return own + min(self.living - own, (own + 1) * before)
 
+    def _remember(self, name: str, at: int) -> None:
+        """Store the next turn of a tenant without a waiting request, if it is ahead of the class's time."""
+        if at > self._time - CREDIT:
+            self._away[name] = at
+            if len(self._away) > MAX_AWAY:
+                self._away.popitem(last=False)
+
     def _enter(self, at: int, name: str) -> _Turn:
         self._entries += 1
         turn = (at, self._entries, name)
@@ -152,98 +169,80 @@ class _Class:
         return turn
 
 
-class FairQueue:
-    """All requests that wait for one backend; ``aging_s`` 0 turns aging off."""
+class FairQueue(Generic[W]):
+    """All requests that wait for one backend; ``aging_s`` 0 turns aging off.
+
+    ``waiting`` are the requests by number, in order of arrival; ``tokens`` and ``size_bytes`` their sums.
+    """
 
     def __init__(self, *, aging_s: float) -> None:
         self._aging_s = aging_s
-        self._top = RANKS[-1]
-        self._classes = {rank: _Class() for rank in RANKS}
-        self._order = RANKS[::-1]
-        self._leaving: list[tuple[float, int, int, Waiting]] = []
-        self._aging: list[tuple[float, int, int, Waiting]] = []
+        self._classes: dict[int, _Class[W]] = {rank: _Class() for rank in reversed(RANKS)}
+        self._leaving: _Heap[W] = _Heap()
+        self._aging: _Heap[W] = _Heap()
         self._heap_entries = 0
-        self._living: dict[int, Waiting] = {}
+        self.waiting: dict[int, W] = {}
         self.tokens = 0
         self.size_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._living)
-
-    def __iter__(self) -> Iterator[Waiting]:
-        """The waiting requests, in order of arrival."""
-        return iter(self._living.values())
-
-    def join(self, item: Waiting) -> None:
-        item.rank = min(max(item.rank, self._order[-1]), self._top)
-        self._living[item.number] = item
-        self.tokens += item.tokens
+    def join(self, item: W) -> None:
+        item.rank = _class_of(item.rank)
+        self.waiting[item.number] = item
+        self.tokens += item.uncached
         self.size_bytes += item.size_bytes
         self._enter(item, item.arrived_at)
-        self._push(self._leaving, item.leave_at, item)
 
-    def leave(self, item: Waiting) -> None:
+    def leave(self, item: W) -> None:
         """Remove a request that was not served: cancelled, expired, displaced."""
         self._classes[item.rank].discard(item)
         self._forget(item)
 
-    def peek(self) -> Waiting | None:
-        for rank in self._order:
-            found = self._classes[rank]
+    def peek(self) -> W | None:
+        for found in self._classes.values():
             if found.living:
                 return found.next()
         return None
 
-    def serve(self, item: Waiting) -> None:
+    def serve(self, item: W) -> None:
         """Remove the request that :meth:`peek` returned: it is handed on."""
         self._classes[item.rank].served(item)
         self._forget(item)
 
-    def count_served_directly(self, item: Waiting) -> None:
+    def count_served_directly(self, item: W) -> None:
         """Count a request that is handed on past the empty queue in its tenant's share."""
-        item.rank = min(max(item.rank, self._order[-1]), self._top)
+        item.rank = _class_of(item.rank)
         self._classes[item.rank].count_served_directly(item)
 
     def age(self, now: float) -> None:
         """Raise each request that has waited long enough by one class."""
-        while self._aging and self._aging[0][0] <= now:
-            _, _, heap_entry, item = heapq.heappop(self._aging)
-            if heap_entry == item.heap_entry and item.rank < self._top:
-                self._classes[item.rank].discard(item)
-                item.rank += 1
-                self._enter(item, now)
-                self._push(self._leaving, item.leave_at, item)
+        for item in self._aging.due(now):
+            self._classes[item.rank].discard(item)
+            item.rank += 1
+            self._enter(item, now)
 
-    def expired(self, now: float) -> list[Waiting]:
+    def expired(self, now: float) -> list[W]:
         """Remove and return the requests whose ``leave_at`` has passed."""
         out = []
-        while self._leaving and self._leaving[0][0] <= now:
-            _, _, heap_entry, item = heapq.heappop(self._leaving)
-            if heap_entry == item.heap_entry:
-                self.leave(item)
-                out.append(item)
+        for item in self._leaving.due(now):
+            self.leave(item)
+            out.append(item)
         return out
 
     def next_change(self) -> float | None:
         """When :meth:`expired` or :meth:`age` will next have something to do."""
-        times = []
-        for heap in (self._leaving, self._aging):
-            while heap and heap[0][2] != heap[0][3].heap_entry:
-                heapq.heappop(heap)
-            if heap:
-                times.append(heap[0][0])
-        return min(times, default=None)
+        entries = (self._leaving.first(), self._aging.first())
+        return min((entry[0] for entry in entries if entry is not None), default=None)
 
-    def least(self) -> Waiting | None:
+    def least(self) -> W | None:
         """The request to displace first: the newest of the lowest class."""
-        for rank in reversed(self._order):
+        for rank in RANKS:
             if self._classes[rank].living:
-                return next(item for item in reversed(self._living.values()) if item.rank == rank)
+                return next(item for item in reversed(self.waiting.values()) if item.rank == rank)
         return None
 
     def ahead_of(self, tenant: str, rank: int) -> int:
         """Approximate number of requests served before a new one of that tenant and class."""
-        rank = min(max(rank, self._order[-1]), self._top)
+        rank = _class_of(rank)
         above = sum(found.living for other, found in self._classes.items() if other > rank)
         return above + self._classes[rank].ahead_of(tenant)
 
@@ -255,23 +254,21 @@ class FairQueue:
             for name, tenant in found.tenants.items()
         }
 
-    def _enter(self, item: Waiting, now: float) -> None:
+    def _enter(self, item: W, now: float) -> None:
         self._heap_entries += 1
         item.heap_entry = self._heap_entries
         self._classes[item.rank].add(item)
-        if self._aging_s > 0 and item.rank < self._top:
-            self._push(self._aging, now + self._aging_s, item)
+        if self._aging_s > 0 and item.rank < RANKS[-1]:
+            self._aging.push(now + self._aging_s, item, len(self.waiting))
+        if item.leave_at != NEVER:
+            self._leaving.push(item.leave_at, item, len(self.waiting))
 
-    def _push(self, heap: list[tuple[float, int, int, Waiting]], at: float, item: Waiting) -> None:
-        if at == NEVER:
-            return
-        heapq.heappush(heap, (at, item.number, item.heap_entry, item))
-        if len(heap) > SWEEP_FROM + 2 * len(self._living):
-            heap[:] = [entry for entry in heap if entry[2] == entry[3].heap_entry]
-            heapq.heapify(heap)
-
-    def _forget(self, item: Waiting) -> None:
+    def _forget(self, item: W) -> None:
         item.heap_entry = 0
-        del self._living[item.number]
-        self.tokens -= item.tokens
+        del self.waiting[item.number]
+        self.tokens -= item.uncached
         self.size_bytes -= item.size_bytes
+
+
+def _class_of(priority: int) -> int:
+    return min(max(priority, RANKS[0]), RANKS[-1])

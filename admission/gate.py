@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from admission.circuit import Circuit, CircuitState
 from admission.events import SlotOutcome
-from admission.fair_queue import FairQueue, Waiting
+from admission.fair_queue import FairQueue
 from admission.forecast import ReservedTokens
 from admission.in_flight_work import InFlightWork, Room
 from admission.ladder import Ladder, Rung
@@ -31,8 +31,8 @@ class BackendGate:
 
     def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
         self.limits = limits
-        self.queue = FairQueue(aging_s=limits.aging_s)
-        self.tickets: dict[int, AdmissionTicket] = {}  # of queued requests, in order of arrival
+        self.queue: FairQueue[AdmissionTicket] = FairQueue(aging_s=limits.aging_s)
+        self.tickets = self.queue.waiting
         self._hold: Hold | None = None
         self.work = InFlightWork(limits)
         self._ladder, self._ladders = Ladder(limits.rungs), lru_cache(MAX_LADDERS)(Ladder)
@@ -113,38 +113,32 @@ class BackendGate:
             # After that even an idle engine would be too slow; `pump` refuses requests that are late earlier.
             leave_at = min(leave_at, due - work.alone_s(uncached, now))
         expected = work.estimator.expect(demand, max_tokens)
-        item = Waiting(
-            number=self._numbers,
-            tenant=demand.tenant,
-            rank=demand.priority,
-            cost=uncached + OUTPUT_WEIGHT * expected,
-            tokens=uncached,
-            size_bytes=demand.size_bytes,
-            arrived_at=now,
-            leave_at=leave_at,
-            deadline=due,
-        )
         ticket = AdmissionTicket(
             self._numbers,
-            demand,
-            item,
-            ReservedTokens(uncached, expected, width=demand.sequences),
+            demand.tenant,
+            demand.priority,
+            uncached + OUTPUT_WEIGHT * expected,
             uncached,
-            max_tokens,
-            longest_s,
-            wait_s,
-            first_s,
+            demand.size_bytes,
+            now,
+            leave_at,
+            due,
+            demand=demand,
+            reserved=ReservedTokens(uncached, expected, width=demand.sequences),
+            max_tokens=max_tokens,
+            max_wait_s=longest_s,
+            estimated_wait_s=wait_s,
+            estimated_first_token_s=first_s,
             shrunk=max_tokens < demand.max_output_tokens,
         )
         if at_once and not self.tickets and not self._displaced:
             self._hold = work.holds(ticket, room, now)
             # The check above found it in time, by the same estimates.
             if self._hold is None:
-                self.queue.count_served_directly(item)
+                self.queue.count_served_directly(ticket)
                 work.add(ticket, now, room.ahead)
                 return ticket
-        self.tickets[item.number] = ticket
-        self.queue.join(item)
+        self.queue.join(ticket)
         return ticket
 
     def displaced(self) -> list[AdmissionTicket]:
@@ -158,26 +152,22 @@ class BackendGate:
         Requests that are too late, and all while the circuit is open, are refused: see :meth:`displaced`.
         """
         handed_on: list[AdmissionTicket] = []
-        if not self.queue:
+        if not self.tickets:
             self._hold = None
             return handed_on
         if self.circuit.state(now) is CircuitState.OPEN:
             self._refuse_all(Reason.CIRCUIT_OPEN, now)
             return handed_on
         self.queue.age(now)
-        while (item := self.queue.peek()) is not None:
-            ticket = self.tickets[item.number]
-            room = self.work.room(ticket.demand, item.rank, now)
+        while (ticket := self.queue.peek()) is not None:
+            room = self.work.room(ticket.demand, ticket.rank, now)
             self._hold = self.work.holds(ticket, room, now)
             if self._hold is not None:
                 break
-            del self.tickets[item.number]
             if self.work.too_late(ticket, room, now):
-                self.queue.leave(item)
-                self._mark_refused(ticket, Reason.WAIT_EXCEEDED, now)
-                self._displaced.append(ticket)
+                self._displace(ticket, Reason.WAIT_EXCEEDED, now)
                 continue
-            self.queue.serve(item)
+            self.queue.serve(ticket)
             self.work.add(ticket, now, room.ahead)
             handed_on.append(ticket)
         return handed_on
@@ -185,13 +175,11 @@ class BackendGate:
     def expired(self, now: float) -> list[AdmissionTicket]:
         """Refuse and return requests past their deadline, or their wait budget (reason: what held them)."""
         reason = Reason.MEMORY_PRESSURE if self._hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
-        out = []
-        for item in self.queue.expired(now):
-            ticket = self.tickets.pop(item.number)
-            by_deadline = item.leave_at < item.arrived_at + ticket.max_wait_s
+        expired = self.queue.expired(now)
+        for ticket in expired:
+            by_deadline = ticket.leave_at < ticket.arrived_at + ticket.max_wait_s
             self._mark_refused(ticket, Reason.WAIT_EXCEEDED if by_deadline else reason, now)
-            out.append(ticket)
-        return out
+        return expired
 
     def next_change(self) -> float | None:
         """The next time at which something changes without an event; ``None``: never."""
@@ -202,8 +190,7 @@ class BackendGate:
     ) -> None:
         """Release a request whose work has ended, or which left the queue; a second call changes nothing."""
         if ticket.state is TicketState.WAITING:
-            del self.tickets[ticket.number]
-            self.queue.leave(ticket.waiting)
+            self.queue.leave(ticket)
             ticket.state = TicketState.GONE
             return
         if ticket.state is not TicketState.HANDED_ON:
@@ -257,27 +244,26 @@ class BackendGate:
         least = self.queue.least()
         if least is None or least.rank >= demand.priority:
             return False
-        ticket = self.tickets.pop(least.number)
-        self.queue.leave(least)
-        self._mark_refused(ticket, Reason.LOW_PRIORITY_SHED, now)
-        self._displaced.append(ticket)
+        self._displace(least, Reason.LOW_PRIORITY_SHED, now)
         return True
 
     def _refuse_all(self, reason: Reason, now: float) -> None:
         """Refuse all waiting requests; :meth:`displaced` returns them."""
-        for ticket in self.tickets.values():
-            self.queue.leave(ticket.waiting)
-            self._mark_refused(ticket, reason, now)
-            self._displaced.append(ticket)
-        self.tickets.clear()
+        for ticket in list(self.tickets.values()):
+            self._displace(ticket, reason, now)
         self._hold = None
+
+    def _displace(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
+        self.queue.leave(ticket)
+        self._mark_refused(ticket, reason, now)
+        self._displaced.append(ticket)
 
     def _mark_refused(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
         ticket.state = TicketState.GONE
         # A new attempt would join the queue as it is now.
         room = self.work.room(ticket.demand, ticket.demand.priority, now)
         again_s, _ = self._estimates(ticket.demand, ticket.uncached, room)
-        wait_s = max(again_s, now - ticket.waiting.arrived_at)
+        wait_s = max(again_s, now - ticket.arrived_at)
         ticket.refusal = self._refusal(reason, wait_s, now, queued=True)
 
     def _refusal(self, reason: Reason, wait_s: float, now: float, *, queued: bool = False) -> Refusal:

@@ -79,7 +79,7 @@ class InFlightWork:
         ticket.alone = not self.tickets and not self.foreign
         ticket.ahead_at_hand_over = ahead + ticket.uncached
         self.prefill.add(ticket.number, ticket.uncached, now, self.estimator.rates.s_per_token)
-        if ticket.waiting.rank < 0:
+        if ticket.rank < 0:
             self._low_prefill += ticket.uncached
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
@@ -122,7 +122,7 @@ class InFlightWork:
     def _computed(self, ticket: AdmissionTicket, now: float) -> None:
         """Remove the request's prompt from the backlog: it is computed, or the request has ended before."""
         self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
-        if ticket.waiting.rank < 0:
+        if ticket.rank < 0:
             self._low_prefill -= ticket.uncached
 
     # State
@@ -185,7 +185,7 @@ class InFlightWork:
             if self.signals.waiting > limits.engine_queue * self.signals.workers:
                 return Hold.SLOTS
             ahead = room.ahead
-            if ticket.waiting.rank >= 0:
+            if ticket.rank >= 0:
                 # Waiting here for low-priority prompts takes as long as waiting for them inside the engine.
                 ahead -= self._low_prefill // self.signals.workers
             elif ahead and now - self._normal_seen_at <= RESERVE_FOR_S:
@@ -201,7 +201,7 @@ class InFlightWork:
         While other requests arrive, current estimates say when it is due, else those of its offer: a burst on
         an idle engine, whose speed was unknown at the offer, is served.
         """
-        due = ticket.waiting.deadline
+        due = ticket.deadline
         if now - self._offered_at <= QUIET_S:
             limits = ticket.demand.limits or self._limits
             _, due = self.estimator.longest_wait(ticket.demand, limits, ticket.uncached)

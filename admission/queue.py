@@ -43,7 +43,7 @@ class Slot(Struct, eq=False):
             return
         now = queue.clock()
         queue.gate.first_token(ticket, now, cached_tokens)
-        queue.emit(FirstToken(ticket.estimated_first_token_s, now - ticket.waiting.arrived_at))
+        queue.emit(FirstToken(ticket.estimated_first_token_s, now - ticket.arrived_at))
         if queue.gate.tickets:
             queue.look()
 
@@ -101,8 +101,8 @@ class AdmissionQueue:
             if ticket.state is TicketState.WAITING:
                 await self._wait(ticket)
             if ticket.refusal is not None:
-                raise self._refused(demand, ticket.refusal, self.clock() - ticket.waiting.arrived_at)
-        waited_s = ticket.handed_on_at - ticket.waiting.arrived_at
+                raise self._refused(demand, ticket.refusal, self.clock() - ticket.arrived_at)
+        waited_s = ticket.handed_on_at - ticket.arrived_at
         return Slot(self, ticket, ticket.max_tokens, ticket.shrunk, waited_s)
 
     def stepped(self) -> None:
@@ -182,7 +182,7 @@ class AdmissionQueue:
             queue_depth=len(self._gate.tickets),
             kv_usage=self._gate.work.signals.load.kv_usage if self._gate.work.signals.load else 0.0,
             in_flight=len(self._gate.work.tickets),
-            waited_s=ticket.handed_on_at - ticket.waiting.arrived_at,
+            waited_s=ticket.handed_on_at - ticket.arrived_at,
             shrunk=ticket.shrunk,
             beyond=ticket.beyond,
         )

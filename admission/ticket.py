@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from msgspec import Struct
-
 from admission.fair_queue import Waiting
 from admission.forecast import ReservedTokens
 from admission.values import Demand, Reason
@@ -41,19 +39,16 @@ class TicketState(StrEnum):
     GONE = "gone"
 
 
-class AdmissionTicket(Struct, eq=False):
-    """One request at the gate.
+class AdmissionTicket(Waiting, kw_only=True):
+    """One request at the gate; ``number`` is its id there.
 
-    ``max_tokens`` is the bound after the degradation ladder, all its sequences together; ``uncached`` the
-    tokens to prefill; ``alone`` whether it was handed to an idle backend; ``beyond`` why it was handed on
-    although with it the memory forecast passes its watermark.
+    ``max_tokens`` is the bound after the degradation ladder, all its sequences together; ``reserved`` the
+    memory that it will need; ``alone`` whether it was handed to an idle backend; ``beyond`` why it was handed
+    on although with it the memory forecast passes its watermark.
     """
 
-    number: int  # its id at this gate
     demand: Demand
-    waiting: Waiting
-    reserved: ReservedTokens  # the memory that it will need
-    uncached: int
+    reserved: ReservedTokens
     max_tokens: int
     max_wait_s: float
     estimated_wait_s: float

@@ -12,18 +12,18 @@ from admission.fair_queue import CREDIT, MAX_AWAY, SWEEP_FROM, FairQueue, Waitin
 
 
 def waiting(number: int, tenant: str = "a", rank: int = 0, **more: float | None) -> Waiting:
-    given = {"cost": 1000, "tokens": 100, "size_bytes": 10, "arrived_at": 0.0, "leave_at": 100.0, **more}
+    given = {"cost": 1000, "uncached": 100, "size_bytes": 10, "arrived_at": 0.0, "leave_at": 100.0, **more}
     return Waiting(number, tenant, rank, **given)  # type: ignore[arg-type]
 
 
-def line(*items: Waiting, aging_s: float = 0.0) -> FairQueue:
-    made = FairQueue(aging_s=aging_s)
+def line(*items: Waiting, aging_s: float = 0.0) -> FairQueue[Waiting]:
+    made: FairQueue[Waiting] = FairQueue(aging_s=aging_s)
     for item in items:
         made.join(item)
     return made
 
 
-def served(made: FairQueue, count: int = 10_000) -> list[Waiting]:
+def served(made: FairQueue[Waiting], count: int = 10_000) -> list[Waiting]:
     out = []
     while len(out) < count and (item := made.peek()) is not None:
         made.serve(item)
@@ -102,7 +102,7 @@ def test_only_requests_whose_time_is_up_leave() -> None:
     made = line(waiting(1, leave_at=1.0), waiting(2, leave_at=3.0), waiting(3, leave_at=2.0))
     assert made.next_change() == 1.0
     assert [item.number for item in made.expired(2.0)] == [1, 3]
-    assert (len(made), made.next_change()) == (1, 3.0)
+    assert (len(made.waiting), made.next_change()) == (1, 3.0)
 
 
 def test_the_first_request_to_displace_is_the_newest_of_the_lowest_class() -> None:
@@ -164,7 +164,7 @@ class AnySequence(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = FairQueue(aging_s=5.0)
+        self.line: FairQueue[Waiting] = FairQueue(aging_s=5.0)
         self.inside: dict[int, Waiting] = {}
         self.now = 0.0
         self.number = 0
@@ -208,8 +208,8 @@ class AnySequence(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree(self) -> None:
-        assert len(self.line) == len(self.inside)
-        assert {item.number for item in self.line} == set(self.inside)
+        assert len(self.line.waiting) == len(self.inside)
+        assert self.line.waiting == self.inside
         assert self.line.tokens == 7 * len(self.inside)
         assert self.line.size_bytes == 3 * len(self.inside)
         assert sum(self.line.counts().values()) == len(self.inside)

@@ -155,7 +155,7 @@ class Traffic(RuleBasedStateMachine):
     def nobody_waits_beyond_the_wait_budget(self) -> None:
         for ticket in self.waiting.values():
             factor = LIMITS.priority_factor if ticket.demand.priority > 0 else 1.0
-            assert self.now < ticket.waiting.arrived_at + LIMITS.max_wait_s * factor
+            assert self.now < ticket.arrived_at + LIMITS.max_wait_s * factor
 
     @invariant()
     def somebody_waits_only_for_a_reason(self) -> None:
