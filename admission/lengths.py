@@ -6,17 +6,16 @@ the KV cache idle.
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Hashable
 from itertools import accumulate
+
+from admission.rates import ByKind
 
 # Buckets grow by a fourth of an octave: a quantile is at most 19 % too long.
 STEPS_PER_OCTAVE = 4
 BUCKETS = 20 * STEPS_PER_OCTAVE  # up to a million tokens
 # Weight of a sample relative to the next one: the last 350 answers have half of the total weight.
 DECAY = 0.998
-# Kinds of request with an entry of their own; the least recently used is evicted.
-MAX_KINDS = 1_000
 # Expected tokens of an answer without max_tokens while no length is known: longer than most chat answers.
 FIRST_GUESS = 512
 # Below this weight of samples the lengths of all requests are used instead of the kind's.
@@ -77,19 +76,12 @@ class OutputLengths:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._kinds: OrderedDict[Hashable, LengthHistogram] = OrderedDict()
+        self._kinds = ByKind(LengthHistogram)
         self._all = LengthHistogram()
 
     def learn(self, kind: Hashable, tokens: int) -> None:
-        histogram = self._kinds.get(kind)
-        if histogram is None:
-            histogram = self._kinds[kind] = LengthHistogram()
-            if len(self._kinds) > MAX_KINDS:
-                self._kinds.popitem(last=False)
-        else:
-            self._kinds.move_to_end(kind)
         bucket = bucket_of(tokens)
-        histogram.learn(bucket)
+        self._kinds.to_learn(kind).learn(bucket)
         self._all.learn(bucket)
 
     def expect(self, kind: Hashable, cap: int, *, produced: int = 0, open_ended: bool = False) -> int:

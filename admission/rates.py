@@ -1,7 +1,10 @@
 """A backend's prefill speed and the time that a request holds a place, learned from past requests."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Weight of a new sample after the first ten: a change of regime is followed within about twenty.
 SMOOTHING = 0.1
@@ -131,23 +134,32 @@ def retry_after_s(wait_s: float, one_turnover_s: float, jitter: float) -> float:
     return bounded * (1.0 + 0.25 * jitter)
 
 
+class ByKind(OrderedDict[Hashable, T]):
+    """What is learned of each kind of request; of more than MAX_KINDS the least recently learned is evicted."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def to_learn(self, kind: Hashable) -> T:
+        found = self.get(kind)
+        if found is None:
+            found = self[kind] = self._make()
+            if len(self) > MAX_KINDS:
+                self.popitem(last=False)
+        self.move_to_end(kind)
+        return found
+
+
 class CachedShares:
     """The share of a prompt that a backend finds in its prefix cache, by kind of request."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Hashable, Mean] = OrderedDict()
+        self._kinds = ByKind(Mean)
 
     def learn(self, kind: Hashable, cached: int, prompt: int) -> None:
-        if prompt <= 0:
-            return
-        mean = self._kinds.get(kind)
-        if mean is None:
-            mean = self._kinds[kind] = Mean()
-            if len(self._kinds) > MAX_KINDS:
-                self._kinds.popitem(last=False)
-        else:
-            self._kinds.move_to_end(kind)
-        mean.learn(min(1.0, cached / prompt))
+        if prompt > 0:
+            self._kinds.to_learn(kind).learn(min(1.0, cached / prompt))
 
     def expect(self, kind: Hashable, prompt: int) -> int:
         """Expected cached tokens of such a prompt; 0 before anything is known."""

@@ -37,7 +37,9 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer_json: str) -> None:
-        self._bytes = bytes_of_characters() if _is_byte_level(json.loads(tokenizer_json)) else {}
+        decoder = json.loads(tokenizer_json).get("decoder") or {}
+        kinds = {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
+        self._bytes = bytes_of_characters() if "ByteLevel" in kinds else {}
 
     def of(self, token: str) -> bytes:
         """The bytes of a token that is not a control token."""
@@ -45,14 +47,6 @@ class TokenBytes:
             return b"".join([self._bytes.get(character, character.encode()) for character in token])
         byte = _BYTE.fullmatch(token)
         return bytes([int(byte[1], 16)]) if byte else token.replace(_BLANK, " ").encode()
-
-
-def _is_byte_level(tokenizer: object) -> bool:
-    """Whether the decoder, or a part of it, is the byte-level one."""
-    if not isinstance(tokenizer, dict):
-        return False
-    decoder = tokenizer.get("decoder") or {}
-    return any(part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ())))
 
 
 def bytes_of_characters() -> dict[str, bytes]:
@@ -224,18 +218,7 @@ def _order(data: Mapping[str, Any]) -> list[str]:
 
 def _reached(data: Mapping[str, Any], tokens: list[str]) -> list[str]:
     """The tokens whose characters, merged, give the token itself."""
-    bare = {
-        "version": data.get("version", "1.0"),
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
-        "model": {**data["model"], "ignore_merges": False},
-    }
-    merger = Tokenizer.from_str(json.dumps(bare))
+    merger = Tokenizer.from_str(json.dumps({"model": {**data["model"], "ignore_merges": False}}))
     found = merger.encode_batch_fast(tokens, add_special_tokens=False)
     vocabulary: Mapping[str, int] = data["model"]["vocab"]
     return [

@@ -60,15 +60,16 @@ def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
         by_id.setdefault(chunk.chunk_id, group)
         if text in group.text:
             by_text.setdefault(text, group)
-        if chunk.chunk_id not in group.ids:
-            group.ids.append(chunk.chunk_id)
-    order = sorted(group.shown for group in groups)
-    place = {index: at for at, index in enumerate(order)}
-    ids = {group.shown: _own_first(group, chunks[group.shown].chunk_id) for group in groups}
+        group.ids.append(chunk.chunk_id)
+    order = sorted(groups, key=lambda group: group.shown)
+    place = {group.shown: at for at, group in enumerate(order)}
+    kept = tuple(chunks[group.shown] for group in order)
     return MergedChunks(
-        kept=tuple(chunks[index] for index in order),
+        kept=kept,
         ranked=tuple(place[group.shown] for group in groups),
-        ids=tuple(ids[index] for index in order),
+        ids=tuple(
+            tuple(dict.fromkeys((own.chunk_id, *group.ids))) for own, group in zip(kept, order, strict=True)
+        ),
     )
 
 
@@ -86,10 +87,6 @@ def _holder(groups: Sequence[_Group], text: str) -> _Group | None:
         if len(shorter) >= MIN_CONTAINED_CHARS and shorter in longer:
             return group
     return None
-
-
-def _own_first(group: _Group, own: str) -> tuple[str, ...]:
-    return (own, *(name for name in group.ids if name != own))
 
 
 def _score(chunk: EvidenceChunk) -> float:

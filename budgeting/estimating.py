@@ -7,9 +7,10 @@ the recent errors.
 
 import math
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from budgeting.values import Message
 
@@ -56,32 +57,29 @@ class _Learned:
         return min(max(max(self.above) * _WIDER, MIN_MARGIN), MAX_MARGIN)
 
 
-_NOTHING = _Learned()
-
-
 class EstimatingCounter:
     """Estimates by model; thread-safe and bounded."""
 
     def __init__(self) -> None:
-        self._models: OrderedDict[str, _Learned] = OrderedDict()
+        self._of = lru_cache(MAX_MODELS)(lambda model: _Learned())
         self._lock = threading.Lock()
 
     def estimate(self, model: str, messages: Iterable[Message]) -> Estimate:
         size = rough_tokens(messages)
         with self._lock:
-            learned = self._models.get(model, _NOTHING)
+            learned = self._of(model)
             expected, margin = size * learned.factor, learned.margin
         return Estimate(math.ceil(expected), math.ceil(expected * (1 + margin)))
 
     def factor(self, model: str) -> float:
         """The factor on a guess from bytes alone for ``model``."""
         with self._lock:
-            return self._models.get(model, _NOTHING).factor
+            return self._of(model).factor
 
     def margin(self, model: str) -> float:
         """The margin of an estimate for ``model``, as a share of the estimate."""
         with self._lock:
-            return self._models.get(model, _NOTHING).margin
+            return self._of(model).margin
 
     def learn(self, model: str, messages: Iterable[Message], reported_tokens: int) -> None:
         if reported_tokens <= 0:
@@ -89,10 +87,7 @@ class EstimatingCounter:
         size = rough_tokens(messages)
         ratio = min(max(reported_tokens / size, _LOWEST), _HIGHEST)
         with self._lock:
-            learned = self._models.setdefault(model, _Learned())
-            self._models.move_to_end(model)
-            if len(self._models) > MAX_MODELS:
-                self._models.popitem(last=False)
+            learned = self._of(model)
             if learned.reports:
                 learned.above.append(ratio / learned.factor - 1)
             learned.reports += 1

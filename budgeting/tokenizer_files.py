@@ -48,14 +48,11 @@ def _template(root: Path, config: Mapping[str, object]) -> str:
     if (root / "chat_template.jinja").is_file():
         return _text(root, "chat_template.jinja")
     given = config.get("chat_template")
+    if isinstance(given, list):
+        named = (one for one in given if isinstance(one, dict) and one.get("name") == "default")
+        given = next(named, {}).get("template")
     if isinstance(given, str):
         return given
-    if isinstance(given, list):
-        for entry in given:
-            if isinstance(entry, dict) and entry.get("name") == "default":
-                template = entry.get("template")
-                if isinstance(template, str):
-                    return template
     raise TokenizerError(
         str(root), "no chat template; needed: chat_template.jinja, or chat_template in tokenizer_config.json"
     )

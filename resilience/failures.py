@@ -9,7 +9,10 @@ from enum import StrEnum
 
 
 class FailureKind(StrEnum):
-    """Stable codes of failures; they appear as ``fallback.reason``, in metrics and in the ledger."""
+    """Stable codes of failures; they appear as ``fallback.reason``, in metrics and in the ledger.
+
+    ``docs/resilience.md`` says what each means.
+    """
 
     CUDA_OOM = "cuda_oom"
     CUDA_DRIVER_ERROR = "cuda_driver_error"
@@ -50,17 +53,15 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """The meaning of a failure, and the reactions that it permits.
+    """The reactions that a failure permits.
 
     Args:
-        means: one sentence for an operator.
         retries_same: retries on the same backend while nothing has been delivered.
         other_backend: whether another backend may succeed with the same request.
         resumes: whether an answer that this failure interrupted may be resumed.
         first_wait_s: wait before the first retry, seconds; doubles up to ``longest_wait_s``.
     """
 
-    means: str
     health: HealthEffect
     retries_same: int = 0
     first_wait_s: float = 0.0
@@ -80,87 +81,37 @@ _COUNTED = frozenset({HealthEffect.COUNTS_AGAINST, HealthEffect.SHRINK_LOAD, Hea
 # Retries on the same backend, their first and longest wait, seconds.
 _THREE_RETRIES = (3, 0.1, 5.0)
 _ONE_RETRY = (1, 0.1, 0.1)
+_FAILED_ANSWER = FailurePolicy(HealthEffect.COUNTS_AGAINST)
+_OF_THE_REQUEST = FailurePolicy(HealthEffect.NOTHING, other_backend=False, resumes=False)
 
 POLICIES: Mapping[FailureKind, FailurePolicy] = {
     FailureKind.CUDA_OOM: FailurePolicy(
-        "The device had too little memory for this request's part of a step; the engine keeps running.",
-        HealthEffect.SHRINK_LOAD,
-        *_THREE_RETRIES,
-        retry_with=Remedy.SHORTER_CONTEXT,
+        HealthEffect.SHRINK_LOAD, *_THREE_RETRIES, retry_with=Remedy.SHORTER_CONTEXT
     ),
-    FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(
-        "The device or its driver failed; what the process computes can no longer be trusted.",
-        HealthEffect.RESTART_ENGINE,
-    ),
-    FailureKind.ENGINE_DEAD: FailurePolicy(
-        "The engine's process has ended or hangs.", HealthEffect.RESTART_ENGINE
-    ),
-    FailureKind.PREEMPTED: FailurePolicy(
-        "The engine removed the request from its batch and did not schedule it again.",
-        HealthEffect.COUNTS_AGAINST,
-        *_THREE_RETRIES,
-    ),
+    # What the process computes can no longer be trusted.
+    FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(HealthEffect.RESTART_ENGINE),
+    FailureKind.ENGINE_DEAD: FailurePolicy(HealthEffect.RESTART_ENGINE),
+    FailureKind.PREEMPTED: FailurePolicy(HealthEffect.COUNTS_AGAINST, *_THREE_RETRIES),
     FailureKind.NAN_OUTPUT: FailurePolicy(
-        "The model computed a value that is not finite.",
-        HealthEffect.COUNTS_AGAINST,
-        *_ONE_RETRY,
-        retry_with=Remedy.OTHER_SEED,
+        HealthEffect.COUNTS_AGAINST, *_ONE_RETRY, retry_with=Remedy.OTHER_SEED
     ),
     # Prompts can ask for repetition: a tenant that does so must not be able to open the circuit for others.
+    # The rest of a repetition repeats too.
     FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
-        "The answer became an endless repetition, or replacement characters.",
-        HealthEffect.NOTHING,
-        *_ONE_RETRY,
-        retry_with=Remedy.OTHER_SEED,
-        resumes=False,  # the rest of a repetition repeats too
+        HealthEffect.NOTHING, *_ONE_RETRY, retry_with=Remedy.OTHER_SEED, resumes=False
     ),
-    FailureKind.TIMEOUT: FailurePolicy(
-        "The backend did not answer within its time limit.",
-        HealthEffect.COUNTS_AGAINST,
-        *(2, 1.0, 10.0),
-    ),
-    FailureKind.WORKER_RESTARTED: FailurePolicy(
-        "The worker restarted while it had the request.",
-        HealthEffect.COUNTS_AGAINST,
-        *(2, 5.0, 5.0),
-    ),
-    FailureKind.THROTTLED: FailurePolicy(
-        "The backend is busy, or a quota there is exhausted.", HealthEffect.COUNTS_AGAINST
-    ),
-    FailureKind.BACKEND_UNAVAILABLE: FailurePolicy(
-        "The backend cannot be reached, or reports that it is out of service.", HealthEffect.COUNTS_AGAINST
-    ),
-    FailureKind.STREAM_BROKEN: FailurePolicy(
-        "The answer broke off before its end, or cannot be parsed.", HealthEffect.COUNTS_AGAINST
-    ),
-    FailureKind.ACCESS_DENIED: FailurePolicy(
-        "The backend rejects the gateway's credentials, or there are none.", HealthEffect.MISCONFIGURED
-    ),
-    FailureKind.INVALID_INPUT: FailurePolicy(
-        "The request is invalid, or asks for what the backend cannot do.",
-        HealthEffect.NOTHING,
-        other_backend=False,
-        resumes=False,
-    ),
+    FailureKind.TIMEOUT: FailurePolicy(HealthEffect.COUNTS_AGAINST, 2, 1.0, 10.0),
+    FailureKind.WORKER_RESTARTED: FailurePolicy(HealthEffect.COUNTS_AGAINST, 2, 5.0, 5.0),
+    FailureKind.THROTTLED: _FAILED_ANSWER,
+    FailureKind.BACKEND_UNAVAILABLE: _FAILED_ANSWER,
+    FailureKind.STREAM_BROKEN: _FAILED_ANSWER,
+    FailureKind.ACCESS_DENIED: FailurePolicy(HealthEffect.MISCONFIGURED),
+    FailureKind.INVALID_INPUT: _OF_THE_REQUEST,
     # Perhaps only one tenant's adapter is missing, which must not open the circuit for other tenants.
-    FailureKind.MODEL_NOT_FOUND: FailurePolicy(
-        "The backend does not have the model or the adapter.", HealthEffect.NOTHING
-    ),
-    FailureKind.TOKEN_LIMIT_EXCEEDED: FailurePolicy(
-        "Prompt and answer together are longer than the model's context.",
-        HealthEffect.NOTHING,
-        other_backend=False,
-        resumes=False,
-    ),
-    FailureKind.CANCELLED_BY_CLIENT: FailurePolicy(
-        "The caller left, or the gateway stopped, before the answer was complete.",
-        HealthEffect.NOTHING,
-        other_backend=False,
-        resumes=False,
-    ),
-    FailureKind.INTERNAL: FailurePolicy(
-        "The backend failed in a way that has no kind of its own.", HealthEffect.COUNTS_AGAINST
-    ),
+    FailureKind.MODEL_NOT_FOUND: FailurePolicy(HealthEffect.NOTHING),
+    FailureKind.TOKEN_LIMIT_EXCEEDED: _OF_THE_REQUEST,
+    FailureKind.CANCELLED_BY_CLIENT: _OF_THE_REQUEST,
+    FailureKind.INTERNAL: _FAILED_ANSWER,
 }
 
 

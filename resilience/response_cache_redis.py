@@ -5,7 +5,7 @@ memory; there are no locks.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import msgspec
@@ -14,21 +14,10 @@ from redis.exceptions import RedisError
 
 from resilience.response_cache_values import (
     MAX_SHELF,
-    CachedAnswer,
     CacheFigures,
     StoredAnswer,
     StoreError,
 )
-
-
-class _Row(msgspec.Struct, array_like=True, frozen=True):
-    """An answer as stored in Redis."""
-
-    text: str
-    finish_reason: str
-    put_at: float
-    reasoning: str | None = None
-
 
 _read_place = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
@@ -51,12 +40,10 @@ class RedisStore:
     async def get(self, key: str) -> StoredAnswer | None:
         try:
             data = cast(bytes | None, await self.client.get(self._name(key)))
-            row = None if data is None else msgspec.msgpack.decode(data, type=_Row)
+            entry = None if data is None else msgspec.msgpack.decode(data, type=StoredAnswer)
         except (RedisError, OSError, msgspec.MsgspecError) as error:
             raise StoreError(type(error).__name__) from error
-        if row is None or not 0 <= self._age_s(row.put_at) < self.ttl_s:
-            return None
-        return StoredAnswer(key, CachedAnswer(row.text, row.finish_reason, row.reasoning), row.put_at)
+        return entry if entry is not None and 0 <= self._age_s(entry.put_at) < self.ttl_s else None
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
         try:
@@ -70,9 +57,8 @@ class RedisStore:
         try:
             async with self.client.pipeline(transaction=False) as pipeline:
                 for entry in entries:
-                    answer = entry.answer
-                    row = _Row(answer.text, answer.finish_reason, entry.put_at, answer.reasoning)
-                    pipeline.set(self._name(entry.key), msgspec.msgpack.encode(row), px=ttl_ms)
+                    row = msgspec.msgpack.encode(replace(entry, shelf=None, vector=b""))
+                    pipeline.set(self._name(entry.key), row, px=ttl_ms)
                     if entry.shelf is not None:
                         shelf = self._shelf(entry.shelf)
                         pipeline.lpush(shelf, msgspec.msgpack.encode((entry.key, entry.vector)))
@@ -94,7 +80,6 @@ class RedisStore:
         return max(0.0, self.unix_time() - put_at)
 
     def _name(self, key: str) -> str:
-        # Entries of earlier versions have another form, under ``answer:``.
         return f"{self.prefix}text:{key}"
 
     def _shelf(self, shelf: str) -> str:

@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from admission.circuit import OPEN_S, WINDOW_S, Circuit, CircuitState
 from admission.ladder import RUNGS, Ladder
-from admission.lengths import FIRST_GUESS, MAX_KINDS, OutputLengths
+from admission.lengths import FIRST_GUESS, OutputLengths
 from admission.limit import SETTLE_S, AdaptiveLimit
-from admission.rates import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, CachedShares, Mean, Rates, retry_after_s
+from admission.rates import (
+    MAX_KINDS,
+    MAX_RETRY_AFTER_S,
+    MIN_RETRY_AFTER_S,
+    CachedShares,
+    Mean,
+    Rates,
+    retry_after_s,
+)
 from tests.admission.gate_rig import first_token_s
 
 

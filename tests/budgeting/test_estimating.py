@@ -83,7 +83,7 @@ def test_the_number_of_models_known_is_bounded() -> None:
     counter = EstimatingCounter()
     for number in range(estimating.MAX_MODELS + 50):
         counter.learn(f"model-{number}", [Message(Role.USER, "hi")], 20)
-    assert len(counter._models) == estimating.MAX_MODELS
+    assert counter._of.cache_info().currsize == estimating.MAX_MODELS
 
 
 @given(first=strategies.texts, second=st.text(max_size=30))
