@@ -46,13 +46,13 @@ class DecayingLine:
     """Linear regression over decaying sums: how y grows with x, if that is significant.
 
     ``fade`` is the weight of all older points when one is added. A slope counts when it is ``significant``
-    standard errors from 0. If x hardly varies and its mean is above ``alike_from``, a steady y is due to x.
+    standard errors from 0. If x hardly varies and its mean is above MIN_PREFILL_SAMPLE, a steady y is due to
+    x.
     """
 
-    def __init__(self, fade: float, *, significant: float, alike_from: float) -> None:
+    def __init__(self, fade: float, *, significant: float) -> None:
         self._fade = fade
         self._significant = significant
-        self._alike_from = alike_from
         self.points = self._sx = self._sy = self._sxx = self._sxy = self._syy = 0.0
         self.steepest = 0.0  # the slope of a line through the origin and the mean, with intercept 0
 
@@ -75,7 +75,7 @@ class DecayingLine:
         xx, yy = n * self._sxx - sx * sx, n * self._syy - self._sy * self._sy
         if xx <= (MIN_SPREAD * sx) ** 2:
             steady = yy <= (self._sy / 2) ** 2
-            return self.steepest if steady and sx > self._alike_from * n else 0.0
+            return self.steepest if steady and sx > MIN_PREFILL_SAMPLE * n else 0.0
         xy = n * self._sxy - sx * self._sy
         # t² = r² (n - 2) / (1 - r²), without the division by 0 of a perfect line.
         if xy <= 0.0 or xy * xy * max(0.5, n - 2.0) < self._significant**2 * (xx * yy - xy * xy):
@@ -100,9 +100,8 @@ class Rates:
         self.hold_s = Mean()
         self.ttft_error_s = Mean()
         self.error_s = Mean()
-        alike_from = MIN_PREFILL_SAMPLE
-        self._short = DecayingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT, alike_from=alike_from)
-        self._long = DecayingLine(LONG_FADE, significant=LONG_SIGNIFICANT, alike_from=alike_from)
+        self._short = DecayingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT)
+        self._long = DecayingLine(LONG_FADE, significant=LONG_SIGNIFICANT)
         self.first_tokens = 0
         self.s_per_token = 0.0
         self.step_s = 0.0
@@ -135,7 +134,7 @@ def retry_after_s(wait_s: float, one_turnover_s: float, jitter: float) -> float:
 
 
 class ByKind(OrderedDict[Hashable, T]):
-    """What is learned of each kind of request; of more than MAX_KINDS the least recently learned is evicted."""
+    """What is learned of each kind of request; beyond MAX_KINDS the least recently learned is evicted."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         super().__init__()

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from observability.events import RequestRecord
-from observability.trace_facts import CallFact, EdgeRecord, StepFact, TraceFacts
+from observability.trace_facts import EdgeRecord, TraceFacts
+from observability.trace_steps import CallSpan, TraceStep
 
 Value = str | bool | int | float | tuple[str, ...]
 # By name; those that are ``None`` are not known, and left out of the span.
@@ -87,7 +88,7 @@ def fact_attributes(facts: TraceFacts) -> Attributes:
     }
 
 
-def step_attributes(record: RequestRecord, step: StepFact) -> Attributes:
+def step_attributes(record: RequestRecord, step: TraceStep) -> Attributes:
     """A step's attributes; an attempt calls a model, so it also has attributes of the conventions."""
     attempted = step.name == "attempt"
     found: Attributes = {
@@ -106,7 +107,7 @@ def step_attributes(record: RequestRecord, step: StepFact) -> Attributes:
     return found
 
 
-def call_attributes(call: CallFact) -> Attributes:
+def call_attributes(call: CallSpan) -> Attributes:
     """A call's attributes: the server, and whether it was a hedge."""
     parts = urlsplit(call.target)
     return {

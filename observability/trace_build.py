@@ -38,7 +38,8 @@ from observability.events import RequestRecord
 from observability.redact import scrub as without_credentials
 from observability.requestlog import outside_text
 from observability.trace_context import RootSpan
-from observability.trace_facts import Content, EdgeRecord, StepFact, TraceFacts
+from observability.trace_facts import Content, EdgeRecord, TraceFacts
+from observability.trace_steps import TraceStep
 
 # Stages in the journey's order; the record has no time of the stage in which a request failed.
 STAGES = ("canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond")
@@ -215,7 +216,7 @@ def _with_the_last(record: RequestRecord, facts: TraceFacts) -> Mapping[str, flo
 
 
 def _step(
-    trace: _Trace, record: RequestRecord, step: StepFact, parent: SpanContext
+    trace: _Trace, record: RequestRecord, step: TraceStep, parent: SpanContext
 ) -> Iterator[ReadableSpan]:
     context = trace.context(trace.root.child_id(step.number))
     yield trace.span(

@@ -3,40 +3,7 @@
 from dataclasses import dataclass
 
 from observability.events import RequestRecord
-
-
-@dataclass(frozen=True, slots=True)
-class CallFact:
-    """One call of a backend to a server of its own; ``number`` gives the span's id, ``began_ms`` is since the
-    request's arrival. A ``hedge`` was sent because another call was late.
-    """
-
-    target: str
-    number: int
-    began_ms: float
-    took_ms: float
-    failure: str | None = None
-    hedge: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepFact:
-    """One step towards an answer: ``attempt``, ``refused``, ``wait``, ``response_cache`` or ``degraded``.
-
-    ``failure`` is a failure kind or admission's reason, ``attempt`` counts from 1 on each backend, ``mode``
-    is that of a resumption, ``waited_ms`` is the time since the attempt before.
-    """
-
-    name: str
-    number: int
-    began_ms: float
-    took_ms: float
-    backend: str | None = None
-    failure: str | None = None
-    attempt: int | None = None
-    mode: str | None = None
-    waited_ms: float | None = None
-    calls: tuple[CallFact, ...] = ()
+from observability.trace_steps import TraceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +20,7 @@ class TraceFacts:
     ``refused``, ``None``: not reached; ``content`` is ``None`` unless the route opted in.
     """
 
-    steps: tuple[StepFact, ...] = ()
+    steps: tuple[TraceStep, ...] = ()
     admission: str | None = None
     admission_reason: str | None = None
     max_tokens: int | None = None

@@ -1,10 +1,8 @@
 """Detects degenerate answers, repetition or replacement characters, in constant time a token; sans-I/O."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -24,8 +22,6 @@ class Action(StrEnum):
 
 
 REPLACEMENT = "\ufffd"
-# Tokens of a section that is inspected at once; repetition is found at most two sections late.
-LOOK_EVERY = 32
 # Typical for English and code; converts limits to characters when ids are not reported.
 CHARS_PER_TOKEN = 4
 
@@ -85,9 +81,8 @@ class Detector:
         self._by_ids = True
         over, length, chars = limits.cycle_tokens, limits.cycle_length, limits.cycle_length * CHARS_PER_TOKEN
         overs = (limits.repeat_tokens, *[over] * (length - 1))
-        self._ids = _Repetition(_joined_ids, LOOK_EVERY, overs, [0] * length)
-        overs = (over * CHARS_PER_TOKEN,) * chars
-        self._text = _Repetition("".join, LOOK_EVERY * CHARS_PER_TOKEN, overs, [0] * chars)
+        self._ids: _Repetition[tuple[int, ...]] = _Repetition((), overs, [0] * length)
+        self._text = _Repetition("", (over * CHARS_PER_TOKEN,) * chars, [0] * chars)
         self._chars = 0
         self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # the last positions
 
@@ -115,26 +110,21 @@ class Detector:
 class _Repetition(Struct, Generic[S], eq=False):
     """Detects that a sequence ends in many repetitions of one short cycle.
 
-    It is read in sections of ``_every`` items; at most one section and the longest cycle are stored. By the
-    cycle's length, from 1: ``_runs`` are the items of the current run, degenerate from ``_overs`` on.
+    ``_end`` is the last of the sequence, as long as the longest cycle. By the cycle's length, from 1:
+    ``_runs`` are the items of the current run, degenerate from ``_overs`` on.
     """
 
-    _join: Callable[[Sequence[S]], S]
-    _every: int
+    _end: S
     _overs: tuple[int, ...]
     _runs: list[int]
-    _pieces: list[S] = []
-    _new: int = 0
 
     def take(self, piece: S) -> bool:
-        """Take the next piece; returns whether the end repeats itself, checked once per section."""
-        self._pieces.append(piece)
-        self._new += len(piece)
-        if self._new < self._every:
+        """Take the next piece; returns whether the end repeats itself."""
+        if not piece:
             return False
-        seen, new, runs = self._join(self._pieces), self._new, self._runs
+        seen, new, runs = self._end + piece, len(piece), self._runs
         cycle = len(runs)
-        self._pieces, self._new = [seen[-cycle:]], 0
+        self._end = seen[-cycle:]
         # In every repetition the end occurs once more, at most one cycle before.
         if isinstance(seen, tuple):
             found = seen[-1] in seen[-1 - cycle : -1]
@@ -155,7 +145,3 @@ class _Repetition(Struct, Generic[S], eq=False):
                     continue
             runs[at] = 0
         return found
-
-
-def _joined_ids(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(chain.from_iterable(pieces))

@@ -13,9 +13,9 @@ from gateway.contracts.values import FinishReason, GenerateRequest, TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.sink import Sink
 from gateway.generation.tool_calls import CallOutcome
-from gateway.generation.trace_steps import TraceSteps
 from observability.events import ResumeFact
 from observability.trace_context import RootSpan
+from observability.trace_steps import TraceSteps
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -74,7 +74,7 @@ class AnswerStream:
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
         self.resumes: list[ResumeFact] = []
-        self.steps = TraceSteps(clock, span)
+        self.steps = TraceSteps(clock, request.arrived_at, span)
         self.started_at: float | None = None
         self.admission_wait_s = 0.0
         self.committed = False

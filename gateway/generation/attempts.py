@@ -18,7 +18,7 @@ from gateway.generation.answer_stream import AnswerOrigin, AnswerStream
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.job import Job
 from gateway.generation.resume import resumes_exactly, resumption_on
-from gateway.generation.trace_steps import TraceStep
+from observability.trace_steps import TraceStep
 from resilience.failures import POLICIES, BackendFailure, FailureKind, Remedy
 from resilience.resume import ResumeMode, Resumption, Spelling
 from resilience.retry import Attempt

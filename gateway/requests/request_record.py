@@ -217,7 +217,7 @@ class RequestRecorder(Struct, eq=False):
 
     def _facts(self) -> TraceFacts:
         """Return the trace's facts that are not in the record; called only for exported traces."""
-        sampling, steps = self._request.sampling, self._stream.steps.facts(self._request.arrived_at)
+        sampling, steps = self._request.sampling, self._stream.steps.up_to_now()
         refused = next((step.failure for step in steps if step.name == "refused"), None)
         at_once = "admit" in self._timer.ended_at
         decision = None

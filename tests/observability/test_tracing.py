@@ -25,7 +25,8 @@ from observability.redact import scrub as without_credentials
 from observability.trace_context import RootSpan, parse_traceparent, usable_tracestate
 from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
 from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
-from observability.trace_facts import CallFact, Content, EdgeRecord, StepFact, TraceFacts
+from observability.trace_facts import Content, EdgeRecord, TraceFacts
+from observability.trace_steps import CallSpan, TraceStep
 from observability.tracing import Tracing
 from tests.observability.collector import CLIENT, SERVER, Collected, attributes_of, collecting
 from tests.observability.conftest import RECORD
@@ -217,12 +218,12 @@ def test_attempts_waits_and_calls_hang_below_the_stage_that_made_them(
     recorded: Recorded, record: Make
 ) -> None:
     steps = (
-        StepFact("attempt", 1, 4.0, 20.0, "pool", "timeout", 1, calls=(
-            CallFact("http://a:8001/v1", 2, 4.1, 19.0, "timeout"),
-            CallFact("http://b:8002/v1", 3, 14.0, 9.0, "cancelled", hedge=True),
-        )),
-        StepFact("attempt", 4, 124.0, 20.0, "pool", None, 2, "spelled", waited_ms=100.0),
-        StepFact("response_cache", 5, 150.0, 1.0, mode="miss"),
+        TraceStep("attempt", "pool", 1, number=1, began_ms=4.0, took_ms=20.0, failure="timeout", calls=[
+            CallSpan("http://a:8001/v1", number=2, began_ms=4.1, took_ms=19.0, failure="timeout"),
+            CallSpan("http://b:8002/v1", True, number=3, began_ms=14.0, took_ms=9.0, failure="cancelled"),
+        ]),
+        TraceStep("attempt", "pool", 2, "spelled", 100.0, number=4, began_ms=124.0, took_ms=20.0),
+        TraceStep("response_cache", mode="miss", number=5, began_ms=150.0, took_ms=1.0),
     )  # fmt: skip
     root = recorded.tracing.begin()
     recorded.tracing.finish(root, record(), lambda: TraceFacts(steps, "refused", "queue_full", max_tokens=64))
@@ -255,7 +256,7 @@ def test_attempts_waits_and_calls_hang_below_the_stage_that_made_them(
         ({"canonicalize": 1.0, "budget": 1.0, "adapter": 1.0, "rank": 1.0}, (), "admit"),
         (
             {"canonicalize": 1.0, "budget": 1.0, "adapter": 1.0, "rank": 1.0},
-            (StepFact("refused", 1, 4.0, 0.0, "local", "queue_full"),),
+            (TraceStep("refused", "local", number=1, began_ms=4.0, failure="queue_full"),),
             "generate",
         ),
     ],
@@ -264,7 +265,7 @@ def test_the_stage_in_which_a_request_ended_has_a_span_too(
     recorded: Recorded,
     record: Make,
     stages: dict[str, float],
-    steps: tuple[StepFact, ...],
+    steps: tuple[TraceStep, ...],
     last: str | None,
 ) -> None:
     ended = record(status=503, error_code="queue_full", stage_ms=stages, total_ms=10.0)
@@ -455,7 +456,7 @@ Texts = st.text(max_size=200) | st.just("\ud800 alone")
 def test_no_text_of_a_request_makes_a_batch_unreadable(request_id: str, model: str, error: str) -> None:
     recorded = recording()
     strange = replace(RECORD, request_id=request_id, model=model, status=503, error_code=error)
-    step = StepFact("attempt", 1, 0.0, 1.0, model, error)
+    step = TraceStep("attempt", model, number=1, began_ms=0.0, took_ms=1.0, failure=error)
     recorded.tracing.finish(recorded.tracing.begin(), strange, lambda: TraceFacts((step,)))
     recorded.tracing.finish(recorded.tracing.begin(), RECORD)
     strange_root, other = [span for span in recorded.spans() if span.kind == SERVER]

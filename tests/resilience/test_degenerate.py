@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.degenerate import CHARS_PER_TOKEN, LOOK_EVERY, DegenerateLimits, Detector, Sign
+from resilience.degenerate import CHARS_PER_TOKEN, DegenerateLimits, Detector, Sign
 
 LIMITS = DegenerateLimits(repeat_tokens=40, cycle_tokens=64, cycle_length=8)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -37,7 +37,7 @@ def test_a_cycle_is_found_soon_after_it_is_long_enough(period: int, pieces: int)
     ids = ordinary(100) + list(islice(cycle(range(period)), 400))
     at = found_at(ids, pieces=pieces)
     long_enough = 100 + (LIMITS.repeat_tokens if period == 1 else LIMITS.cycle_tokens)
-    assert at is not None and long_enough <= at <= long_enough + 2 * LOOK_EVERY + pieces
+    assert at is not None and long_enough <= at <= long_enough + period + pieces
 
 
 def test_a_longer_cycle_is_left_alone() -> None:
@@ -84,7 +84,7 @@ def test_without_token_ids_the_text_is_judged_by_its_characters(unit: str) -> No
     over = LIMITS.cycle_tokens * CHARS_PER_TOKEN
     text = "It began well. " + unit * (over // len(unit) + 200)
     at = next(at for at, char in enumerate(text) if detector.take(char, 1, ()) is Sign.REPETITION)
-    assert over <= at <= 15 + over + 2 * LOOK_EVERY * CHARS_PER_TOKEN
+    assert over <= at <= 15 + over + len(unit)
 
 
 def test_once_a_piece_comes_without_ids_the_text_is_judged() -> None:
@@ -92,9 +92,7 @@ def test_once_a_piece_comes_without_ids_the_text_is_judged() -> None:
     assert detector.take("x", 1, (7,)) is None
     assert detector.take("x", 1, ()) is None
     assert all(detector.take("x", 1, (7,)) is None for _ in range(LIMITS.repeat_tokens * 2))
-    assert any(
-        detector.take("x", 1, (7,)) for _ in range((LIMITS.cycle_tokens + LOOK_EVERY) * CHARS_PER_TOKEN)
-    )
+    assert any(detector.take("x", 1, (7,)) for _ in range(LIMITS.cycle_tokens * CHARS_PER_TOKEN))
 
 
 def test_replacement_characters_close_together_are_found_in_whatever_pieces() -> None:

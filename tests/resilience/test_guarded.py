@@ -13,12 +13,12 @@ from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from gateway.generation.output_guard import INSPECT_EVERY, OutputGuard
 from resilience.blame import Blame
-from resilience.degenerate import LOOK_EVERY, Action, DegenerateLimits, Sign
+from resilience.degenerate import Action, DegenerateLimits, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 
 LIMITS = DegenerateLimits(repeat_tokens=40, cycle_tokens=64, cycle_length=4)
-LATEST = 40 + 2 * LOOK_EVERY + INSPECT_EVERY
+LATEST = 40 + 2 * INSPECT_EVERY
 SOUND = Script(tuple(f"{number} " for number in range(300)), token_ids=tuple(range(300)))
 STUCK = Script(("It", " is") + (" no",) * 400, cached_tokens=3, token_ids=(1, 2) + (7,) * 400)
 GARBLED = Script(("fine ",) * 20 + ("\ufffd",) * 50, token_ids=tuple(range(70)))

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from admission.errors import Refused
 from observability.trace_context import RootSpan
-from observability.trace_facts import CallFact, StepFact
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 
@@ -26,15 +25,17 @@ MAX_CALLS = 32
 
 
 class _Timed(Struct, eq=False, kw_only=True):
-    """A step or a call, with a start, an end and perhaps a failure; its ``number`` is unique in the request.
-    ``steps`` are all steps of the request; ``None`` once this one has ended.
+    """A step or a call: its start since the request's arrival, its length, and perhaps a failure.
+
+    ``number``, unique in the request, gives the span's id. ``steps`` are all steps of the request; ``None``
+    once this one has ended.
     """
 
-    steps: TraceSteps | None
     number: int
-    began_at: float
-    ended_at: float | None = None
+    began_ms: float
+    took_ms: float = 0.0
     failure: str | None = None
+    steps: TraceSteps | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -43,20 +44,16 @@ class _Timed(Struct, eq=False, kw_only=True):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.steps is not None:
-            self.ended_at, self.steps = self.steps.clock(), None  # ends a reference cycle
+            self.took_ms, self.steps = self.steps.now_ms() - self.began_ms, None  # ends a reference cycle
         if error is not None:
             self.failure = failure_name(error)
 
-    def _times(self, arrived_at: float, now: float) -> tuple[float, float]:
-        ended_at = now if self.ended_at is None else self.ended_at
-        return (self.began_at - arrived_at) * 1000, (ended_at - self.began_at) * 1000
-
 
 class CallSpan(_Timed):
-    """One call to a worker."""
+    """One call to a worker; a ``hedge`` was sent because another call was late."""
 
     target: str
-    hedge: bool
+    hedge: bool = False
 
     @property
     def headers(self) -> bytes:
@@ -64,17 +61,19 @@ class CallSpan(_Timed):
         root = None if self.steps is None else self.steps.root
         return b"" if root is None else root.headers(self.number)
 
-    def fact(self, arrived_at: float, now: float) -> CallFact:
-        return CallFact(self.target, self.number, *self._times(arrived_at, now), self.failure, self.hedge)
-
 
 class TraceStep(_Timed):
-    """One step; ``call`` opens a call within it."""
+    """One step: ``attempt``, ``refused``, ``wait``, ``response_cache`` or ``degraded``.
+
+    ``failure`` is a failure kind or admission's reason, ``attempt`` counts from 1 on each backend, ``mode``
+    is that of a resumption, ``waited_ms`` is the time since the attempt before. ``call`` opens a call.
+    """
 
     name: str
     backend: str | None = None
     attempt: int | None = None
     mode: str | None = None
+    waited_ms: float | None = None
     calls: list[CallSpan] = []
 
     def call(self, target: str, *, hedge: bool = False) -> CallSpan:
@@ -83,23 +82,10 @@ class TraceStep(_Timed):
         if steps is None:
             raise RuntimeError("a call is opened after its step has ended")
         steps.number += 1
-        call = CallSpan(target, hedge, steps=steps, number=steps.number, began_at=steps.clock())
+        call = CallSpan(target, hedge, steps=steps, number=steps.number, began_ms=steps.now_ms())
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)
         return call
-
-    def fact(self, arrived_at: float, now: float, waited_ms: float | None) -> StepFact:
-        return StepFact(
-            self.name,
-            self.number,
-            *self._times(arrived_at, now),
-            self.backend,
-            self.failure,
-            self.attempt,
-            self.mode,
-            waited_ms,
-            tuple([call.fact(arrived_at, now) for call in self.calls]),
-        )
 
 
 class TraceSteps(Struct, eq=False):
@@ -112,14 +98,18 @@ class TraceSteps(Struct, eq=False):
     """
 
     clock: Callable[[], float]
+    arrived_at: float
     root: RootSpan | None = None
     shortened: bool = False
     number: int = 0
     _steps: list[TraceStep] = []
 
+    def now_ms(self) -> float:
+        return (self.clock() - self.arrived_at) * 1000
+
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
         self.number += 1
-        step = TraceStep(name, backend, attempt, steps=self, number=self.number, began_at=self.clock())
+        step = TraceStep(name, backend, attempt, steps=self, number=self.number, began_ms=self.now_ms())
         if len(self._steps) < MAX_STEPS:
             self._steps.append(step)
         return step
@@ -127,21 +117,22 @@ class TraceSteps(Struct, eq=False):
     def refused(self, backend: str, reason: str) -> None:
         """Add a refusal of the request for ``backend``, by admission or a limit of a fallback target."""
         step = self.step("refused", backend)
-        step.failure, step.ended_at, step.steps = reason, step.began_at, None
+        step.failure, step.steps = reason, None
 
-    def facts(self, arrived_at: float) -> tuple[StepFact, ...]:
-        now = self.clock()
-        facts = []
-        attempt_ended_at: dict[str, float] = {}
+    def up_to_now(self) -> tuple[TraceStep, ...]:
+        """The steps with their waits; those that have not ended last until now."""
+        now_ms = self.now_ms()
+        attempt_ended_ms: dict[str, float] = {}
         for step in self._steps:
-            waited_ms = None
+            for one in (step, *step.calls):
+                if one.steps is not None:
+                    one.took_ms = now_ms - one.began_ms
             if step.name == "attempt" and step.backend is not None:
-                before = attempt_ended_at.get(step.backend)
-                if before is not None:
-                    waited_ms = max(0.0, (step.began_at - before) * 1000)
-                attempt_ended_at[step.backend] = now if step.ended_at is None else step.ended_at
-            facts.append(step.fact(arrived_at, now, waited_ms))
-        return tuple(facts)
+                before_ms = attempt_ended_ms.get(step.backend)
+                if before_ms is not None:
+                    step.waited_ms = max(0.0, step.began_ms - before_ms)
+                attempt_ended_ms[step.backend] = step.began_ms + step.took_ms
+        return tuple(self._steps)
 
 
 def failure_name(error: BaseException) -> str:
