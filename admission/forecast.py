@@ -65,7 +65,10 @@ def fullest(
     ``entries`` is sorted, the longest first; ``sequence_slack`` is lost per sequence in its last block; the
     search may stop at a moment with more tokens than ``enough``.
     """
-    running = entries if extra is None else _with(extra.forecast_entry, entries)
+    running = entries
+    if extra is not None:
+        at = bisect_left(entries, extra.forecast_entry)
+        running = [*entries[:at], extra.forecast_entry, *entries[at:]]
     total = peak = alive = steps = there = 0
     # When a sequence ends, exactly it and those before it in this order still hold tokens.
     for minus_left, now, width in running:
@@ -77,11 +80,6 @@ def fullest(
             if then > enough:
                 break
     return Moment(steps, peak - there * sequence_slack, there)
-
-
-def _with(extra: ForecastEntry, entries: Sequence[ForecastEntry]) -> list[ForecastEntry]:
-    at = bisect_left(entries, extra)
-    return [*entries[:at], extra, *entries[at:]]
 
 
 class KvPoolTokens:

@@ -25,8 +25,8 @@ READ_EVERY_S = 0.05
 class Slot(Struct, eq=False):
     """The permission to generate; given back when its ``async with`` block is left.
 
-    The first of :meth:`succeeded`, :meth:`dropped` and :meth:`ignored` counts. Without one, a normal exit is
-    a success, an exception means dropped, a cancellation ignored.
+    The first of :meth:`succeeded` and :meth:`ignored` counts. Without one, a normal exit is a success, an
+    exception means dropped, a cancellation ignored.
     """
 
     _queue: AdmissionQueue
@@ -52,10 +52,6 @@ class Slot(Struct, eq=False):
         if self.ticket.cached_tokens is None:
             self.ticket.cached_at_end = cached_tokens
         self._end(SlotOutcome.SUCCEEDED)
-
-    def dropped(self) -> None:
-        """The backend failed; its time is not learned from."""
-        self._end(SlotOutcome.DROPPED)
 
     def ignored(self) -> None:
         """The request ended for a reason outside the backend, such as a disconnect."""

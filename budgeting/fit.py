@@ -111,8 +111,9 @@ class Fitting:
         return self._plan(sent, self._everything, 0) if sent.tokens <= self.allowed else None
 
     def _too_long(self, sent: _Candidate, allowed: int) -> ContextTooLong:
+        sections = (PromptSection.SYSTEM, *SPARE_ORDER, PromptSection.TOOLS)  # a summary may be left out
         return ContextTooLong(
-            section=_largest(sent.counts),
+            section=max(sections, key=lambda section: getattr(sent.counts, section.value)),
             needed=sent.tokens,
             allowed=allowed,
             reserve=self.reserve or 1,
@@ -315,8 +316,3 @@ class Fitting:
             tools=self._prompt.tools,
             image_tokens=sent.image_tokens,
         )
-
-
-def _largest(counts: SectionCounts) -> PromptSection:
-    sections = (PromptSection.SYSTEM, *SPARE_ORDER, PromptSection.TOOLS)  # a summary may be left out
-    return max(sections, key=lambda section: getattr(counts, section.value))

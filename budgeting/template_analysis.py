@@ -111,10 +111,12 @@ def is_cheap(tree: nodes.Template) -> bool:
     targets = [one.target for one in tree.find_all(nodes.Assign)]
     made = {name.name for one in targets for name in _within(one, nodes.Name)}
     made |= {name.name for one in targets for name in _within(one, nodes.NSRef)}
+    values = (const.value for const in tree.find_all(nodes.Const))
+    numbers = (value for value in values if isinstance(value, int | float))
     return (
         all(one.name in _CHEAP_FILTERS for one in tree.find_all(nodes.Filter))
         and all(_is_cheap_call(call) for call in tree.find_all(nodes.Call))
-        and all(_is_small(const.value) for const in tree.find_all(nodes.Const))
+        and all(abs(number) <= _LARGEST_NUMBER for number in numbers)
         and not any(_may_double(one.node, made) for one in tree.find_all(nodes.Assign))
         and not any(_repeats_messages(loop) for loop in tree.find_all(nodes.For))
     )
@@ -127,10 +129,6 @@ def _is_cheap_call(call: nodes.Call) -> bool:
         case nodes.Getattr(attr=method):
             return method in _CHEAP_METHODS
     return False
-
-
-def _is_small(value: object) -> bool:
-    return not isinstance(value, int | float) or abs(value) <= _LARGEST_NUMBER
 
 
 def _may_double(value: nodes.Node, made: set[str]) -> bool:

@@ -302,8 +302,3 @@ class Plan(Struct, frozen=True):
     tools: tuple[Tool, ...] = ()
     reasoning_effort: str | None = None
     image_tokens: int = 0
-
-    @property
-    def trimmed(self) -> bool:
-        """Whether anything the caller sent is missing from the prompt (a duplicate is not missing)."""
-        return bool(self.dropped_chunks or self.cut_chunks) or self.dropped_turns > 0

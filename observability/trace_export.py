@@ -84,7 +84,7 @@ class TraceSender:
         self._counting = threading.Lock()
         self._sent = self._dropped = self._failed = 0
         self._sending = 0
-        self._errors = ExporterErrors(exporter, self._export_failed)
+        self._errors = ExporterErrors(exporter, self._report)
         self._why = ""
         self._failing = self._reported = False
         self._reported_at = -REPORT_EVERY_S
@@ -183,15 +183,10 @@ class TraceSender:
         self._report(None if taken else self._why or "no reason given")
         return taken
 
-    def _export_failed(self, words: str) -> None:
-        """Report a failed try that the exporter has logged."""
-        self._why = words
-        self._report(words)
-
     def _report(self, why: str | None) -> None:
-        self._failing = why is not None
+        """Report the reason of a failure, which the exporter logs with each try; ``None``: no failure."""
+        self._failing, self._why = why is not None, why or ""
         if why is None:
-            self._why = ""
             if self._reported:
                 self._reported = False
                 self._on_change(None)

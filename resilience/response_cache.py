@@ -68,17 +68,12 @@ class ResponseCache:
     outbox: int = 1_000
     # Computes the vectors of questions; ``None``: only the same question is found.
     embedder: Embedder | None = None
-    _outbox: deque[_Waiting] = field(default_factory=deque)
+    waiting: deque[_Waiting] = field(default_factory=deque, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _broken: bool = False
     _rest_until: float = float("-inf")
     _embedder_rest_until: float = float("-inf")
     _looking: int = 0
-
-    @property
-    def waiting(self) -> int:
-        """Answers that wait to be stored."""
-        return len(self._outbox)
 
     async def check(self) -> str | None:
         """Read from the store once; returns the class of the error if that fails."""
@@ -123,10 +118,10 @@ class ResponseCache:
         question: Callable[[], Question | None] = lambda: None,
     ) -> None:
         """Queue an answer to be stored; ``key`` and ``question`` are called later, in another thread."""
-        if len(self._outbox) >= self.outbox:
+        if len(self.waiting) >= self.outbox:
             self.emit(AnswersLost(1, "outbox_full"))
             return
-        self._outbox.append((key, answer, question, self.clock()))
+        self.waiting.append((key, answer, question, self.clock()))
         self._wake.set()
 
     async def run(self) -> None:
@@ -141,8 +136,8 @@ class ResponseCache:
             await self.close()
 
     async def flush(self) -> None:
-        while self._outbox:
-            await self._store_batch([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
+        while self.waiting:
+            await self._store_batch([self.waiting.popleft() for _ in range(min(BATCH, len(self.waiting)))])
 
     async def _look(
         self, key: str, limit_s: float, question: Question | None

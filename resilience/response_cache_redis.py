@@ -43,7 +43,8 @@ class RedisStore:
             entry = None if data is None else msgspec.msgpack.decode(data, type=StoredAnswer)
         except (RedisError, OSError, msgspec.MsgspecError) as error:
             raise StoreError(type(error).__name__) from error
-        return entry if entry is not None and 0 <= self._age_s(entry.put_at) < self.ttl_s else None
+        # Another machine's clock may be a little ahead.
+        return entry if entry is not None and self.unix_time() - entry.put_at < self.ttl_s else None
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
         try:
@@ -74,10 +75,6 @@ class RedisStore:
 
     async def close(self) -> None:
         await self.client.aclose()
-
-    def _age_s(self, put_at: float) -> float:
-        # Another machine's clock may be a little ahead.
-        return max(0.0, self.unix_time() - put_at)
 
     def _name(self, key: str) -> str:
         return f"{self.prefix}text:{key}"

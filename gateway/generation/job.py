@@ -65,8 +65,8 @@ class Job(Struct, frozen=True):
         """Return the job planned for ``backend``; ``None`` if its model cannot take the prompt."""
         if self.planning is None or self.plan_holds(backend.model):
             return self
-        if not self.planning.fits_any():
-            return None
+        if isinstance(self.planning.asked.prompt.raw, tuple):
+            return None  # token ids are valid for one model only
         try:
             plan = await self.planning.plan(backend.model)
         except BudgetError:

@@ -83,7 +83,7 @@ class Remediation:
         now = self.clock()
         at = self._factors[gate].next_change(now)
         if at is not None:
-            self._timers[gate] = self.later(max(LEAST_WAIT_S, at - now), lambda: self._restore(gate, after))
-
-    def _restore(self, gate: str, before: float) -> None:
-        self._give(gate, before, self._factors[gate].at(self.clock()))
+            self._timers[gate] = self.later(
+                max(LEAST_WAIT_S, at - now),
+                lambda: self._give(gate, after, self._factors[gate].at(self.clock())),
+            )

@@ -20,7 +20,7 @@ from gateway.backends.port import (
 )
 from gateway.backends.supervised import EngineStatus
 from gateway.backends.workers.inspection import WorkerInspections
-from gateway.contracts.events import Delta
+from gateway.contracts.events import TAKEN
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Sampling, Usage
 from gateway.errors import BackendUnavailable
@@ -198,9 +198,5 @@ async def short_work(backend: Backend, work: Work) -> Usage:
     if not generates(backend) and scores_texts(backend):
         scored = await backend.score(ScorePart((("test", "test"),), 1, "rerank", {}, HEALTH))
         return Usage(scored.input_tokens)
-    completion: Completion = await backend.generate(work, _discard)
+    completion: Completion = await backend.generate(work, lambda delta: TAKEN)
     return completion.usage
-
-
-async def _discard(delta: Delta) -> None:
-    """Discard the text: deep health only needs the end of the generation."""

@@ -126,7 +126,3 @@ class Planning(Struct, frozen=True):
         """Whether a plan for one model is valid for the other: same tokenizer, length and budgets."""
         models = self.models
         return models.of(one) is models.of(other) and models.budgets(one) == models.budgets(other)
-
-    def fits_any(self) -> bool:
-        """Whether any model can take the prompt; token ids are valid for one model only."""
-        return not isinstance(self.asked.prompt.raw, tuple)

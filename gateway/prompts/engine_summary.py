@@ -77,16 +77,11 @@ class EngineSummarizer:
 
     def __post_init__(self) -> None:
         self._written: TokenCache[str] = TokenCache(CACHE_BYTES)
-        self._waiting: OrderedDict[bytes, _Wanted] = OrderedDict()
+        self.waiting: OrderedDict[bytes, _Wanted] = OrderedDict()
         self._writing: bytes | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-
-    @property
-    def waiting(self) -> int:
-        """The number of queued summaries that are not yet started."""
-        return len(self._waiting)
 
     def summarize(
         self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
@@ -125,9 +120,9 @@ class EngineSummarizer:
                     await self.sleep(BUSY_WAIT_S)
                 with self._lock:
                     # The newest first: its conversation is the most likely to continue.
-                    wanted = self._waiting.popitem()[1] if self._waiting else None
+                    wanted = self.waiting.popitem()[1] if self.waiting else None
                     self._writing = wanted.key if wanted is not None else None
-                    if not self._waiting:
+                    if not self.waiting:
                         self._wake.clear()
                 if wanted is not None:
                     await self._write(wanted)
@@ -137,11 +132,11 @@ class EngineSummarizer:
 
     def _ask(self, wanted: _Wanted) -> None:
         with self._lock:
-            if wanted.key in self._waiting or wanted.key == self._writing:
+            if wanted.key in self.waiting or wanted.key == self._writing:
                 return
-            self._waiting[wanted.key] = wanted
-            if len(self._waiting) > MAX_WAITING:
-                self._waiting.popitem(last=False)
+            self.waiting[wanted.key] = wanted
+            if len(self.waiting) > MAX_WAITING:
+                self.waiting.popitem(last=False)
             loop = self._loop
         # Plans are also made in other threads.
         if loop is not None and not loop.is_closed():

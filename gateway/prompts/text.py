@@ -46,17 +46,14 @@ class ModelText:
         # For each effort that the chat template refused, the nearest one that it accepts.
         self.efforts: dict[str, str] = {}
         self.extractive = ExtractiveSummarizer()
-        self._summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
+        self.summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
         self.limit(max_model_len)
 
     def limit(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
         self.planner = BudgetPlanner(
-            self.tokenizer, max_model_len=max_model_len, summarizers=self._summarizers, images=self._images
+            self.tokenizer, max_model_len=max_model_len, summarizers=self.summarizers, images=self._images
         )
-
-    def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
-        self._summarizers[kind] = summarizer
 
     def encode_chat(
         self,
@@ -87,11 +84,11 @@ class Models:
         budgets: Mapping[str, SectionBudgets] = MappingProxyType({}),
     ) -> None:
         self.default = default
-        self._own = dict(own)
+        self.own = dict(own)
         self._budgets = budgets
 
     def of(self, model: str) -> ModelText:
-        return self._own.get(model, self.default)
+        return self.own.get(model, self.default)
 
     def tokenizer(self, model: str) -> PromptCounter:
         return self.of(model).tokenizer
@@ -99,17 +96,6 @@ class Models:
     def budgets(self, model: str) -> SectionBudgets | None:
         """Return a model's budgets, which apply if neither the route nor the prompt version has any."""
         return self._budgets.get(model)
-
-    def put(self, model: str, text: ModelText) -> None:
-        self._own[model] = text
-
-    def remove(self, model: str) -> None:
-        self._own.pop(model, None)
-
-    @property
-    def texts(self) -> Mapping[str, ModelText]:
-        """The texts of the models that have their own."""
-        return MappingProxyType(self._own)
 
 
 def sampling_defaults(folder: Path) -> Sampling:

@@ -57,17 +57,9 @@ class TextThreads:
         self._free = threads
         self._free_for_large = max(1, threads // 2)
         # Tenants in the order of their turns, with each tenant's jobs in the order of arrival.
-        self._waiting: OrderedDict[str, list[_TextJob]] = OrderedDict()
-        self._at_work: dict[str, list[_TextJob]] = {}
-
-    @property
-    def waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    @property
-    def at_work(self) -> int:
-        """The number of texts in a thread, including those whose callers have disconnected."""
-        return sum(map(len, self._at_work.values()))
+        self.waiting: OrderedDict[str, list[_TextJob]] = OrderedDict()
+        # Those in a thread, including those whose callers have disconnected.
+        self.at_work: dict[str, list[_TextJob]] = {}
 
     def of(self, request: GenerateRequest) -> Offload:
         """Return a function that runs a request's work in its tenant's share."""
@@ -82,7 +74,7 @@ class TextThreads:
 
         Raises RateLimited, and the errors of ``work``.
         """
-        held = [*self._waiting.get(tenant, ()), *self._at_work.get(tenant, ())]
+        held = [*self.waiting.get(tenant, ()), *self.at_work.get(tenant, ())]
         if len(held) >= MAX_WAITING or (held and sum(one.chars for one in held) + chars > MAX_WAITING_CHARS):
             raise RateLimited(
                 f"{len(held)} texts of the tenant are being tokenized; allowed: {MAX_WAITING}, "
@@ -91,21 +83,21 @@ class TextThreads:
             )
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         job = _TextJob(chars, work, done)
-        self._waiting.setdefault(tenant, []).append(job)
+        self.waiting.setdefault(tenant, []).append(job)
         self._start()
         try:
             return await done
         finally:
-            if job in self._waiting.get(tenant, ()):
-                self._remove(self._waiting, tenant, job)
+            if job in self.waiting.get(tenant, ()):
+                self._remove(self.waiting, tenant, job)
 
     def _start(self) -> None:
         while self._free and (found := self._next()) is not None:
             tenant, job = found
-            self._remove(self._waiting, tenant, job)
-            if tenant in self._waiting:
-                self._waiting.move_to_end(tenant)
-            self._at_work.setdefault(tenant, []).append(job)
+            self._remove(self.waiting, tenant, job)
+            if tenant in self.waiting:
+                self.waiting.move_to_end(tenant)
+            self.at_work.setdefault(tenant, []).append(job)
             self._free -= 1
             self._free_for_large -= job.chars > LARGE_CHARS
             self._pool.submit(self._do, job).add_done_callback(partial(self._left_thread, tenant, job))
@@ -119,9 +111,9 @@ class TextThreads:
                 self._give_back()
 
     def _next(self) -> tuple[str, _TextJob] | None:
-        for tenant, jobs in self._waiting.items():
+        for tenant, jobs in self.waiting.items():
             large_too = self._free_for_large and not any(
-                one.chars > LARGE_CHARS for one in self._at_work.get(tenant, ())
+                one.chars > LARGE_CHARS for one in self.at_work.get(tenant, ())
             )
             for job in jobs:
                 if large_too or job.chars <= LARGE_CHARS:
@@ -134,7 +126,7 @@ class TextThreads:
             job.done.get_loop().call_soon_threadsafe(self._ended, tenant, job, doing)
 
     def _ended(self, tenant: str, job: _TextJob, doing: Future[Any]) -> None:
-        self._remove(self._at_work, tenant, job)
+        self._remove(self.at_work, tenant, job)
         self._free += 1
         self._free_for_large += job.chars > LARGE_CHARS
         self._start()

@@ -123,7 +123,8 @@ class VolatileFinder:
         fenced = False
         for line in text.split("\n"):
             is_fence = has_fences and FENCE.match(line) is not None
-            lines.append(_plain(line) if fenced or is_fence else self._lines.get(line) or self._search(line))
+            plain = _Line((line,), ((),)) if fenced or is_fence else self._lines.get(line)
+            lines.append(plain or self._search(line))
             fenced ^= is_fence
         if not any(line.hit for line in lines):
             return Separated(text)
@@ -146,10 +147,6 @@ class VolatileFinder:
                     del self._lines[next(iter(self._lines))]
                 self._lines[line] = looked_at
         return looked_at
-
-
-def _plain(line: str) -> _Line:
-    return _Line((line,), ((),))
 
 
 def _sentences(line: str) -> tuple[str, ...]:

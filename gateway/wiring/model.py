@@ -52,7 +52,7 @@ def make_engine_summarizer(
         new_id=new_id,
         on_failure=lambda reason: log.warning("summary not written", reason=reason),
     )
-    text.add_summarizer(SummaryKind.ENGINE, summarizer)
+    text.summarizers[SummaryKind.ENGINE] = summarizer
     return summarizer
 
 

@@ -77,7 +77,7 @@ class ServedModels:
                 self.models.of(model).limit(self._length(model))
             else:
                 del self._found[model]
-                self.models.remove(model)
+                self.models.own.pop(model, None)
 
     def hosted(self, section: OpenAIBackend) -> ModelReading | None:
         """Return the reading of a hosted service's configured model; ``None`` if a tokenizer is named."""
@@ -113,7 +113,7 @@ class ServedModels:
             block_size=section.block_size or engine.block_size,
             images=section.image_cost,
         )
-        self.models.put(model, text)
+        self.models.own[model] = text
         self._log.info("model of workers", model=model, max_model_len=longest, counted_by=tokenizer.encoder)
 
     def _tokenizer(self, found: ServedModel) -> PromptCounter | None:

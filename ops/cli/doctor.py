@@ -124,7 +124,7 @@ async def examine(
     found.append(_prices(gateway))
     if gateway.core.generation.answers.cache is not None:
         found.append(_similar_questions(gateway))
-    counters = {name: text.tokenizer.encoder for name, text in models.texts.items()}
+    counters = {name: text.tokenizer.encoder for name, text in models.own.items()}
     found += [DoctorCheck(f"token counting {name}", True, counter) for name, counter in counters.items()]
     for name, backend in gateway.core.backends.fleet.backends.items():
         if isinstance(backend, BedrockBackend):

@@ -181,7 +181,6 @@ async def test_a_refusal_reserves_nothing_and_says_when_to_return() -> None:
     ("end", "outcome"),
     [
         (Slot.succeeded, SlotOutcome.SUCCEEDED),
-        (Slot.dropped, SlotOutcome.DROPPED),
         (Slot.ignored, SlotOutcome.IGNORED),
     ],
 )
@@ -190,7 +189,7 @@ async def test_the_first_outcome_of_a_slot_counts(end: Callable[[Slot], None], o
     async with rig.controller.admit(DEMAND) as slot:
         end(slot)
         slot.succeeded()
-        slot.dropped()
+        slot.ignored()
     assert outcome_of(slot) is outcome
 
 

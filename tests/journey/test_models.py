@@ -229,11 +229,11 @@ async def test_blocks_of_a_prefix_have_the_models_size(build_rig: Build, ask: As
 async def test_the_catalogue_changes_while_requests_are_served(
     build_rig: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText]
 ) -> None:
-    models.remove("small")
+    del models.own["small"]
     rig = build_rig(backends=two(), route=BOTH, models=models)
     request = ask(contract=Contract.CHAT, model="small", messages=talk(3))
     await rig.run(request)
-    models.put("small", texts["small"])
+    models.own["small"] = texts["small"]
     await rig.run(structs.replace(request, request_id="req_2", generation_id="gen_2"))
     before, after = rig.backends["small"].calls
     assert before.token_ids == texts["large"].encode_chat(request.messages)

@@ -56,7 +56,7 @@ def admin_of(
     )
     text = ModelText(tokenizer, max_model_len, Canonicalizer())
     for kind, summarizer in summarizers.items():
-        text.add_summarizer(kind, summarizer)
+        text.summarizers[kind] = summarizer
     return PromptAdmin(
         registry=versions,
         publishing=Publishing(versions, MemoryStateStore(unix_time=time.time), unix_time=lambda: 0.0),

@@ -144,7 +144,7 @@ async def test_what_is_asked_for_twice_is_written_once() -> None:
     rig = SummarizerRig()
     for _ in range(5):
         rig.ask(turns(4))
-    assert rig.summarizer.waiting == 1
+    assert len(rig.summarizer.waiting) == 1
     async with rig.running():
         await until(lambda: rig.ask(turns(4)) == Summary(WRITTEN, 4))
     assert len(rig.backend.calls) == 1
@@ -154,9 +154,9 @@ async def test_the_queue_is_bounded_and_forgets_the_longest_waiting() -> None:
     rig = SummarizerRig()
     for number in range(engine_summary.MAX_WAITING + 10):
         rig.ask([Message(Role.USER, f"Question {number} of many. It is about volume {number}.")])
-    assert rig.summarizer.waiting == engine_summary.MAX_WAITING
+    assert len(rig.summarizer.waiting) == engine_summary.MAX_WAITING
     async with rig.running():
-        await until(lambda: rig.summarizer.waiting == 0)
+        await until(lambda: len(rig.summarizer.waiting) == 0)
     assert not any("Question 0 of" in work.messages[0].content for work in rig.backend.calls)
     assert "Question 73" in rig.backend.calls[0].messages[0].content  # the newest is written first
 

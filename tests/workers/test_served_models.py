@@ -121,7 +121,7 @@ async def test_a_model_is_as_long_as_the_shortest_pool_that_serves_it_and_forgot
     gateway.found.forget("short", {"qwen", "another"})
     assert gateway.models.of("qwen").max_model_len == 2048
     gateway.found.forget("long", {"qwen"})
-    assert not gateway.models.texts
+    assert not gateway.models.own
 
 
 async def test_the_section_of_an_engine_in_process_says_nothing_of_the_workers_models() -> None:

@@ -24,7 +24,7 @@ from gateway.backends.sampling import filled
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.compat.signals import SignalBoard
-from gateway.contracts.events import Delta
+from gateway.contracts.events import TAKEN
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind, invalid_input
@@ -54,14 +54,10 @@ async def warm_up(engine: VllmEngine) -> None:
     ):
         work = Work(f"warm-up-{number}", (1,) * length, (), sampling, wanted, cache_salt="warm-up")
         try:
-            await engine.run(work, _discard)
+            await engine.run(work, lambda delta: TAKEN)
         except BackendFailure:
             if wanted.type is FormatType.TEXT:
                 raise
-
-
-async def _discard(delta: Delta) -> None:
-    """Ignore the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
