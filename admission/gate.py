@@ -283,7 +283,6 @@ class BackendGate:
 
     @property
     def in_flight(self) -> int:
-        """Requests handed on and not released."""
         return len(self.work.tickets)
 
     @property

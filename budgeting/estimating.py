@@ -103,7 +103,6 @@ def rough_tokens(messages: Iterable[Message]) -> float:
 
 
 def rough_text_tokens(text: str) -> float:
-    """A guess of a text's tokens from its bytes alone."""
     if text.isascii():
         return len(text) * _ONE
     # Characters of one to four bytes, from four lengths that are all computed at C speed.

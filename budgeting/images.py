@@ -40,7 +40,6 @@ class ImageCost:
     rounding: ImageRounding = ImageRounding.NEAREST
 
     def tokens(self, width: int, height: int) -> int:
-        """The tokens of an image of this size in pixels."""
         longer, shorter = max(width, height), min(width, height)
         most = min(self.max_edge / longer, self.max_short_edge / shorter)
         scale = min(most, max(1.0, self.min_edge / longer))

@@ -1,22 +1,40 @@
 """Metric families of other parts of the gateway; a scrape reads their figures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
-from observability.scrape import counter, gauge
+from observability.scrape import ScrapeCollector, Values, counter, gauge
 from observability.trace_facts import TraceFigures
 from resilience.leg_limits import LegFigures
 from resilience.response_cache_values import CacheFigures
 from resilience.supervisor import SupervisorState
 
 NANOUSD = 1e9
-HEDGE_RESULTS = ("won", "lost", "refused")
+# Families whose figures are the values of their series: kind, help and labels.
+PLAIN = {
+    "sluice_adapters": (gauge, "Registered versions of adapters.", ("state",)),
+    # Lines that were completed, failed (in the error file), or returned (to wait again).
+    "sluice_batch_lines": (counter, "Lines of batches that this process ran, by outcome.", ("outcome",)),
+    "sluice_chaos_faults": (counter, "Injected faults.", ("backend", "kind")),
+    # How often the second worker answered first (won), did not (lost), or was not asked because the share of
+    # extra requests was exhausted (refused).
+    "sluice_hedged_requests": (
+        counter, "Hedges of requests whose first token was late, by result.", ("backend", "result")
+    ),
+    "sluice_log_lines_dropped": (
+        counter, "Log lines lost because they came faster than they could be written.", ()
+    ),
+    "sluice_retry_budget": (gauge, "Retries left for a backend now.", ("backend",)),
+}  # fmt: skip
 
 
-def adapter_families(figures: Mapping[str, int]) -> Iterator[Metric]:
-    yield gauge("sluice_adapters", "Registered versions of adapters.", figures, "state")
+def plain(name: str, read: Callable[[], Values]) -> Collector:
+    """The family ``name`` of :data:`PLAIN`, with the values of ``read`` at each scrape."""
+    make, text, labels = PLAIN[name]
+    return ScrapeCollector(lambda values: iter([make(name, text, values, *labels)]), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +71,6 @@ def canary_families(figures: CanaryFigures | None) -> Iterator[Metric]:
     )
 
 
-def chaos_families(figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
-    yield counter(
-        "sluice_chaos_faults", "Injected faults.", dict(sorted(figures.items())),
-        "backend", "kind",
-    )  # fmt: skip
-
-
 def engine_state_families(figures: Mapping[str, SupervisorState]) -> Iterator[Metric]:
     yield gauge(
         "sluice_engine_state",
@@ -81,22 +92,6 @@ def health_families(figures: tuple[Mapping[str, bool], float | None]) -> Iterato
     yield gauge("sluice_ready_after_seconds", "From the process' start until it was first ready.", after_s)
 
 
-def hedge_families(figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
-    """Hedged requests by backend: how often the second worker answered first, did not, or was not asked
-    because the share of extra requests was exhausted.
-    """
-    yield counter(
-        "sluice_hedged_requests",
-        "Hedges of requests whose first token was late, by result.",
-        {
-            (backend, result): count
-            for backend, counts in figures.items()
-            for result, count in zip(HEDGE_RESULTS, counts, strict=True)
-        },
-        "backend", "result",
-    )  # fmt: skip
-
-
 def leg_families(figures: Mapping[str, LegFigures]) -> Iterator[Metric]:
     yield gauge(
         "sluice_fallback_leg_in_use",
@@ -109,14 +104,6 @@ def leg_families(figures: Mapping[str, LegFigures]) -> Iterator[Metric]:
         "Spent on a limited fallback target within the last minute, and reserved.",
         {name: (leg.spent_nanousd + leg.reserved_nanousd) / NANOUSD for name, leg in figures.items()},
         "leg",
-    )
-
-
-def log_families(figures: int) -> Iterator[Metric]:
-    yield counter(
-        "sluice_log_lines_dropped",
-        "Log lines lost because they came faster than they could be written.",
-        figures,
     )
 
 
@@ -138,17 +125,6 @@ def response_cache_families(figures: CacheFigures | None) -> Iterator[Metric]:
         yield gauge(
             "sluice_response_cache_bytes", "Estimated size of the stored answers in bytes.", figures.bytes
         )
-
-
-def batch_families(figures: Mapping[str, int]) -> Iterator[Metric]:
-    """Lines by outcome: ``completed``, ``failed`` (in the error file), ``returned`` (to wait again)."""
-    yield counter(
-        "sluice_batch_lines", "Lines of batches that this process ran, by outcome.", figures, "outcome"
-    )
-
-
-def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
-    yield gauge("sluice_retry_budget", "Retries left for a backend now.", figures, "backend")
 
 
 def shadow_families(

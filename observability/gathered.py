@@ -14,7 +14,6 @@ class Gathered(list[E]):
         self._count_all = count
 
     def flush(self) -> None:
-        """Count the events so far."""
         events = self[:]
         self.clear()
         if events:

@@ -62,5 +62,4 @@ class Series(Generic[M]):
 
 
 def counted(registry: CollectorRegistry, name: str, text: str, **labels: Bounded) -> Series[Counter]:
-    """A counter in ``registry`` with these labels and their bounds."""
     return Series(Counter(name, text, tuple(labels), registry=registry), *labels.values())

@@ -37,17 +37,17 @@ class Logs:
     @property
     def dropped(self) -> int:
         """Lines lost because they came faster than they could be written."""
-        return self.writer.handler.dropped
+        return self.writer.dropped
 
     def close(self) -> bool:
         """Write queued lines (for a bounded time) and restore logging; returns whether all were written."""
         root = logging.getLogger()
-        root.removeHandler(self.writer.handler)
+        root.removeHandler(self.writer)
         root.setLevel(self._root_level)
         for name in _QUIET:
             logging.getLogger(name).setLevel(logging.NOTSET)
         structlog.reset_defaults()
-        return self.writer.close()
+        return self.writer.stop()
 
 
 def configure_logging(
@@ -99,7 +99,7 @@ def configure_logging(
     )
     root = logging.getLogger()
     logs = Logs(LogWriter(target), root.level)
-    root.addHandler(logs.writer.handler)
+    root.addHandler(logs.writer)
     root.setLevel(threshold)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))

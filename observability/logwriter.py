@@ -16,25 +16,6 @@ CLOSE_TIMEOUT_S: Final = 2.0
 GATHER_S: Final = 0.05
 
 
-class QueuedLines(logging.Handler):
-    """Puts records in a queue of at most ``capacity``; when it is full they are counted and dropped."""
-
-    def __init__(self, lines: queue.SimpleQueue[logging.LogRecord | None], capacity: int) -> None:
-        super().__init__()
-        self.dropped = 0
-        self._lines = lines
-        self._capacity = capacity
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Queue a record unformatted, without waiting or the handler's lock: the queue has its own lock."""
-        # Other threads may run between the two calls: the bound is exact up to one line per thread.
-        if self._lines.qsize() < self._capacity:
-            self._lines.put(record)
-        else:
-            self.dropped += 1
-        return True
-
-
 class BatchedLines(logging.StreamHandler[TextIO]):
     """Formats each record at once, and writes the lines together when flushed; for one thread."""
 
@@ -57,22 +38,33 @@ class BatchedLines(logging.StreamHandler[TextIO]):
         super().flush()
 
 
-class LogWriter:
-    """Formats and writes records in a thread of its own; at most ``capacity`` wait. It flushes ``target``
-    once per batch.
+class LogWriter(logging.Handler):
+    """Formats and writes records in a thread of its own, and flushes ``target`` once per batch.
+
+    At most ``capacity`` records wait; further ones are counted and dropped.
     """
 
     def __init__(self, target: logging.Handler, *, capacity: int = MAX_QUEUED_LINES) -> None:
+        super().__init__()
+        self.dropped = 0
         self._target = target
         self._capacity = capacity
         self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
-        self.handler = QueuedLines(self._lines, capacity)
         self._closing = threading.Event()
         self._reported = 0
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Queue a record unformatted, without waiting or the handler's lock: the queue has its own lock."""
+        # Other threads may run between the two calls: the bound is exact up to one line per thread.
+        if self._lines.qsize() < self._capacity:
+            self._lines.put(record)
+        else:
+            self.dropped += 1
+        return True
+
+    def stop(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Write queued records, for at most about ``timeout_s``; returns whether all were written."""
         self._closing.set()
         self._lines.put(None)
@@ -94,7 +86,7 @@ class LogWriter:
                 return
 
     def _report_losses(self) -> None:
-        lost = self.handler.dropped - self._reported
+        lost = self.dropped - self._reported
         if lost and self._lines.qsize() <= self._capacity // 2:
             self._reported += lost
             notice = logging.LogRecord(

@@ -247,7 +247,6 @@ class Metrics:
         self._journaled.inc(sum([event.rows for event in events]))
 
     def emit_error(self, event: str) -> None:
-        """Count an event whose recording failed."""
         self._emit_errors(event).inc()
 
     def render(self) -> bytes:

@@ -54,7 +54,6 @@ class EdgeRecord:
 
     @property
     def failed(self) -> bool:
-        """Whether the gateway is at fault."""
         return self.status >= 500
 
 

@@ -85,7 +85,6 @@ class RetryBudget:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends that have been asked."""
         return tuple(self._buckets)
 
 

@@ -214,7 +214,6 @@ class Supervisor:
         return EngineRestarting(reason, made + 1, wait_s)
 
     def _reset(self) -> None:
-        """Forget the observations of the previous engine."""
         self._observed_at = self._stopped_since = None
         self._steps, self._idle_s = -1, 0.0
         self.heartbeat = Heartbeat(self._hang_s)

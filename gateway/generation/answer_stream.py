@@ -100,13 +100,11 @@ class AnswerStream:
     # Before the first piece
 
     def refused(self, backend: str, refusal: Refused) -> None:
-        """Record that admission refused the request for ``backend``."""
         self.admission_wait_s += refusal.waited_s
         self.steps.refused(backend, refusal.reason.value)
 
     @property
     def total_wait_s(self) -> float:
-        """Seconds in all queues so far."""
         return self.admission_wait_s + self.queue_wait_s
 
     def started(self, origin: AnswerOrigin, on_first: Callable[[int | None], None] | None = None) -> None:
@@ -195,7 +193,6 @@ class AnswerStream:
     # Commit
 
     def hold(self, chunks: int, seconds: float) -> CommitBuffer:
-        """Hold the first chunks from now on in a :class:`CommitBuffer`."""
         self._buffer = CommitBuffer(self._release, chunks=chunks, seconds=seconds, clock=self._clock)
         return self._buffer
 

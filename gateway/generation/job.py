@@ -54,7 +54,6 @@ class Job(Struct, frozen=True):
 
     @property
     def plan_model(self) -> str:
-        """The model for which ``plan`` was made."""
         return self.primary.model if self.planned_for is None else self.planned_for
 
     def plan_holds(self, model: str) -> bool:

@@ -59,7 +59,6 @@ class Remediation:
             self.restart(event.backend, event.kind.value)
 
     def ran_out(self, backend: str) -> None:
-        """Give less load to a backend that ran out of memory."""
         gate = self.gate_of(backend)
         factor = self._factors.setdefault(gate, LoadFactor())
         now = self.clock()

@@ -146,7 +146,6 @@ class PromptVersions:
         return tuple(self._by_id[version_id] for version_id in self.ids)
 
     def file_of(self, version_id: str) -> str:
-        """Return the file of a version, for messages."""
         return str(self._files.get(version_id, version_id))
 
     def get(self, version_id: str) -> PromptVersion:

@@ -120,12 +120,10 @@ class CanaryState:
 
     @property
     def needs_driver(self) -> bool:
-        """Whether a process must drive the canary."""
         return self.phase is Phase.RUNNING or not self.applied
 
     @property
     def wanted(self) -> Mapping[str, float]:
-        """The weights that the route should have."""
         if self.phase is Phase.OVERRIDDEN:
             return self.placed
         if self.phase in (Phase.ROLLED_BACK, Phase.ABORTED):

@@ -198,7 +198,6 @@ class CanaryDriver(FollowedStream):
             self._forgotten[stream] = up_to
 
     async def _place(self, state: CanaryState) -> None:
-        """Change the routing to the weights that the state wants."""
         plan, wanted = state.plan, state.wanted
         comment = _comment(state)
 

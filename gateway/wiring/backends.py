@@ -31,7 +31,7 @@ from gateway.wiring.fleet import FleetParts, make_pool
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts, make_engine_summarizer
 from gateway.wiring.served_models import ServedModels
-from observability.collectors import WorkerStatus, chaos_families, hedge_families, worker_families
+from observability.collectors import WorkerStatus, plain, worker_families
 from observability.events import EngineFigures
 from observability.scrape import ScrapeCollector
 from resilience.supervisor import EngineRestarted, SupervisorState
@@ -101,9 +101,9 @@ class BackendParts:
 
     def collectors(self) -> Iterator[Collector]:
         yield ScrapeCollector(worker_families, self.engines.workers)
-        yield hedge_collector(self.engines.on_workers)
+        yield plain("sluice_hedged_requests", lambda: hedges(self.engines.on_workers()))
         if (plan := self.chaos) is not None:
-            yield ScrapeCollector(chaos_families, lambda: plan.injected)
+            yield plain("sluice_chaos_faults", lambda: plan.injected)
 
 
 def make_backends(
@@ -219,12 +219,11 @@ def make_chaos(
     return lambda backend: faulty(backend, plan), plan
 
 
-def hedge_collector(
-    serving: Callable[[], Iterable[WorkersBackend]],
-) -> ScrapeCollector[Mapping[str, tuple[int, int, int]]]:
-
-    def read() -> Mapping[str, tuple[int, int, int]]:
-        found = [(one.name, one.hedging) for one in serving()]
-        return {name: (one.won, one.sent - one.won, one.refused) for name, one in found if one is not None}
-
-    return ScrapeCollector(hedge_families, read)
+def hedges(backends: Iterable[WorkersBackend]) -> Mapping[tuple[str, str], int]:
+    """Return the number of hedges, by backend and result."""
+    found = [(one.name, one.hedging) for one in backends if one.hedging is not None]
+    return {
+        (name, result): count
+        for name, one in found
+        for result, count in (("won", one.won), ("lost", one.sent - one.won), ("refused", one.refused))
+    }

@@ -11,16 +11,13 @@ from gateway.wiring.core import Core
 from gateway.wiring.serving import ServingParts
 from observability.admission_metrics import gate_families
 from observability.collectors import (
-    adapter_families,
-    batch_families,
     canary_families,
     engine_state_families,
     health_families,
     leg_families,
-    log_families,
+    plain,
     quota_store_families,
     response_cache_families,
-    retry_budget_families,
     shadow_families,
     state_families,
     trace_families,
@@ -68,7 +65,7 @@ def make_metrics(
     for collector in collectors(core, serving, admission):
         metrics.registry.register(collector)
     if dropped_log_lines is not None:
-        metrics.registry.register(ScrapeCollector(log_families, dropped_log_lines))
+        metrics.registry.register(plain("sluice_log_lines_dropped", dropped_log_lines))
     base.events.record(metrics)
     return metrics
 
@@ -82,12 +79,12 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
         yield ScrapeCollector(engine_state_families, engines.states)
     if core.access.shared is not None:
         yield ScrapeCollector(quota_store_families, core.access.shared.status)
-    yield ScrapeCollector(adapter_families, core.adapters.states)
+    yield plain("sluice_adapters", core.adapters.states)
     yield ScrapeCollector(gate_families, admission.figures)
     yield ScrapeCollector(response_cache_families, core.generation.answers.figures)
-    yield ScrapeCollector(batch_families, lambda: serving.batches.runner.outcomes)
+    yield plain("sluice_batch_lines", lambda: serving.batches.runner.outcomes)
     yield ScrapeCollector(leg_families, core.generation.target_limits.figures)
-    yield ScrapeCollector(retry_budget_families, core.generation.retries_left)
+    yield plain("sluice_retry_budget", core.generation.retries_left)
     yield ScrapeCollector(canary_families, core.control.canary_figures)
     yield ScrapeCollector(state_families, base.state.figures)
     yield ScrapeCollector(trace_families, lambda: base.tracing.figures)

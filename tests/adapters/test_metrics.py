@@ -9,15 +9,14 @@ from adapters.events import (
     AdapterReplacedByBase,
     AdapterUnloaded,
 )
-from observability.collectors import adapter_families
+from observability.collectors import plain
 from observability.metrics import Metrics
-from observability.scrape import ScrapeCollector
 from observability.subscribers import EventDispatcher
 
 
 def test_each_event_is_counted_and_the_gauges_are_read_at_the_scrape() -> None:
     metrics = Metrics(version="0")
-    metrics.registry.register(ScrapeCollector(adapter_families, lambda: {"active": 2, "staged": 1}))
+    metrics.registry.register(plain("sluice_adapters", lambda: {"active": 2, "staged": 1}))
     metrics.read(sluice_adapters_resident=lambda: 3, sluice_adapter_places=lambda: 8)
     hub = EventDispatcher().record(metrics)
     for event in (

@@ -18,7 +18,7 @@ from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.backends.vllm.values import EngineShape
 from gateway.config.settings import load_settings
 from gateway.wiring.build import build
-from observability.collectors import CanaryFigures, canary_families, chaos_families, log_families
+from observability.collectors import CanaryFigures, canary_families, plain
 from observability.engine_metrics import engine_families
 from observability.events import LoraFigures
 from observability.scrape import ScrapeCollector
@@ -88,8 +88,8 @@ def families() -> dict[str, Family]:
             canary_families, lambda: CanaryFigures("r", "b", "running", 5, 1, {"errors": 0.1}, 1.0)
         )
     )
-    rare.register(ScrapeCollector(chaos_families, dict))
-    rare.register(ScrapeCollector(log_families, lambda: 0))
+    rare.register(plain("sluice_chaos_faults", dict))
+    rare.register(plain("sluice_log_lines_dropped", lambda: 0))
     return found | _of(rare)
 
 

@@ -134,13 +134,13 @@ def test_a_stuck_pipe_blocks_no_caller_and_lost_lines_are_counted_and_logged() -
     pipe = Stuck()
     writer = LogWriter(pipe, capacity=10)
     for number in range(50):
-        writer.handler.handle(logging.LogRecord("x", logging.INFO, "", 0, f"line {number}", (), None))
-    assert 39 <= writer.handler.dropped <= 40  # ten in the queue, perhaps one being written
-    assert not writer.close(timeout_s=0.05)
+        writer.handle(logging.LogRecord("x", logging.INFO, "", 0, f"line {number}", (), None))
+    assert 39 <= writer.dropped <= 40  # ten in the queue, perhaps one being written
+    assert not writer.stop(timeout_s=0.05)
     pipe.unblock.set()
-    assert writer.close(timeout_s=5)
+    assert writer.stop(timeout_s=5)
     assert pipe.written[0] == "line 0"
-    assert f"{writer.handler.dropped} log lines were dropped" in pipe.written
+    assert f"{writer.dropped} log lines were dropped" in pipe.written
 
 
 class Counting(io.StringIO):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from observability.collectors import retry_budget_families
+from observability.collectors import plain
 from observability.metrics import Metrics
-from observability.scrape import ScrapeCollector
 from observability.subscribers import EventDispatcher
 from resilience.degenerate import Sign
 from resilience.events import AttemptFailed, Degenerated, LoadScaled, Recovered, RetryRefused
@@ -50,7 +49,7 @@ def test_what_is_left_of_the_retry_budget_is_read_when_scraped(
     hub: EventDispatcher, metrics: Metrics
 ) -> None:
     left = {"local": 7.5}
-    metrics.registry.register(ScrapeCollector(retry_budget_families, lambda: left))
+    metrics.registry.register(plain("sluice_retry_budget", lambda: left))
     hub.emit(RetryRefused("local", FailureKind.TIMEOUT, 1))
     assert count(metrics, "sluice_retry_budget", backend="local") == 7.5
     left["local"] = 0.25

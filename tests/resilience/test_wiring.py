@@ -15,9 +15,8 @@ from gateway.generation.retry_loop import AttemptBounds
 from gateway.wiring.backends import Engines
 from gateway.wiring.engine import EngineParts
 from gateway.wiring.generation import Resilience, make_resilience
-from observability.collectors import retry_budget_families
+from observability.collectors import plain
 from observability.metrics import Metrics
-from observability.scrape import ScrapeCollector
 from resilience.degenerate import Action
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
@@ -50,7 +49,7 @@ class WiringRig:
             emit=self.events.append,
             clock=lambda: self.now,
         )
-        self.metrics.registry.register(ScrapeCollector(retry_budget_families, self.made.retries_left))
+        self.metrics.registry.register(plain("sluice_retry_budget", self.made.retries_left))
 
     async def fail(self, kind: FailureKind, backend: str = "local") -> None:
         async def attempt(this: Attempt) -> None:

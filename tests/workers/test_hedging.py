@@ -20,7 +20,8 @@ from gateway.backends.workers.worker import WATCH_CONNECTIONS
 from gateway.config.backends import HedgeSection
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
-from gateway.wiring.backends import hedge_collector
+from gateway.wiring.backends import hedges
+from observability.collectors import plain
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
@@ -200,7 +201,7 @@ async def test_the_counts_are_metrics() -> None:
     async with warmed(quick_then(SILENT), quick_then(answers("x"))) as backend:
         await collect(backend, work())
         registry = CollectorRegistry()
-        registry.register(hedge_collector(lambda: [backend]))
+        registry.register(plain("sluice_hedged_requests", lambda: hedges([backend])))
         shown = generate_latest(registry).decode()
     assert 'sluice_hedged_requests_total{backend="worker",result="won"} 1.0' in shown
     assert 'sluice_hedged_requests_total{backend="worker",result="lost"} 0.0' in shown
