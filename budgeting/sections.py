@@ -32,12 +32,8 @@ def evidence_line(chunk: EvidenceChunk) -> str:
 def evidence_text(chunks: Iterable[EvidenceChunk], context: str) -> str:
     """The evidence message's text; empty when there is neither evidence nor context."""
     lines = [evidence_line(chunk) for chunk in chunks]
-    parts = []
-    if lines:
-        parts.append("\n".join([EVIDENCE_TITLE, *lines]))
-    if context:
-        parts.append(f"{CONTEXT_TITLE}\n{context}")
-    return "\n\n".join(parts)
+    parts = [EVIDENCE_TITLE, *lines] if lines else [], [CONTEXT_TITLE, context] if context else []
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 class Arrangement(Struct, frozen=True):

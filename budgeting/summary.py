@@ -27,10 +27,8 @@ MAX_SENTENCE_CHARS = 400
 # Bound of both caches together: summaries, and the words of messages (about 25 bytes a character of text).
 CACHE_BYTES = 8 * 1024 * 1024
 
-_WORD = re.compile(
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|[^\W_]+"
-)
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_WORD = re.compile(rf"{_UNSPACED.pattern}+|[^\W_]+")
 _DIGIT = re.compile(r"\d")
 # Factors on a sentence's score: written by a user, has digits (a fact), first of its message, newest.
 _USER, _FACT, _OPENING, _RECENT = 1.25, 1.2, 1.1, 1.3

@@ -58,10 +58,9 @@ def format_errors(logger: Any, method: str, event: MutableMapping[str, Any]) -> 
 
 
 def _error_of(info: object) -> BaseException | None:
-    if isinstance(info, BaseException):
-        return info
+    """The exception that ``exc_info`` names: itself, as a tuple of three, or the one being handled."""
     if isinstance(info, tuple):
-        return info[1] if len(info) == 3 and isinstance(info[1], BaseException) else None
-    if info:
-        return sys.exc_info()[1]
-    return None
+        info = info[1] if len(info) == 3 else None
+    elif info and not isinstance(info, BaseException):
+        info = sys.exc_info()[1]
+    return info if isinstance(info, BaseException) else None

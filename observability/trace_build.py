@@ -260,18 +260,12 @@ def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
 
 def _content(content: Content, scrub: Scrub) -> dict[str, Value]:
     """The recorded messages as attributes of the conventions, in JSON; redacted first, then cut."""
-    inputs = [
-        _message(role, scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages if role != "system"
-    ]
-    instructions = [
-        _text(scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages if role == "system"
-    ]
-    outputs = [_message("assistant", scrub(content.output)[:MAX_CONTENT_CHARS])]
+    texts = [(role, scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages]
     values: dict[str, Value] = {
-        "gen_ai.input.messages": _json(inputs),
-        "gen_ai.output.messages": _json(outputs),
+        "gen_ai.input.messages": _json([_message(role, text) for role, text in texts if role != "system"]),
+        "gen_ai.output.messages": _json([_message("assistant", scrub(content.output)[:MAX_CONTENT_CHARS])]),
     }
-    if instructions:
+    if instructions := [_text(text) for role, text in texts if role == "system"]:
         values["gen_ai.system_instructions"] = _json(instructions)
     return values
 

@@ -23,30 +23,26 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """Attempt ``attempt`` failed with ``kind``; the next one begins on the same backend in ``wait_s``."""
+    """An attempt failed with ``kind``; a further one follows on the same backend."""
 
     backend: str
     kind: FailureKind
-    attempt: int
-    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRefused:
-    """Attempt ``attempt`` failed with ``kind`` and is not repeated, because the retry budget is empty."""
+    """An attempt failed with ``kind`` and is not repeated, because the retry budget is empty."""
 
     backend: str
     kind: FailureKind
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Attempt ``attempt`` succeeded after the one before had failed with ``kind``."""
+    """An attempt succeeded after the one before had failed with ``kind``."""
 
     backend: str
     kind: FailureKind
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,10 @@ class RetryPolicy:
         if (end is not None and now + wait_s >= end) or not calls.allows(backend):
             return None
         # This check comes last, since it takes a retry from the budget.
-        return wait_s if self.affords(backend, failure.kind, attempt.number, now, wait_s) else None
+        return wait_s if self.affords(backend, failure.kind, now) else None
 
-    def affords(self, backend: str, kind: FailureKind, attempt: int, now: float, wait_s: float = 0.0) -> bool:
+    def affords(self, backend: str, kind: FailureKind, now: float) -> bool:
         """Take another call to ``backend`` from the retry budget; returns whether it has one."""
         paid = self.budget.take(backend, now)
-        self.emit(Retried(backend, kind, attempt, wait_s) if paid else RetryRefused(backend, kind, attempt))
+        self.emit(Retried(backend, kind) if paid else RetryRefused(backend, kind))
         return paid

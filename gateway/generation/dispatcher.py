@@ -48,14 +48,10 @@ class Dispatcher:
     ``spelling`` returns the tokenizer of a model.
     """
 
-    _retries: RetryLoop
+    retries: RetryLoop
     _output_guard: OutputGuard
     _spelling: Callable[[str], Spelling]
     _emit: Callable[[ResilienceEvent], None]
-
-    def affords(self, backend: Backend, kind: FailureKind) -> bool:
-        """Take a retry on ``backend`` after ``kind`` from the retry budget; return whether it has one."""
-        return self._retries.affords(backend.name, kind)
 
     async def generate(
         self, slot: Slot, backend: Backend, job: Job, stream: AnswerStream
@@ -84,7 +80,7 @@ class Dispatcher:
             first_token_deadline=deadline - job.fallback_reserve_s,
         )
         try:
-            completion = await self._retries.run(partial(self._attempt, attempts), bounds)
+            completion = await self.retries.run(partial(self._attempt, attempts), bounds)
             slot.succeeded(completion.usage.cached_tokens)
         except BackendFailure as failure:
             if not failure.counts:

@@ -314,7 +314,7 @@ class FallbackChain:
             backend.name,
             cause.kind,
             moved=again and _would_resume(backend, job, stream),
-            may_retry=lambda: repeatable and self.dispatcher.affords(backend, cause.kind),
+            may_retry=lambda: repeatable and self.dispatcher.retries.affords(backend.name, cause.kind),
             away=backend.state is not BackendState.READY,
         )
 

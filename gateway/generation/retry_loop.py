@@ -60,7 +60,7 @@ class RetryLoop:
 
     def affords(self, backend: str, kind: FailureKind) -> bool:
         """Take a call to ``backend`` after ``kind`` from the retry budget; return whether it has one."""
-        return self.policy.affords(backend, kind, 1, self.clock())
+        return self.policy.affords(backend, kind, self.clock())
 
     async def run(self, attempt: Callable[[Attempt], Awaitable[T]], bounds: AttemptBounds) -> T:
         """Return the result of the first attempt that succeeds.
@@ -109,7 +109,7 @@ class RetryLoop:
                 after = failure.kind
             else:
                 if this.after is not None:
-                    self.emit(Recovered(backend, this.after, this.number))
+                    self.emit(Recovered(backend, this.after))
                 return result
             await self.sleep(wait_s)
             this = Attempt(this.number + 1, after)

@@ -88,12 +88,8 @@ class EngineSummarizer:
     ) -> Summary | None:
         """Return the longest written summary that fits, then extracted sentences; request a missing one."""
         keys = beginnings(turns, owner)
-        covered, known = 0, ""
-        for number in range(len(turns), 0, -1):
-            text = self._written.get(keys[number - 1])
-            if text is not None:
-                covered, known = number, text
-                break
+        written = ((number, self._written.get(keys[number - 1])) for number in range(len(turns), 0, -1))
+        covered, known = next(((number, text) for number, text in written if text is not None), (0, ""))
         if len(turns) - covered >= (MIN_NEW_TURNS if covered else 1):
             self._ask(_Wanted(keys[-1], tuple(turns), known, covered, owner))
         room = max_tokens - count(known) - 1 if known else max_tokens

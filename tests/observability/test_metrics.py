@@ -174,5 +174,5 @@ def test_without_an_engine_there_are_none_of_its_names(metrics: Metrics) -> None
 
 
 def test_two_gateways_in_one_process_do_not_share_figures(metrics: Metrics) -> None:
-    EventDispatcher().record(metrics).emit(Retried("local", FailureKind.TIMEOUT, 1, 1.0))
+    EventDispatcher().record(metrics).emit(Retried("local", FailureKind.TIMEOUT))
     assert value(Metrics(version="1"), "sluice_retries_total") == 0

@@ -32,8 +32,8 @@ def test_out_of_memory_is_counted_by_the_layer_that_met_it(
     hub: EventDispatcher, metrics: Metrics, lines: Lines
 ) -> None:
     hub.emit(LoadScaled("local", 0.7, shrunk=True))
-    hub.emit(Recovered("local", FailureKind.CUDA_OOM, 2))
-    hub.emit(Recovered("local", FailureKind.TIMEOUT, 2))
+    hub.emit(Recovered("local", FailureKind.CUDA_OOM))
+    hub.emit(Recovered("local", FailureKind.TIMEOUT))
     name = "sluice_oom_contained_total"
     assert count(metrics, name, backend="local", layer="recovery") == 1
     assert count(metrics, name, backend="local", layer="containment") == 1
@@ -50,7 +50,7 @@ def test_what_is_left_of_the_retry_budget_is_read_when_scraped(
 ) -> None:
     left = {"local": 7.5}
     metrics.registry.register(plain("sluice_retry_budget", lambda: left))
-    hub.emit(RetryRefused("local", FailureKind.TIMEOUT, 1))
+    hub.emit(RetryRefused("local", FailureKind.TIMEOUT))
     assert count(metrics, "sluice_retry_budget", backend="local") == 7.5
     left["local"] = 0.25
     assert count(metrics, "sluice_retry_budget", backend="local") == 0.25

@@ -76,7 +76,7 @@ def test_failures_and_retries_are_counted_and_failures_logged(
     hub: EventDispatcher, metrics: Metrics, lines: Lines
 ) -> None:
     hub.emit(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
-    hub.emit(Retried("local", FailureKind.CUDA_OOM, 1, 0.1))
+    hub.emit(Retried("local", FailureKind.CUDA_OOM))
     assert count(metrics, "sluice_backend_failures_total", backend="local", kind="cuda_oom") == 1
     assert count(metrics, "sluice_retries_total") == 1
     assert [(level, words) for level, words, _ in lines.lines] == [("warning", "attempt failed")]

@@ -77,7 +77,7 @@ class RecoveryRig:
 def test_every_event_is_passed_on() -> None:
     rig = RecoveryRig()
     events: list[ResilienceEvent] = [
-        Retried("local", FailureKind.TIMEOUT, 1, 1.0),
+        Retried("local", FailureKind.TIMEOUT),
         AttemptFailed("local", FailureKind.TIMEOUT, 2, False, "X"),
     ]
     for event in events:

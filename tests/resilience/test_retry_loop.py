@@ -166,8 +166,8 @@ async def test_events_are_emitted_in_order() -> None:
     await rig.run(failure(FailureKind.NAN_OUTPUT), "ok")
     assert rig.events == [
         AttemptFailed("local", FailureKind.NAN_OUTPUT, 1, False, "BackendFailure"),
-        Retried("local", FailureKind.NAN_OUTPUT, 1, 0.1),
-        Recovered("local", FailureKind.NAN_OUTPUT, 2),
+        Retried("local", FailureKind.NAN_OUTPUT),
+        Recovered("local", FailureKind.NAN_OUTPUT),
     ]
 
 
@@ -197,7 +197,7 @@ async def test_an_empty_retry_budget_ends_the_retries_and_says_so() -> None:
     with pytest.raises(BackendFailure):
         await rig.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
     assert rig.attempts == 2
-    assert rig.events[-1] == RetryRefused("local", FailureKind.CUDA_OOM, 2)
+    assert rig.events[-1] == RetryRefused("local", FailureKind.CUDA_OOM)
 
 
 async def test_the_budget_is_not_asked_when_nothing_would_be_retried_anyway() -> None:
