@@ -9,7 +9,6 @@ from prometheus_client.metrics_core import Metric
 
 from admission.events import Admitted, FirstToken, RefusedEvent
 from admission.values import Reason
-from observability.gathered import Gathered
 from observability.histogram import Histogram
 from observability.labels import Bounded, counted
 from observability.scrape import gauge
@@ -89,11 +88,15 @@ def gate_families(figures: Iterable[GateFigures]) -> Iterator[Metric]:
 
 
 class AdmissionMetrics:
-    """Counts admission's events; two of them occur with every request."""
+    """Counts admission's events.
+
+    Two of them occur with every request: ``admitted`` and ``first_tokens`` are counted together, with
+    finished requests (:mod:`observability.metrics`).
+    """
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded) -> None:
-        self.admitted = Gathered(self._count_admitted)
-        self.first_tokens = Gathered(self._count_first_tokens)
+        self.admitted: list[Admitted] = []
+        self.first_tokens: list[FirstToken] = []
         counter = partial(counted, registry)
         self._decisions = counter(
             "sluice_admission_decisions_total",
@@ -132,7 +135,7 @@ class AdmissionMetrics:
             registry,
         )
 
-    def _count_admitted(self, events: Sequence[Admitted]) -> None:
+    def count_admitted(self, events: Sequence[Admitted]) -> None:
         self._admitted.inc(len(events))
         waits_s: dict[int, list[float]] = {}
         for event in events:
@@ -149,6 +152,6 @@ class AdmissionMetrics:
         if event.queued:
             self._left(event.backend, event.reason.value).inc()
 
-    def _count_first_tokens(self, events: Sequence[FirstToken]) -> None:
+    def count_first_tokens(self, events: Sequence[FirstToken]) -> None:
         """Count the distances between the estimates and the measured times."""
         self._error.observe(*[abs(event.took_s - event.estimated_s) for event in events])

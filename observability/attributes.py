@@ -25,8 +25,6 @@ OWN_NAMES = (
     "revision", "backend", "backend_name", "backend_version", "cached_tokens", "priority", "queue_wait_ms",
     "ttft_ms", "generation_ms", "overhead_ms", "total_ms",
 )  # fmt: skip
-# The sampling settings with the conventions' names.
-SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 def operation(record: RequestRecord) -> str:
@@ -80,7 +78,7 @@ def attributes(record: RequestRecord) -> Attributes:
 def fact_attributes(facts: TraceFacts) -> Attributes:
     """The root span's attributes that the record lacks."""
     return {
-        **{f"gen_ai.request.{name}": getattr(facts, name) for name in SAMPLING_NAMES},
+        **{f"gen_ai.request.{name}": value for name, value in facts.sampling.items()},
         "gen_ai.request.choice.count": facts.choices if facts.choices != 1 else None,
         "sluice.admission.decision": facts.admission,
         "sluice.admission.reason": facts.admission_reason,

@@ -137,31 +137,23 @@ def shadow_families(
     yield counter("sluice_check_errors", "Exceptions of a check of answers, by check.", errors, "check")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamStatus:
-    """A stream of the state store: the last record that this process uses, and the state: ``following``,
-    ``away``, ``lost`` or ``refused``.
+def state_families(figures: tuple[bool, Mapping[str, tuple[int, str]]]) -> Iterator[Metric]:
+    """Whether the state store is reachable, and for each of its streams the last record that this process
+    uses, and the state: ``following``, ``away``, ``lost`` or ``refused``.
     """
-
-    number: int
-    state: str
-
-
-def state_families(figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator[Metric]:
-    """Whether the state store is reachable, and how far this process has followed each of its few streams."""
     up, streams = figures
     yield gauge("sluice_state_store_up", "1 while the state store is reached.", float(up))
     yield gauge(
         "sluice_state_stream_number",
         "Last record in force in this process.",
-        {name: stream.number for name, stream in streams.items()},
+        {name: number for name, (number, _) in streams.items()},
         "stream",
     )
     yield gauge(
         "sluice_state_stream_in_step",
         "0 when the store lost records that are in force here, holds one that cannot be applied, or was "
         "never reached.",
-        {name: float(stream.state == "following") for name, stream in streams.items()},
+        {name: float(state == "following") for name, (_, state) in streams.items()},
         "stream",
     )
 

@@ -7,6 +7,7 @@ from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector, generate_latest
 from prometheus_client.metrics import disable_created_metrics
@@ -16,7 +17,6 @@ from admission.events import Admitted, FirstToken, RefusedEvent
 from observability.admission_metrics import AdmissionMetrics
 from observability.event_metrics import EventMetrics, Update
 from observability.events import RequestRecord, ToolCallCounts
-from observability.gathered import Gathered
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
@@ -167,8 +167,14 @@ class Metrics:
             SYNC_BUCKETS, registry,
         )  # fmt: skip
         self._journaled = counter("sluice_ledger_journal_rows_total", "Usage rows that were journaled.")()
-        syncs, admission = Gathered(self._count_syncs), AdmissionMetrics(registry, backends)
-        self._gathered = (admission.admitted, admission.first_tokens, syncs)
+        syncs: list[JournalSynced] = []
+        admission = AdmissionMetrics(registry, backends)
+        # Events of every request, and what counts many of them together: it costs far less than a call each.
+        self._gathered: tuple[tuple[list[Any], Callable[[Sequence[Any]], None]], ...] = (
+            (admission.admitted, admission.count_admitted),
+            (admission.first_tokens, admission.count_first_tokens),
+            (syncs, self._count_syncs),
+        )
         events = EventMetrics(registry, backends, known_backends)
         self.show_restarts = events.show_restarts
         self.updates: Mapping[type, Sequence[Update]] = {
@@ -202,8 +208,11 @@ class Metrics:
 
     def _count(self) -> None:
         """Count the requests taken so far, in one pass per metric: a call per request would cost more."""
-        for events in self._gathered:
-            events.flush()
+        for waiting, count_events in self._gathered:
+            events = waiting[:]
+            waiting.clear()
+            if events:
+                count_events(events)
         records, self._finished = self._finished, []
         if not records:
             return

@@ -1,9 +1,13 @@
 """Facts of a trace that the request's record lacks, built only for sampled traces; and the sampling."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from observability.events import RequestRecord
 from observability.trace_steps import TraceStep
+
+# The sampling settings with the conventions' names.
+SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +21,14 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
     """Facts of one request that only its spans need. ``admission`` is ``admitted``, ``shortened`` or
-    ``refused``, ``None``: not reached; ``content`` is ``None`` unless the route opted in.
+    ``refused``, ``None``: not reached; ``sampling`` are the settings of ``SAMPLING_NAMES``; ``content``
+    is ``None`` unless the route opted in.
     """
 
     steps: tuple[TraceStep, ...] = ()
     admission: str | None = None
     admission_reason: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
+    sampling: Mapping[str, float | None] = field(default_factory=dict)
     choices: int = 1
     content: Content | None = None
 

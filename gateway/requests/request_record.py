@@ -30,7 +30,7 @@ from gateway.routing.revision import Revision
 from gateway.routing.target import Target
 from observability.events import NO_CALLS, RequestRecord, ToolCallCounts
 from observability.trace_context import RootSpan
-from observability.trace_facts import Content, EdgeRecord, TraceFacts
+from observability.trace_facts import SAMPLING_NAMES, Content, EdgeRecord, TraceFacts
 from observability.tracing import Tracing
 
 # The status that is logged if the caller disconnected before the end (nginx's convention).
@@ -231,11 +231,7 @@ class RequestRecorder(Struct, eq=False):
             steps=steps,
             admission=decision,
             admission_reason=refused if decision == "refused" else None,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
+            sampling={name: getattr(sampling, name) for name in SAMPLING_NAMES},
             choices=sampling.n,
             content=self._content() if self._target and self._target.route.config.record_content else None,
         )

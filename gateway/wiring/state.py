@@ -16,7 +16,6 @@ from gateway.state.projection import LatestRecord
 from gateway.state.stream_follower import StreamFollower
 from gateway.state.url import parse_state_url
 from gateway.wiring.state_store import copies_folder, make_idempotency_store, make_state_store
-from observability.collectors import StreamStatus
 
 
 @dataclass(slots=True)
@@ -72,9 +71,9 @@ class StateParts:
         if stream in self.followers:
             raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
 
-    def figures(self) -> tuple[bool, Mapping[str, StreamStatus]]:
+    def figures(self) -> tuple[bool, Mapping[str, tuple[int, str]]]:
         """Return, for the metrics, whether the store is reached, and the state of each followed stream."""
-        streams = {name: StreamStatus(one.number, one.state.value) for name, one in self.followers.items()}
+        streams = {name: (one.number, one.state.value) for name, one in self.followers.items()}
         return self.healthy, streams
 
     async def open(self) -> None:

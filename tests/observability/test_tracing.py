@@ -226,7 +226,9 @@ def test_attempts_waits_and_calls_hang_below_the_stage_that_made_them(
         TraceStep("response_cache", mode="miss", number=5, began_ms=150.0, took_ms=1.0),
     )  # fmt: skip
     root = recorded.tracing.begin()
-    recorded.tracing.finish(root, record(), lambda: TraceFacts(steps, "refused", "queue_full", max_tokens=64))
+    recorded.tracing.finish(
+        root, record(), lambda: TraceFacts(steps, "refused", "queue_full", {"max_tokens": 64})
+    )
     spans = recorded.spans()
     by_name = {span.name: span for span in spans}
     (first, again) = [span for span in spans if span.name == "attempt pool"]

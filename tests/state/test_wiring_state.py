@@ -57,7 +57,7 @@ async def test_a_shared_store_makes_a_gateway_not_ready_until_it_was_reached_or_
             await until(lambda: seen == [1] and any((tmp_path / "copies").rglob("s.jsonl")))
             await asyncio.to_thread(server.kill)
             await until(lambda: not state.healthy)
-            assert state.ready and state.figures()[1]["s"].number == 1
+            assert state.ready and state.figures()[1]["s"][0] == 1
             loop.cancel()
         await state.close()
 
