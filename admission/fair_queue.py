@@ -122,7 +122,10 @@ class _Class(Generic[W]):
         if not tenant.living:
             del self.tenants[item.tenant]
             self._turns.remove(tenant.turn)
-            self._remember(item.tenant, tenant.turn[0])
+            if tenant.turn[0] > self._time - CREDIT:
+                self._away[item.tenant] = tenant.turn[0]
+                if len(self._away) > MAX_AWAY:
+                    self._away.popitem(last=False)
 
     def next(self) -> W:
         """The next request; repeated calls return the same one until something changes."""
@@ -143,7 +146,10 @@ class _Class(Generic[W]):
         """Count a request served past the empty class: the effect of :meth:`add` and :meth:`served`."""
         at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
         self._time = max(self._time, at)
-        self._remember(item.tenant, at + item.cost)
+        if at + item.cost > self._time - CREDIT:
+            self._away[item.tenant] = at + item.cost
+            if len(self._away) > MAX_AWAY:
+                self._away.popitem(last=False)
 
     def ahead_of(self, name: str) -> int:
         if not self.living:
@@ -154,13 +160,6 @@ class _Class(Generic[W]):
         at += own * self._cost // self.living
         before = bisect_right(self._turns, (at, self._entries + 1, "")) - (tenant is not None)
         return own + min(self.living - own, (own + 1) * before)
-
-    def _remember(self, name: str, at: int) -> None:
-        """Store the next turn of a tenant without a waiting request, if it is ahead of the class's time."""
-        if at > self._time - CREDIT:
-            self._away[name] = at
-            if len(self._away) > MAX_AWAY:
-                self._away.popitem(last=False)
 
     def _enter(self, at: int, name: str) -> _Turn:
         self._entries += 1
@@ -186,7 +185,7 @@ class FairQueue(Generic[W]):
         self.size_bytes = 0
 
     def join(self, item: W) -> None:
-        item.rank = _class_of(item.rank)
+        item.rank = min(max(item.rank, RANKS[0]), RANKS[-1])
         self.waiting[item.number] = item
         self.tokens += item.uncached
         self.size_bytes += item.size_bytes
@@ -210,7 +209,7 @@ class FairQueue(Generic[W]):
 
     def count_served_directly(self, item: W) -> None:
         """Count a request that is handed on past the empty queue in its tenant's share."""
-        item.rank = _class_of(item.rank)
+        item.rank = min(max(item.rank, RANKS[0]), RANKS[-1])
         self._classes[item.rank].count_served_directly(item)
 
     def age(self, now: float) -> None:
@@ -242,7 +241,7 @@ class FairQueue(Generic[W]):
 
     def ahead_of(self, tenant: str, rank: int) -> int:
         """Approximate number of requests served before a new one of that tenant and class."""
-        rank = _class_of(rank)
+        rank = min(max(rank, RANKS[0]), RANKS[-1])
         above = sum(found.living for other, found in self._classes.items() if other > rank)
         return above + self._classes[rank].ahead_of(tenant)
 
@@ -268,7 +267,3 @@ class FairQueue(Generic[W]):
         del self.waiting[item.number]
         self.tokens -= item.uncached
         self.size_bytes -= item.size_bytes
-
-
-def _class_of(priority: int) -> int:
-    return min(max(priority, RANKS[0]), RANKS[-1])

@@ -81,7 +81,8 @@ class OutputLengths:
 
     def learn(self, kind: Hashable, tokens: int) -> None:
         bucket = bucket_of(tokens)
-        self._kinds.to_learn(kind).learn(bucket)
+        self._kinds[kind].learn(bucket)
+        self._kinds.move_to_end(kind)
         self._all.learn(bucket)
 
     def expect(self, kind: Hashable, cap: int, *, produced: int = 0, open_ended: bool = False) -> int:

@@ -140,14 +140,11 @@ class ByKind(OrderedDict[Hashable, T]):
         super().__init__()
         self._make = make
 
-    def to_learn(self, kind: Hashable) -> T:
-        found = self.get(kind)
-        if found is None:
-            found = self[kind] = self._make()
-            if len(self) > MAX_KINDS:
-                self.popitem(last=False)
-        self.move_to_end(kind)
-        return found
+    def __missing__(self, kind: Hashable) -> T:
+        made = self[kind] = self._make()
+        if len(self) > MAX_KINDS:
+            self.popitem(last=False)
+        return made
 
 
 class CachedShares:
@@ -158,7 +155,8 @@ class CachedShares:
 
     def learn(self, kind: Hashable, cached: int, prompt: int) -> None:
         if prompt > 0:
-            self._kinds.to_learn(kind).learn(min(1.0, cached / prompt))
+            self._kinds[kind].learn(min(1.0, cached / prompt))
+            self._kinds.move_to_end(kind)
 
     def expect(self, kind: Hashable, prompt: int) -> int:
         """Expected cached tokens of such a prompt; 0 before anything is known."""

@@ -43,8 +43,9 @@ class _Timed(Struct, eq=False, kw_only=True):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.steps is not None:
-            self.took_ms, self.steps = self.steps.now_ms() - self.began_ms, None  # ends a reference cycle
+        if (steps := self.steps) is not None:
+            self.took_ms = (steps.clock() - steps.arrived_at) * 1000 - self.began_ms
+            self.steps = None  # ends a reference cycle
         if error is not None:
             self.failure = failure_name(error)
 
@@ -82,7 +83,8 @@ class TraceStep(_Timed):
         if steps is None:
             raise RuntimeError("a call is opened after its step has ended")
         steps.number += 1
-        call = CallSpan(target, hedge, steps=steps, number=steps.number, began_ms=steps.now_ms())
+        began_ms = (steps.clock() - steps.arrived_at) * 1000
+        call = CallSpan(target, hedge, steps=steps, number=steps.number, began_ms=began_ms)
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)
         return call
@@ -104,12 +106,10 @@ class TraceSteps(Struct, eq=False):
     number: int = 0
     _steps: list[TraceStep] = []
 
-    def now_ms(self) -> float:
-        return (self.clock() - self.arrived_at) * 1000
-
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
         self.number += 1
-        step = TraceStep(name, backend, attempt, steps=self, number=self.number, began_ms=self.now_ms())
+        began_ms = (self.clock() - self.arrived_at) * 1000
+        step = TraceStep(name, backend, attempt, steps=self, number=self.number, began_ms=began_ms)
         if len(self._steps) < MAX_STEPS:
             self._steps.append(step)
         return step
@@ -121,7 +121,7 @@ class TraceSteps(Struct, eq=False):
 
     def up_to_now(self) -> tuple[TraceStep, ...]:
         """The steps with their waits; those that have not ended last until now."""
-        now_ms = self.now_ms()
+        now_ms = (self.clock() - self.arrived_at) * 1000
         attempt_ended_ms: dict[str, float] = {}
         for step in self._steps:
             for one in (step, *step.calls):
