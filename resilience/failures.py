@@ -70,12 +70,8 @@ class FailurePolicy:
     other_backend: bool = True
     resumes: bool = True
 
-    @property
-    def counts(self) -> bool:
-        """Whether the failure counts in the failure rate; a dead engine's does not: its restart resets it."""
-        return self.health in _COUNTED
 
-
+# The others do not count in the failure rate; a dead engine's restart resets it.
 _COUNTED = frozenset({HealthEffect.COUNTS_AGAINST, HealthEffect.SHRINK_LOAD, HealthEffect.MISCONFIGURED})
 
 # Retries on the same backend, their first and longest wait, seconds.
@@ -151,7 +147,7 @@ class BackendFailure(Exception):
     @property
     def counts(self) -> bool:
         """Whether the failure counts against the backend's circuit."""
-        return self.policy.counts and not self.isolated
+        return self.policy.health in _COUNTED and not self.isolated
 
 
 def invalid_input(message: str, param: str | None = None) -> BackendFailure:

@@ -101,8 +101,8 @@ def test_what_a_caller_can_bring_about_never_counts_against_a_backend() -> None:
         FailureKind.DEGENERATE_OUTPUT,
         FailureKind.CANCELLED_BY_CLIENT,
     ):
-        assert not BackendFailure(kind, "x").policy.counts
+        assert not BackendFailure(kind, "x").counts
 
 
 def test_a_dead_engine_does_not_open_the_circuit_of_the_next_one() -> None:
-    assert not POLICIES[FailureKind.ENGINE_DEAD].counts
+    assert not BackendFailure(FailureKind.ENGINE_DEAD, "x").counts
