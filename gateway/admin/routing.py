@@ -180,6 +180,7 @@ class RoutingAdmin:
 
     async def _rolled_back(self, given: RouteRollbackBody, who: str) -> RevisionMadeBody:
         for left in reversed(range(ROLLBACK_TRIES)):
+            self.revisions.followed.check_complete()
             await self.revisions.expect_last(given.expected_revision)
             head = self.revisions.head
             source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))

@@ -12,7 +12,7 @@ import structlog
 from accounting.keys import MAX_KEYS, KeyRing, StoredKey
 from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
 from gateway.keys.last_used import KeyUse
-from gateway.keys.records import STREAM, Revoked, key_event, made_data
+from gateway.keys.records import Revoked, key_event, made_data
 from gateway.keys.revocations import Revocations
 from gateway.state.errors import StateUnavailable
 from gateway.state.port import Record, StateStore
@@ -28,7 +28,6 @@ class KeyProjection(FollowedStream):
     """
 
     def __init__(self, store: StateStore, ring: KeyRing, use: KeyUse, folder: Path | None = None) -> None:
-        self._store = store
         self._ring = ring
         self._use = use
         self._log = structlog.get_logger("keys")
@@ -62,7 +61,7 @@ class KeyProjection(FollowedStream):
             raise Forbidden(f"there are {MAX_KEYS} keys; allowed: no more; revoke some that are not used")
         try:
             # Without ``expected``: the change does not depend on earlier records.
-            record = await self._store.append(STREAM, made_data(key), author=author)
+            record = await self.followed.append(made_data(key), author=author)
         except StateUnavailable as error:
             raise BackendUnavailable(
                 f"the change may or may not have been made: {error}; look at the keys before you try again",

@@ -76,7 +76,7 @@ class AdapterProjection(FollowedStream):
                 if event is None:
                     return False
                 try:
-                    record = await self.store.append(STREAM, event, author=author, expected=catalogue.number)
+                    record = await self.followed.append(event, author=author, expected=catalogue.number)
                 except Conflict:
                     if not await self.caught_up_to(catalogue.number + 1, IN_FORCE_S):
                         break

@@ -111,7 +111,7 @@ class CanaryDriver(FollowedStream):
         """Append a state, and take the lease. Raises Conflict, StateUnavailable."""
         until = self.unix_time() + LEASE_WINDOWS * state.plan.window_s
         data = orjson.dumps(CanaryLease(state, self.me, until))
-        self.take(await self.store.append(STREAM, data, author=AUTHOR, expected=self.head))
+        self.take(await self.followed.append(data, author=AUTHOR, expected=self.head))
         await self._forget(state)
 
     async def publish_counts(self) -> None:

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.contracts.evaluation_report import is_signed
 from gateway.errors import InvalidRequest
-from gateway.state.port import Record, StateStore
+from gateway.state.port import Record
 from gateway.state.projection import FollowedStream
 
 STREAM = "evaluations"
@@ -27,8 +27,7 @@ class BackendEvaluations(FollowedStream):
         key: signs the reports.
     """
 
-    def __init__(self, store: StateStore, *, digests: Mapping[str, str], key: bytes) -> None:
-        self._store = store
+    def __init__(self, *, digests: Mapping[str, str], key: bytes) -> None:
         self._key = key
         self.digests = digests
         self.reports: dict[str, Mapping[str, Any]] = {}
@@ -52,7 +51,7 @@ class BackendEvaluations(FollowedStream):
             digest = self.digests.get(name) if isinstance(name, str) else None
             if digest is None or digest != report.get(f"{side}_digest"):
                 raise _refusal(f"its {side} {name!r} is not a backend, or is configured differently now")
-        record = await self._store.append(STREAM, json.dumps(report).encode(), author=author)
+        record = await self.followed.append(json.dumps(report).encode(), author=author)
         await self.caught_up_to(record.number)
 
     def fault(self, backend: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from gateway.state.errors import StateUnavailable
+from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.port import Record, StateStore
 
 START_TIMEOUT_S = 5.0
@@ -55,6 +55,29 @@ class StreamProjection(ABC):
             return False
         return True
 
+    async def append(self, data: bytes, *, author: str, expected: int | None = None) -> Record:
+        """Append a record; raises what :meth:`StateStore.append` raises.
+
+        Raises StateUnavailable too if the store has lost records that are applied here: no process would
+        apply the new record, whose number they have seen.
+        """
+        self.check_complete()
+        applied = self.number
+        try:
+            record = await self._store.append(self.stream, data, author=author, expected=expected)
+        except Conflict as error:
+            if error.found < applied:
+                raise _incomplete(applied) from error
+            raise
+        if record.number <= applied:
+            raise _incomplete(applied)
+        return record
+
+    def check_complete(self) -> None:
+        """Raise StateUnavailable if the store has lost records that are applied here."""
+        if self.state is ProjectionState.LOST:
+            raise _incomplete(self.number)
+
     def _on_head(self, head: int) -> None:
         if head != self.number or self.state is not ProjectionState.FOLLOWING or self._must_verify():
             self._notified.set()
@@ -91,6 +114,10 @@ class StreamProjection(ABC):
         self._last = record
         async with self._moved:
             self._moved.notify_all()
+
+
+def _incomplete(applied: int) -> StateUnavailable:
+    return StateUnavailable("append", f"it has lost records; number {applied} is in force here")
 
 
 class LatestRecord(StreamProjection):
@@ -130,11 +157,11 @@ IN_FORCE_S: Final = 5.0
 class FollowedStream:
     """A projection that can wait until a record is applied; its follower is attached after construction."""
 
-    _follower: StreamProjection
+    followed: StreamProjection
 
     def follow(self, follower: StreamProjection) -> None:
-        self._follower = follower
+        self.followed = follower
 
     async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
         """Wait until record ``number`` is applied here; ``False`` after the timeout."""
-        return await self._follower.caught_up_to(number, timeout_s)
+        return await self.followed.caught_up_to(number, timeout_s)

@@ -108,7 +108,7 @@ def make_evaluations(base: Foundation) -> BackendEvaluations:
         )
         for name, section in settings.backends.items()
     }
-    evaluations = BackendEvaluations(base.state.store, digests=digests, key=evaluation_key(os.environ))
+    evaluations = BackendEvaluations(digests=digests, key=evaluation_key(os.environ))
     evaluations.follow(base.state.follow(EVALUATIONS_STREAM, evaluations.take))
     return evaluations
 

@@ -19,6 +19,7 @@ from adapters.values import Adapter, Selection
 from gateway.admin.adapters import AddBody, CommentBody, PromoteBody, ReportBody, RollbackBody
 from gateway.config.adapters_file import RegistryContent
 from gateway.errors import BackendUnavailable, NoSuchAdapter
+from gateway.lora.registry import STREAM
 from gateway.state.memory import MemoryStreams
 from gateway.weights.errors import FetchError, NotThere
 from gateway.weights.values import OnProgress, Progress, ignore
@@ -139,6 +140,15 @@ async def test_while_the_state_store_is_away_nothing_changes_and_everybody_is_se
         with pytest.raises(BackendUnavailable, match="the change may or may not have been made"):
             await one.admin.retire("v1", CommentBody(), who="key_1")
         assert uses(one, "v1") == "v1"
+
+
+async def test_a_change_of_a_registry_that_the_store_has_lost_is_refused_at_once(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gateway(streams, tmp_path / "1") as one, asyncio.timeout(5):
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
+        streams.records[STREAM].clear()
+        with pytest.raises(BackendUnavailable, match="it has lost records; number 1 is in force here"):
+            await one.admin.promote("v1", FORCED, who="key_1")
 
 
 async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from gateway.routing.revision import make_revision
 from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.projection import ProjectionState
 from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
 
@@ -299,6 +300,22 @@ async def test_while_the_store_is_away_known_keys_work_and_changes_are_refused(t
     fresh = in_memory(streams)
     async with running(fresh):
         assert not fresh.knows(made["key"]), "it is stored"
+
+
+async def test_no_key_is_made_in_a_store_that_has_lost_the_keys_that_are_in_force() -> None:
+    streams = MemoryStreams()
+    one = in_memory(streams)
+    async with running(one):
+        kept = await one.create()
+        await one.create()
+        streams.records[STREAM].clear()
+        with pytest.raises(BackendUnavailable, match="it has lost records; number 2 is in force here"):
+            await one.create()
+        streams.records[STREAM].clear()
+        await until(lambda: one.keys.projection.followed.state is ProjectionState.LOST)
+        with pytest.raises(BackendUnavailable, match="it has lost records"):
+            await one.create()
+        assert not streams.records[STREAM] and one.knows(kept["key"])
 
 
 async def test_a_key_whose_revocation_cannot_be_stored_is_refused_by_every_gateway_that_receives_it(

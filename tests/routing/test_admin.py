@@ -27,6 +27,7 @@ from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.projection import ProjectionState
 from gateway.state.stream_follower import StreamFollower
 
 ME = "key_1"
@@ -370,4 +371,8 @@ async def test_a_store_that_has_lost_revisions_takes_no_change_and_says_so() -> 
         ):
             await one.apply(config(50, 50))
         assert one.weights() == {"local": 90.0, "pool": 10.0}
+        await until(lambda: one.projection.followed.state is ProjectionState.LOST)
+        for to in (None, 1):
+            with pytest.raises(BackendUnavailable, match="it has lost records; number 2 is in force here"):
+                await one.roll_back(to)
         assert not streams.records[STREAM]

@@ -429,3 +429,12 @@ async def test_a_route_that_requires_an_evaluation_lets_no_canary_start_without_
         assert found[0].share == 5.0
         actions = [entry["action"] for entry in await routing.audit(10)]
         assert "canary.start.forced" in actions
+
+
+async def test_a_command_to_a_canary_that_the_store_has_lost_says_so() -> None:
+    async with processes(1) as [one]:
+        await one.admin.start(ORDER, who=ME)
+        one.streams.records[STREAM].clear()
+        with pytest.raises(BackendUnavailable, match="it has lost records; number 2 is in force here"):
+            await one.admin.abort(CanaryAbortBody(), who=ME)
+        assert one.driver.state is not None and one.driver.state.phase is Phase.RUNNING

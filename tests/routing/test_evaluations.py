@@ -37,7 +37,7 @@ async def process(
     streams: MemoryStreams, digests: dict[str, str] = DIGESTS
 ) -> AsyncIterator[tuple[BackendEvaluations, EvaluationAdmin]]:
     store = MemoryStateStore(streams, unix_time=time.time, poll_s=0.02)
-    found = BackendEvaluations(store, digests=digests, key=KEY)
+    found = BackendEvaluations(digests=digests, key=KEY)
     follower = StreamFollower(store, STREAM, found.take, copy=None, clock=time.monotonic)
     found.follow(follower)
     await store.open()
