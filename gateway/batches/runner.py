@@ -232,8 +232,11 @@ class BatchRunner:
             if not claimed:
                 self._exhausted.add(batch.batch_id)
                 await self._end_if_over(batch)
+            at_work = {(one.line.batch_id, one.line.place) for one in self.running}
             for line in claimed:
-                self._start(tasks, batch, line, runner)
+                # A line that another gateway had taken and given back may still run here: its result counts.
+                if (line.batch_id, line.place) not in at_work:
+                    self._start(tasks, batch, line, runner)
             room -= len(claimed)
             if any(line.failures for line in claimed):
                 return

@@ -443,6 +443,26 @@ async def test_another_gateway_takes_over_the_lines_of_one_that_is_gone(rig: Bat
     assert all(lines.tries[number] == 1 for number in claimed)
 
 
+async def test_a_line_that_another_gateway_took_over_and_gave_back_is_not_run_twice_at_once(
+    rig: BatchRig,
+) -> None:
+    lines, other = Lines(holds=True), rig.files("b").store
+    async with rig.gateway(lines) as batches:
+        batch_id = await rig.create_batch(batches, 1)
+        await until_true(lambda: bool(lines.at_work))
+        lines.is_ready = False  # it takes no further lines, and has not renewed its claim
+        rig.now += LEASE_S + 1
+        [line] = await other.claim_lines(batch_id, rig.now, rig.now + LEASE_S, 1)
+        await other.give_back(line)
+        lines.is_ready = True
+        await asyncio.sleep(0.2)
+        lines.holds = False
+        done = await until(batches, batch_id, "completed")
+    await other.close()
+    assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+    assert lines.tries == {1: 1}
+
+
 async def test_a_line_that_was_running_when_many_gateways_ended_fails(rig: BatchRig) -> None:
     files = rig.files("x")
     async with rig.gateway(Lines(is_ready=False)) as batches:
