@@ -13,6 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from accounting.batch_tables import BatchLine, BatchRow, LineTokens
 from accounting.errors import LedgerUnavailable
+from accounting.leases import LeaseEnds
 from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line
@@ -101,6 +102,7 @@ class BatchRunner:
         self._exhausted: set[str] = set()
         self._speed: float | None = None
         self._ended_at: float | None = None
+        self._leases = LeaseEnds(LEASE_S, self.clock, self.files.now)
         self._log = structlog.get_logger("gateway.batches")
 
     def run_by(self, runner: LineRunner) -> None:
@@ -121,6 +123,7 @@ class BatchRunner:
                 tasks.create_task(self._every(SWEEP_S, self.files.sweep, "files are not swept"))
                 polled_at, away = float("-inf"), False
                 while True:
+                    asked_at = self.files.now()
                     try:
                         if self.clock() - polled_at >= self.poll_s:
                             polled_at = self.clock()
@@ -129,7 +132,9 @@ class BatchRunner:
                                 self._log.info("batches go on: the database is back")
                             away = False
                         await self._feed(tasks, runner)
+                        self._leases.answered(asked_at)
                     except LedgerUnavailable as error:
+                        self._leases.query_failed()
                         if not away:
                             self._log.warning("batches wait for the database", reason=str(error))
                         away = True
@@ -181,20 +186,22 @@ class BatchRunner:
                 continue
             if batch.status == "validating":
                 work = partial(validate, self.files, body_fault=partial(runner.fault, batch))
-                await self._begin(tasks, batch, now, work)
+                await self._begin(tasks, batch, work)
             elif batch.status == "in_progress" and batch.expires_at <= now:
                 await store.change(batch.batch_id, ("in_progress",), status="finalizing", ending="expired")
-            elif batch.status != "in_progress" and await store.end_lines(batch.batch_id, now):
-                await self._begin(tasks, batch, now, partial(finish, self.files))
+            elif batch.status != "in_progress" and await store.end_lines(
+                batch.batch_id, self._leases.over_before()
+            ):
+                await self._begin(tasks, batch, partial(finish, self.files))
 
     async def _begin(
         self,
         tasks: asyncio.TaskGroup,
         batch: BatchRow,
-        now: float,
         work: Callable[[BatchRow], Awaitable[None]],
     ) -> None:
-        if not await self.files.store.claim(batch.batch_id, batch.status, now, now + LEASE_S):
+        late, until = self._leases.over_before(), self.files.now() + LEASE_S
+        if not await self.files.store.claim(batch.batch_id, batch.status, late, until):
             return
         self._busy.add(batch.batch_id)
 
@@ -242,8 +249,8 @@ class BatchRunner:
                 return
 
     async def _claimed(self, batch: BatchRow, most: int) -> list[BatchLine]:
-        now = self.files.now()
-        claim = partial(self.files.store.claim_lines, batch.batch_id, now, now + LEASE_S)
+        late, until = self._leases.over_before(), self.files.now() + LEASE_S
+        claim = partial(self.files.store.claim_lines, batch.batch_id, late, until)
         return await claim(most) or ([] if self.running else await claim(1, failed_before=True))
 
     def _in_turn(self) -> list[BatchRow]:

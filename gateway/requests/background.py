@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from accounting.errors import LedgerUnavailable
+from accounting.leases import LeaseEnds
 from accounting.stored_responses import CANCELLED, StoredResponse
 from budgeting.values import Plan
 from gateway.contracts.events import Delta
@@ -181,6 +182,7 @@ class BackgroundResponses:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
         self._rerun: Rerun | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self._leases = LeaseEnds(LEASE_S, self.clock, self.stored.now)
         self._log = structlog.get_logger("gateway.responses")
 
     def of(self, tenant: str, response_id: str) -> BackgroundRun | None:
@@ -261,6 +263,7 @@ class BackgroundResponses:
                     self._log.info("stored responses are back")
                 away = False
             except LedgerUnavailable as error:
+                self._leases.query_failed()
                 if not away:
                     self._log.warning("stored responses away", reason=str(error))
                 away = True
@@ -294,15 +297,17 @@ class BackgroundResponses:
 
         A lease that another gateway gives or extends meanwhile ends after the first one that is known now.
         """
-        now, first = self.stored.now(), await self.stored.store.first_lease_end()
-        if first is None or first >= now:
-            return LEASE_S if first is None else min(first - now, LEASE_S)
-        for row in await self.stored.store.abandoned(now, ABANDONED):
+        now, late = self.stored.now(), self._leases.over_before()
+        first = await self.stored.store.first_lease_end()
+        self._leases.answered(now)
+        if first is None or first >= late:
+            return LEASE_S if first is None else min(first - late, LEASE_S)
+        for row in await self.stored.store.abandoned(late, ABANDONED):
             if row.again is None or self._rerun is None:
                 await self._fail(row, _GONE)
             elif not self._rerun.ready() or self._full:
                 continue  # another gateway may run it, or this one later
-            elif await self.stored.store.claim(row, now, now + LEASE_S):
+            elif await self.stored.store.claim(row, late, now + LEASE_S):
                 await self._run_again(tasks, row, self._rerun)
         return 0.0
 

@@ -463,6 +463,25 @@ async def test_a_line_that_another_gateway_took_over_and_gave_back_is_not_run_tw
     assert lines.tries == {1: 1}
 
 
+async def test_lines_are_not_taken_over_from_a_gateway_that_could_not_reach_the_database_either(
+    rig: BatchRig,
+) -> None:
+    stuck, lines = Lines(holds=True), Lines()
+    async with rig.gateway(stuck, owner="x") as batches:
+        batch_id = await rig.create_batch(batches, 1)
+        await until_true(lambda: bool(stuck.at_work))
+        stuck.is_ready = False
+        rig.store_type, Away.asked = Away, 0
+        async with rig.gateway(lines, owner="b"):
+            await until_true(lambda: Away.asked > 2)
+            rig.now += LEASE_S + 1
+            await until_true(lambda: Away.asked > 15)
+            await asyncio.sleep(0.1)
+            assert not lines.tries
+        stuck.is_ready, stuck.holds = True, False
+        await until(batches, batch_id, "completed")
+
+
 async def test_a_line_that_was_running_when_many_gateways_ended_fails(rig: BatchRig) -> None:
     files = rig.files("x")
     async with rig.gateway(Lines(is_ready=False)) as batches:

@@ -658,6 +658,47 @@ async def test_a_database_that_is_away_is_logged_once_and_so_is_its_return(rig: 
     assert [one["event"] for one in log] == ["stored responses away", "stored responses are back"]
 
 
+class Reachable(ResponseStore):
+    """A store whose database can be cut off."""
+
+    cut_off = failures = 0
+
+    async def first_lease_end(self) -> float | None:
+        self._check()
+        return await super().first_lease_end()
+
+    async def keep_alive(self, response: StoredResponse, until: float) -> bool:
+        self._check()
+        return await super().keep_alive(response, until)
+
+    def _check(self) -> None:
+        if self.cut_off:
+            self.failures += 1
+            raise LedgerUnavailable("the database is away")
+
+
+async def test_a_response_whose_lease_ended_while_the_database_was_away_is_left_to_its_gateway(
+    rig: ResponsesRig,
+) -> None:
+    rig.store_type = Reachable
+    async with rig.serving(held()) as client:
+        runs: Any = rig.background.stored.store
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        async with rig.serving(), asyncio.timeout(60):
+            looks: Any = rig.background.stored.store
+            runs.cut_off = looks.cut_off = True
+            rig.now += LEASE_S + 1
+            while not (runs.failures and looks.failures):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            looks.cut_off = False
+            await asyncio.sleep(0.2)
+            row = await rig.row(path)
+            assert row.again is not None, "the other gateway has not claimed it"
+            runs.cut_off = False
+            while (await rig.row(path)).alive_until == row.alive_until:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
 class Counting(ResponseStore):
     """Counts how often it is asked for abandoned responses."""
 
