@@ -19,6 +19,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.app import create_app
+from gateway.http.surfaces import for_callers
+from gateway.testing import fake_services
+
 CFG = Path(__file__).resolve().parents[2] / "deploy" / "haproxy" / "haproxy.cfg"
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 WAIT_S = 60.0
@@ -152,6 +156,14 @@ def test_haproxy_takes_the_file_as_it_is_shipped() -> None:
     done = subprocess.run([HAPROXY, "-c", "-f", str(CFG)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+
+
+def test_every_path_for_callers_is_passed_on() -> None:
+    acl = [line.split()[2:] for line in CFG.read_text().splitlines() if "acl callers_path" in line]
+    begins = tuple(word for match, *words in acl if match == "path_beg" for word in words)
+    whole = {word for match, *words in acl if match == "path" for word in words}
+    served = set(create_app(fake_services(), shown=for_callers).openapi()["paths"]) - {"/health/deep"}
+    assert {path for path in served if not path.startswith(begins)} == whole
 
 
 @pytest.mark.parametrize(
