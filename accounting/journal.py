@@ -29,8 +29,6 @@ SEGMENT_BYTES: Final = 16 << 20
 # ``rotate`` closes the file in use when it is longer, so that it can be deleted: after a kill at most a few
 # files of this size are read again in vain.
 ROTATE_BYTES: Final = 1 << 20
-# Pause after a failed write, before the next try.
-REST_S: Final = 1.0
 # Longest that closing waits for the last group.
 CLOSE_S: Final = 2.0
 
@@ -68,9 +66,10 @@ class _Group(Struct, eq=False):
 class Journal:
     """One process' files in a folder that the processes of one machine share. Not thread-safe.
 
-    A full or failing disk fails no request: the journal emits an event and tries again after a pause. Until
-    then rows are only in memory, and :meth:`durable` gives ``False`` when ``strict``. ``on_lost`` is called
-    for each row that is neither in memory nor in a file. Names from ``new_name`` must sort by time.
+    A full or failing disk fails no request: the journal emits an event and tries every ``journal_rest_s``
+    seconds to begin another file. Until one is begun, rows are only in memory, and :meth:`durable` gives
+    ``False`` when ``strict``. ``on_lost`` is called for each row that is neither in memory nor in a file.
+    Names from ``new_name`` must sort by time.
     """
 
     def __init__(
@@ -90,7 +89,8 @@ class Journal:
         self._handed_at = float("-inf")
         self._late: asyncio.TimerHandle | None = None
         self._stopped = False
-        self._retry_at: float | None = None
+        self._failing = False
+        self._rest: asyncio.TimerHandle | None = None
         self._full = False
         self._segments: set[JournalSegment] = set()
         self._unread: deque[JournalSegment] = deque()
@@ -103,8 +103,8 @@ class Journal:
 
     @property
     def working(self) -> bool:
-        """Whether rows are journaled: there is room, and the disk has not just failed."""
-        return not self._full and (self._retry_at is None or not self._resting(self._retry_at))
+        """Whether rows are journaled: there is room, and the disk works."""
+        return not self._full and not self._failing
 
     def open(self) -> None:
         """Create the folder and start the thread. Raises LedgerUnavailable if the folder cannot be made."""
@@ -127,7 +127,7 @@ class Journal:
         """
         if self._loop is None or self._stopped:
             return False
-        if self._retry_at is not None and self._resting(self._retry_at):
+        if self._failing:
             return self._refuse(JournalRefusal.FAILING)
         try:
             data = frame(entry.row)
@@ -212,11 +212,15 @@ class Journal:
         if self._late is not None:
             self._late.cancel()
             self._late = None
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         segments = tuple(self._segments)
         self._segments.clear()
         for segment in segments:
             unread = segment.waiting or segment.spilled
             self._work.put(partial(self._attempt, segment.release if unread else segment.remove))
+        self._work.put(partial(self._attempt, self._remove_unused))
         self._work.put(None)
         # The disk may block the thread; as a daemon it does not keep the process alive.
         await asyncio.to_thread(self._thread.join, CLOSE_S)
@@ -263,7 +267,7 @@ class Journal:
     ) -> None:
         self._syncing = None
         if segment is not None:
-            self._retry_at = None
+            self._failing = False
             group.synced = True
             new = segment not in self._segments
             self._segments.add(segment)
@@ -313,11 +317,21 @@ class Journal:
         return False
 
     def _fail(self, error_type: str, rows: int) -> None:
-        self._retry_at = self._options.clock() + REST_S
         self._options.emit(JournalFailed(error_type, rows))
+        self._try_later()
 
-    def _resting(self, retry_at: float) -> bool:
-        return self._options.clock() < retry_at
+    def _try_later(self) -> None:
+        self._failing = True
+        if self._rest is None and self._loop is not None and not self._stopped:
+            self._rest = self._loop.call_later(self._options.journal_rest_s, self._try_again)
+
+    def _try_again(self) -> None:
+        self._rest = None
+        if self._failing:
+            self._work.put(self._begin_file)
+
+    def _works_again(self) -> None:
+        self._failing = False
 
     # The thread's side
 
@@ -341,6 +355,19 @@ class Journal:
             self._call_loop(self._stored, group, None, error, 0.0)
         else:
             self._call_loop(self._stored, group, active, None, self._options.clock() - began)
+
+    def _begin_file(self) -> None:
+        try:
+            if self._active is None:
+                self._active = create(self._folder, self._options.new_name)
+        except OSError:
+            self._call_loop(self._try_later)
+        else:
+            self._call_loop(self._works_again)
+
+    def _remove_unused(self) -> None:
+        if self._active is not None and self._active.size <= len(HEADER):
+            self._active.remove()
 
     def _close_active(self) -> None:
         active, self._active = self._active, None

@@ -49,6 +49,8 @@ class LedgerOptions:
     new_name: Callable[[], str] = lambda: "0"
     # Interval of checks for journals of ended processes, and for rows to be read back.
     adopt_s: float = 2.0
+    # Pause after a failed write of the journal, before it tries to begin another file.
+    journal_rest_s: float = 1.0
     # Interval of checks for days that are over and have no sums.
     sum_s: float = 60.0
     # Longest wait of an answer for the disk. A sync takes 0.2 to 10 ms; one that takes this long has failed.

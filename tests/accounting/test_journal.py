@@ -28,7 +28,7 @@ from accounting.events import (
     RowsLost,
     RowsReplayed,
 )
-from accounting.journal import REST_S, Journal, PendingRow
+from accounting.journal import Journal, PendingRow
 from accounting.journal_files import DAMAGED, SUFFIX, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame, read
 from accounting.ledger import Ledger
@@ -44,16 +44,6 @@ FULL = row(
 )  # fmt: skip
 
 
-class Clock:
-    """The monotonic clock, plus seconds that the test adds."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead_s
-
-
 def names() -> Callable[[], str]:
     numbers = itertools.count()
     return lambda: f"{next(numbers):06d}"
@@ -66,7 +56,6 @@ def journaled(
     durability: Durability = Durability.GROUP,
     outbox_rows: int = 10_000,
     journal_bytes: int = 1 << 30,
-    clock: Callable[[], float] = time.monotonic,
     name: str = "a",
 ) -> Ledger:
     new_name = names()
@@ -74,7 +63,7 @@ def journaled(
         url_of(folder / "l.db"),
         LedgerOptions(
             emit=events.append,
-            clock=clock,
+            clock=time.monotonic,
             unix_time=time.time,
             outbox_rows=outbox_rows,
             first_retry_s=0.01,
@@ -84,6 +73,7 @@ def journaled(
             sync_wait_s=30.0,  # so long that a busy disk does not count as failed
             new_name=lambda: f"{new_name()}-{name}",
             adopt_s=0.05,
+            journal_rest_s=0.05,
         ),
     )
 
@@ -404,8 +394,8 @@ async def test_a_full_journal_is_told_and_the_row_reaches_the_database_all_the_s
 async def test_a_failing_disk_stops_answers_only_with_strict_durability(
     tmp_path: Path, durability: Durability
 ) -> None:
-    events, clock = Events(), Clock()
-    async with running(journaled(tmp_path, events, durability=durability, clock=clock)) as ledger:
+    events = Events()
+    async with running(journaled(tmp_path, events, durability=durability)) as ledger:
         goes_on = durability is Durability.GROUP
         shutil.rmtree(tmp_path / "journal")
         (tmp_path / "journal").write_text("in the way")
@@ -413,7 +403,9 @@ async def test_a_failing_disk_stops_answers_only_with_strict_durability(
         assert await ledger.durable() is goes_on
         assert any(isinstance(event, JournalFailed) for event in events)
         assert ledger.accepts is goes_on and not ledger.journal_working
-        # Until the journal's next attempt no answer waits for it.
+        await asyncio.sleep(0.2)
+        assert ledger.accepts is goes_on and not ledger.journal_working, "it still fails"
+        # Until the journal works again no answer waits for it.
         ledger.append(row("gen_2"))
         assert await ledger.durable() is goes_on
         if not goes_on:
@@ -421,7 +413,7 @@ async def test_a_failing_disk_stops_answers_only_with_strict_durability(
                 raise AssertionError("the work was begun")
         (tmp_path / "journal").unlink()
         (tmp_path / "journal").mkdir()
-        clock.ahead_s = REST_S
+        await working_again(ledger)
         assert ledger.accepts
         ledger.append(row("gen_4"))
         assert await ledger.durable() and ledger.journal_working
@@ -431,19 +423,34 @@ async def test_a_failing_disk_stops_answers_only_with_strict_durability(
 
 
 async def test_a_disk_that_fills_up_ends_its_file_and_the_next_row_begins_another(tmp_path: Path) -> None:
-    events, clock = Events(), Clock()
-    async with running(journaled(tmp_path, events, clock=clock)) as ledger:
+    events = Events()
+    async with running(journaled(tmp_path, events)) as ledger:
         assert ledger.append(row("gen_1")) and await ledger.durable()
         fill_the_disk(tmp_path)
         assert ledger.append(row("gen_2")) and await ledger.durable()
         assert not ledger.journal_working
         [failed] = [event for event in events if isinstance(event, JournalFailed)]
         assert (failed.error_type, failed.rows) == ("OSError ENOSPC", 1)
-        clock.ahead_s = REST_S
+        await working_again(ledger)
         assert ledger.append(row("gen_3")) and await ledger.durable() and ledger.journal_working
         assert "gen_3" in journaled_ids(tmp_path) and "gen_2" not in journaled_ids(tmp_path)
     assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2", "gen_3"]
     assert events.lost() == 0 and files(tmp_path) == []
+
+
+async def test_a_file_that_was_begun_after_a_failure_and_holds_no_row_is_removed(tmp_path: Path) -> None:
+    async with running(journaled(tmp_path, Events())) as ledger:
+        assert ledger.append(row("gen_1")) and await ledger.durable()
+        fill_the_disk(tmp_path)
+        assert ledger.append(row("gen_2")) and await ledger.durable()
+        await working_again(ledger)
+    assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2"] and files(tmp_path) == []
+
+
+async def working_again(ledger: Ledger) -> None:
+    async with asyncio.timeout(30):
+        while not ledger.journal_working:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def fill_the_disk(folder: Path) -> None:
