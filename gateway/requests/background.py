@@ -19,7 +19,7 @@ from gateway.contracts.responses.answer import failed_response
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponseFrames
 from gateway.contracts.values import Answer
-from gateway.errors import Internal, PublicError, RateLimited, public_error
+from gateway.errors import Draining, Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
 from gateway.requests.stored_responses import RETRY_MS, StoredResponses, response_of
 
@@ -47,6 +47,8 @@ class BackgroundRun:
         self.frames = ResponseFrames(asked, asked.request.model or "")
         self.task: asyncio.Task[None] | None = None
         self.ended = False
+        self.reruns = False
+        """Whether another gateway may run the response again if this one stops."""
         self.events: list[bytes] = []
         self._stored = stored
         self._room = stored.section.max_bytes
@@ -76,7 +78,10 @@ class BackgroundRun:
         await self._end(response, self.frames.finish(answer))
 
     async def fail(self, error: PublicError) -> None:
-        """Store the failure, then add its event."""
+        """Store the failure, then add its event; cut by the end of a drain, leave it to another gateway."""
+        if error.code == Draining.code and self.reruns:
+            self.abandon(error)
+            return
         last = self.frames.fail(error, "")
         why = failed_response(self.asked, error, "", ())["error"]
         await self._end(self.frames.state("failed", error=why), last)
@@ -194,6 +199,7 @@ class BackgroundResponses:
 
     async def show(self, begun: BackgroundRun) -> None:
         """Record that a client receives the response's events from now on. Raises LedgerUnavailable."""
+        begun.reruns = False
         await self.stored.store.forbid_rerun(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
@@ -208,6 +214,7 @@ class BackgroundResponses:
         begun = BackgroundRun(asked, self.stored)
         row = replace(begun.row, alive_until=self.stored.now() + LEASE_S, again=asked.again)
         await self.stored.store.put(row)
+        begun.reruns = row.again is not None
         self._begin(self._tasks, begun, row, run)
         return begun
 

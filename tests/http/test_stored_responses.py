@@ -21,7 +21,7 @@ from accounting.stored_responses import ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
 from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller
-from gateway.errors import BackendUnavailable, InvalidKey, public_error
+from gateway.errors import BackendUnavailable, Draining, InvalidKey, public_error
 from gateway.http.responses import ResponsesRerun
 from gateway.requests.background import LEASE_S, BackgroundResponses
 from gateway.requests.stored_responses import StoredResponses
@@ -481,6 +481,23 @@ async def test_a_response_whose_gateway_died_is_run_again_by_another(rig: Respon
     # The first run may have a row of its own in the ledger.
     assert request.generation_id != f"gen_{begun['id'].removeprefix('resp_')}"
     assert (request.caller.tenant, request.caller.key_id) == ("acme", "key_1")
+
+
+async def test_a_response_that_a_stopping_gateway_cuts_is_run_again_by_another(rig: ResponsesRig) -> None:
+    cut = FakeJourney(pieces=("One ",), error=public_error(Draining("the gateway is stopping")))
+    async with rig.serving(cut) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        followed = await client.post("/v1/responses", json={**ASKED, "background": True, "stream": True})
+        async with asyncio.timeout(60):
+            await cut.started.wait()
+            while cut.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await client.get(path)).json()["status"] in ("queued", "in_progress")
+        shown = await client.get(f"/v1/responses/{events(followed.content)[0]['response']['id']}")
+        assert shown.json()["status"] == "failed", "its client has received events"
+    rig.now += LEASE_S + 1
+    async with rig.serving() as client:
+        assert (await ended(client, path))["status"] == "completed"
 
 
 async def test_an_abandoned_response_is_run_again_by_only_one_gateway(rig: ResponsesRig) -> None:
