@@ -41,6 +41,7 @@ _SHARED: Final[Neutral] = {
     "return_tokens_as_token_ids": _FALSE,
     "skip_special_tokens": _TRUE,
     "spaces_between_special_tokens": _TRUE,
+    "thinking_token_budget": _NULL,
     "truncate_prompt_tokens": _NULL,
     "use_beam_search": _FALSE,
     "vllm_xargs": _NULL,
@@ -76,7 +77,6 @@ CHAT: Final[Neutral] = {
     "modalities": (None, ["text"]),
     "prediction": (ANYTHING,),
     "prompt": _NULL,
-    "thinking_token_budget": _NULL,
     "verbosity": (None, "medium"),
     "web_search_options": _NULL,
 }

@@ -466,6 +466,14 @@ def test_a_text_completion_is_sixteen_tokens_unless_told_otherwise() -> None:
     assert completion(max_tokens=5).request.sampling.max_tokens == 5
 
 
+@pytest.mark.parametrize("field", sorted(openai_fields.PASSABLE))
+def test_a_field_that_is_passed_to_workers_is_known_to_chats_and_text_completions(field: str) -> None:
+    for ask in (chat, completion):
+        request = ask(**{field: 7}).request
+        assert (dict(request.extra), request.needs) == ({field: 7}, {Feature.FIELDS_PASSED})
+        assert not ask(**{field: None}).request.extra
+
+
 def test_neutral_completion_fields_are_accepted() -> None:
     fields = {"echo": False, "suffix": "", "best_of": 1, "logprobs": None}
     assert completion(**fields).request.raw_prompt == SECRET
