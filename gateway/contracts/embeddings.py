@@ -15,10 +15,10 @@ from gateway.contracts.fields import (
     ANYTHING,
     Body,
     Either,
-    Label,
     Listed,
     Name,
     Neutral,
+    OptionalLabel,
     Prompts,
     Text,
     TextOr,
@@ -68,9 +68,9 @@ class EmbeddingsBody(Body):
     input: Prompts | None = None
     messages: Either[Listed[EmbeddedMessage], Listed[Listed[EmbeddedMessage]]] | None = None
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
-    user: Label | None = None
+    user: OptionalLabel = None
 
 
 class EmbeddingBody(TypedDict):

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, cast
 
 from msgspec import Meta
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
@@ -60,6 +60,8 @@ def _printable(text: str) -> str:
 Text = Annotated[str, AfterValidator(no_null)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(_printable)]
+# A client's own label, such as ``user``: some clients send an empty text for none.
+OptionalLabel = Annotated[Label | None, BeforeValidator(lambda given: None if given == "" else given)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(no_null)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 DeadlineMs = Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)]

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_plain
@@ -11,8 +11,8 @@ from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MAX_TOKENS,
     Body,
-    Label,
     Name,
+    OptionalLabel,
     Priority,
     StrictObject,
     Text,
@@ -90,7 +90,7 @@ class OpenAIBody(NativeSampling):
     structured_outputs: StructuredBody | None = None
     priority: Priority | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    user: Annotated[Label | None, BeforeValidator(lambda user: user or None)] = None
+    user: OptionalLabel = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     sluice: StreamFields | None = None

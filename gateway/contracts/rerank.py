@@ -9,7 +9,17 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.embeddings import PooledAnswer, PooledRequest
-from gateway.contracts.fields import ANYTHING, Body, Either, Label, Listed, Name, Neutral, Text, TextOr
+from gateway.contracts.fields import (
+    ANYTHING,
+    Body,
+    Either,
+    Listed,
+    Name,
+    Neutral,
+    OptionalLabel,
+    Text,
+    TextOr,
+)
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 
@@ -44,7 +54,7 @@ class RerankBody(Body):
     max_tokens_per_query: TokenLimit | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
     instruction: Text | None = None
-    user: Label | None = None
+    user: OptionalLabel = None
 
 
 class ScoreBody(Body):
@@ -62,7 +72,7 @@ class ScoreBody(Body):
     items: TextOr[Text] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
     instruction: Text | None = None
-    user: Label | None = None
+    user: OptionalLabel = None
 
 
 class RankedBody(TypedDict):

@@ -56,7 +56,7 @@ def pooled(
 
 async def vectors_body(answer: EmbeddingsAnswer, asked: EmbeddingsBody) -> bytes:
     """The JSON body in the requested format; a large one is written in a thread."""
-    floats = asked.encoding_format == "float"
+    floats = asked.encoding_format != "base64"
     if sum(map(len, answer.results)) <= (INLINE_NUMBERS if floats else INLINE_BASE64):
         return embeddings_body(answer, floats=floats)
     return await asyncio.to_thread(embeddings_body, answer, floats=floats)

@@ -348,6 +348,8 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"priority": 5}, "priority"),
+    ({"user": 0}, "user"),
+    ({"user": []}, "user"),
     ({"stream": "yes"}, "stream"),
     ({"stream": True, "stream_options": {"chunks": 5}}, "stream_options.chunks"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),

@@ -187,6 +187,12 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
     assert only.echo["tool_choice"] == allowed
 
 
+@pytest.mark.parametrize("empty", [{"user": ""}, {"prompt_cache_key": ""}, {"top_logprobs": 0}])
+def test_a_field_of_a_response_that_asks_for_nothing_is_accepted(empty: dict[str, Any]) -> None:
+    request = parsed({"model": "demo", "input": "hi", **empty}).request
+    assert (request.user, request.session_id, request.sampling.logprobs) == (None, None, None)
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [

@@ -31,10 +31,10 @@ class ThreadRecorder(list[str]):
         return super().__iter__()
 
 
-@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("form", ["float", "base64", None])
 @pytest.mark.parametrize("count", [1, 3])
 async def test_both_forms_hold_the_same_numbers_in_order(
-    form: Literal["float", "base64"], count: int
+    form: Literal["float", "base64"] | None, count: int
 ) -> None:
     vectors = [array("f", [number, *NUMBERS]).tobytes() for number in range(count)]
     answer = EmbeddingsAnswer("bge", [b64encode(one).decode() for one in vectors], 7)
@@ -46,7 +46,7 @@ async def test_both_forms_hold_the_same_numbers_in_order(
         ("embedding", at) for at in range(count)
     ]
     found = [one["embedding"] for one in body["data"]]
-    got = [array("f", one).tobytes() if form == "float" else b64decode(one) for one in found]
+    got = [b64decode(one) if form == "base64" else array("f", one).tobytes() for one in found]
     assert got == vectors
 
 
@@ -73,6 +73,11 @@ TALK: list[dict[str, Any]] = [
 
 def asked_for(**given: Any) -> Any:
     return embeddings_request(parse(EmbeddingsBody, json.dumps({"model": "m", **given}).encode()), ORIGIN)
+
+
+@pytest.mark.parametrize("empty", [{"user": ""}, {"user": None}, {"encoding_format": None}])
+def test_a_field_of_embeddings_that_asks_for_nothing_is_accepted(empty: dict[str, Any]) -> None:
+    assert asked_for(input="a", **empty) == asked_for(input="a")
 
 
 def test_messages_are_one_input_as_they_were_given() -> None:

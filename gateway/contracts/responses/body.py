@@ -9,11 +9,11 @@ from gateway.contracts.fields import (
     ANYTHING,
     Body,
     Either,
-    Label,
     Listed,
     MaxTokens,
     Name,
     Neutral,
+    OptionalLabel,
     Temperature,
     Text,
     TextOr,
@@ -212,8 +212,8 @@ class ResponsesBody(Body):
     previous_response_id: Name | None = None
     store: bool | None = None
     background: bool | None = None
-    prompt_cache_key: Label | None = None
-    user: Label | None = None
+    prompt_cache_key: OptionalLabel = None
+    user: OptionalLabel = None
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None

@@ -80,7 +80,7 @@ def responses_request(
     placed = list(flat_tools(body.tools or (), namespaces))
     tools = checked_tools(placed)
     included = body.include or ()
-    if body.top_logprobs is not None and INCLUDED_LOGPROBS not in included:
+    if body.top_logprobs and INCLUDED_LOGPROBS not in included:
         raise not_allowed(
             "top_logprobs", "is given without include", f"with {INCLUDED_LOGPROBS!r} in include"
         )
