@@ -15,6 +15,7 @@ import httpx
 import pytest
 import structlog
 from msgspec import structs
+from openai.types.responses import ResponseInputMessageItem, ResponseOutputMessage
 
 from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import ResponseStore, StoredResponse
@@ -214,10 +215,29 @@ async def test_input_items_come_in_pages(rig: ResponsesRig) -> None:
         first = (await client.get(path, params={"limit": 2})).json()
         rest = (await client.get(path, params={"after": first["last_id"], "limit": 10})).json()
         wrong = await client.get(path, params={"after": "item_9"})
-    assert [one["content"] for one in first["data"]] == ["line 4", "line 3"]
+    assert [one["content"][0]["text"] for one in first["data"]] == ["line 4", "line 3"]
     assert first["has_more"] is True and rest["has_more"] is False
-    assert [one["content"] for one in rest["data"]] == ["line 2", "line 1", "line 0"]
+    assert [one["content"][0]["text"] for one in rest["data"]] == ["line 2", "line 1", "line 0"]
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
+
+
+async def test_a_messages_text_is_listed_as_the_part_that_the_official_client_reads(
+    rig: ResponsesRig,
+) -> None:
+    said = [{"role": role, "content": role} for role in ("developer", "assistant", "user")]
+    journey = FakeJourney(pieces=("Yes.",))
+    async with rig.serving(journey) as client:
+        first = await made(client, input=said)
+        path = f"/v1/responses/{first['id']}/input_items"
+        listed = (await client.get(path, params={"order": "asc"})).json()["data"]
+        await made(client, input="And then?", previous_response_id=first["id"])
+    assert [item["content"][0]["text"] for item in listed] == [one["content"] for one in said]
+    for item, read in zip(
+        listed, (ResponseInputMessageItem, ResponseOutputMessage, ResponseInputMessageItem), strict=True
+    ):
+        read.model_validate(item)
+    asked = [(one.role, one.content) for one in journey.requests[-1].messages]
+    assert asked[:3] == [("system", "developer"), ("assistant", "assistant"), ("user", "user")]
 
 
 async def test_another_tenants_response_is_an_unknown_one(rig: ResponsesRig) -> None:
@@ -541,7 +561,7 @@ async def test_an_id_of_an_item_that_names_nothing_is_replaced(rig: ResponsesRig
         path, listed, last = f"/v1/responses/{found['id']}/input_items", list[str](), {}
         for _ in items:
             page = (await client.get(path, params={"order": "asc", "limit": 1, **last})).json()
-            listed += [one["content"] for one in page["data"]]
+            listed += [one["content"][0]["text"] for one in page["data"]]
             last = {"after": page["last_id"]}
         assert (listed, page["has_more"]) == (["one", "two"], False)
         reference = {"type": "item_reference", "id": found["output"][0]["id"]}

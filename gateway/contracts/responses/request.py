@@ -138,11 +138,13 @@ def responses_request(
 
 
 def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]:
-    """The items of ``input`` as they are listed; an id that is no text, or is repeated, is replaced."""
+    """The items of ``input`` as they are listed; an id that is no text, or is repeated, is replaced.
+
+    A message's text becomes a part: the official client's listed messages have parts alone.
+    """
     own = generation_id.removeprefix("gen_")
     if isinstance(body.input, str):
-        text = [{"type": "input_text", "text": body.input}]
-        given = [{"type": "message", "role": "user", "content": text}]
+        given: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": body.input}]
     else:
         given = [one.model_dump(exclude_none=True) | {"type": one.type} for one in body.input]
     found: dict[str, dict[str, Any]] = {}
@@ -150,6 +152,11 @@ def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]
         key = one.get("id")
         if not isinstance(key, str) or not key or key in found:
             key = f"item_{own}_{number}"
+        if one["type"] == "message" and isinstance(text := one.get("content"), str):
+            part: dict[str, Any] = {"type": "input_text", "text": text}
+            if one["role"] == "assistant":
+                part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            one["content"] = [part]
         found[key] = {"status": "completed", **one, "id": key}
     return list(found.values())
 
