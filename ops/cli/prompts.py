@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines, print_rows, screen
+from ops.cli.console import print_lines, print_rows, print_text, screen
 from ops.cli.operator import Operator, command_group, operator_command
 from ops.client import AdminError
 
@@ -48,7 +48,8 @@ def _print_version(found: Any) -> None:
         ("summarizer", found["summarizer"]),
         ("volatile", found["volatile"] or "as configured"),
     )
-    print_lines(*(f"{name:<11}{value}" for name, value in facts), f"\n{found['stable_text']}")
+    print_lines(*(f"{name:<11}{value}" for name, value in facts), "")
+    print_text(found["stable_text"])
 
 
 @operator_command(prompts, "render")
@@ -96,9 +97,9 @@ def _print_preview(found: Any) -> None:
     )
     print_lines(*lines)
     print_rows(("section", "tokens", "budget"), rows)
-    print_lines(found["prompt"]["before_boundary"])
+    print_text(found["prompt"]["before_boundary"])
     screen().rule(boundary, style="bold")
-    print_lines(found["prompt"]["after_boundary"])
+    print_text(found["prompt"]["after_boundary"])
 
 
 def _listed(cut: Any) -> str:

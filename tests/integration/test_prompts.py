@@ -167,6 +167,15 @@ def test_the_command_lists_shows_and_renders(live: LiveGateway, tmp_path: Path) 
     assert json.loads(piped.stdout)["prompt_version"] is None
 
 
+def test_a_prompt_is_shown_in_the_lines_in_which_it_is_sent(live: LiveGateway) -> None:
+    shown = sluice(live, "prompts", "show", "chat-manga-2.1").stdout
+    assert "\nYou are a manga shopping assistant.\n" in shown
+    request = json.dumps({"messages": [{"role": "user", "content": "Who?\nAnd \u001b[2J when?"}]})
+    rendered = sluice(live, "prompts", "render", "-", stdin=request).stdout
+    assert "\nYou are a manga shopping assistant.\n" in rendered
+    assert "Who?\nAnd \\u001b[2J when?" in rendered
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
