@@ -10,8 +10,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from typer.testing import CliRunner
 
-from ops.cli.main import hoisted
+from ops.cli.main import app, hoisted
 from ops.client import AdminClient, AdminError
 from tests import fork_server
 
@@ -95,6 +96,25 @@ def test_a_server_that_does_not_speak_http_is_named() -> None:
         Thread(target=greet, daemon=True).start()
         with pytest.raises(AdminError, match=r"not HTTP \(BadStatusLine\); is the gateway running there"):
             AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").get("admin", "keys")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (b"{}\n", "its first line has no url; give --endpoint"),
+        (b"", "its first line has no url; give --endpoint"),
+        (b'\r\n \n{"url": "/v1/completions"}\n', "is the gateway running there?"),
+        (b'\xef\xbb\xbf{"url": "/v1/completions"}\n', "is the gateway running there?"),
+    ],
+    ids=["no url", "no line", "blank lines", "byte order mark"],
+)
+def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
+    tmp_path: Path, lines: bytes, told: str
+) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_bytes(lines)
+    done = CliRunner().invoke(app, ["batch", "submit", str(file), "--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 1 and told in done.output
 
 
 @pytest.mark.parametrize("word", ["serve", "init"])

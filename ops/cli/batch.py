@@ -42,14 +42,12 @@ def submit(
     """
     try:
         with file.open("rb") as source:
-            first = source.readline()
+            endpoint = endpoint or _url_of(file, next(filter(bytes.strip, source), b""))
     except OSError as error:
         raise AdminError(f"{file}: {error.strerror}") from None
     client = gateway.client(UPLOAD_TIMEOUT_S)
     stored = client.upload(*FILES, file=file, fields={"purpose": "batch"})
-    made = gateway.post(
-        *AT, input_file_id=stored["id"], endpoint=endpoint or _url_of(file, first), completion_window=window
-    )
+    made = gateway.post(*AT, input_file_id=stored["id"], endpoint=endpoint, completion_window=window)
     if wait:
         _follow(gateway, made["id"])
     elif gateway.as_json:
@@ -144,7 +142,7 @@ def _print(found: list[dict[str, Any]]) -> None:
             one["id"],
             one["status"],
             one["endpoint"],
-            one["model"],
+            one["model"] or "",
             *(one["request_counts"][name] for name in ("total", "completed", "failed")),
         )
         for one in found
@@ -152,4 +150,5 @@ def _print(found: list[dict[str, Any]]) -> None:
     print_rows(("batch", "status", "endpoint", "model", "lines", "completed", "failed"), rows)
     for one in found:
         for fault in (one["errors"] or {}).get("data", ()):
-            print_text(f"line {fault['line']}: {fault['message']}")
+            at = "" if fault["line"] is None else f"line {fault['line']}: "
+            print_text(f"{at}{fault['message']}")
