@@ -43,9 +43,11 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
         if allowed is None or name in allowed
     ]
     named = [*selecting, *(card for card in cards if card.id not in revision.route_of and may(card))]
-    by_id = {card.id: card for card in named}
+    by_id: dict[str, ModelCard] = {}
+    for card in named:
+        by_id.setdefault(card.id, card)  # a name selects a base model or an adapter rather than a backend
     own = dict(caller.aliases)
     return [
-        *(card for card in named if card.id not in own),
+        *(card for card in by_id.values() if card.id not in own),
         *(replace(by_id[of], id=alias, kind=CardKind.ALIAS) for alias, of in own.items() if of in by_id),
     ]

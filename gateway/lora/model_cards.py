@@ -13,9 +13,8 @@ POOLING: Final[Mapping[str, str]] = {"embedded": "mean"}
 
 
 def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str], int]) -> Sequence[ModelCard]:
-    """A card for each name that a request may give as its model."""
-    base_models = fleet.base_models
-    cards = [ModelCard(model, model, None, length(model)) for model in sorted(base_models)]
+    """A card for each name that a request may give as its model; a backend may have the name of a model."""
+    cards = [ModelCard(model, model, None, length(model)) for model in sorted(fleet.base_models)]
     cards += [
         ModelCard(a.adapter_id, a.adapter_id, a.base_model, length(a.base_model), CardKind.ADAPTER)
         for a in (*adapters.known, *adapters.listed)
@@ -27,7 +26,6 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
     cards += [
         ModelCard(name, backend.model, backend.model, length(backend.model), CardKind.BACKEND)
         for name, backend in sorted(fleet.backends.items())
-        if name not in base_models  # only one card per name
     ]
     cards += [
         ModelCard(alias, model, None, length(model), CardKind.ALIAS)

@@ -14,6 +14,7 @@ from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, InvalidRequest, UnknownModel, UnknownRoute
 from gateway.keys.usable_models import usable
+from gateway.lora.model_cards import model_cards
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.routing.target import Target, resolve
@@ -94,6 +95,27 @@ def test_a_model_that_a_route_names_selects_that_route_with_all_its_backends() -
     listed = [card.id for card in usable(cards, Caller("t", CallerRole.CALLER, "k"), revision)]
     assert listed == ["gpt-4o", "demo", "org/x", "big"]
     assert usable(cards, Caller("t", CallerRole.CALLER, "k", routes=("chat",)), revision) == []
+
+
+def test_a_model_whose_backend_has_its_name_is_shown_once() -> None:
+    fleet = Fleet({
+        "demo": ScriptedBackend("demo", model="demo"),
+        "big": ScriptedBackend("big", model="demo-70b"),
+        "demo-70b": ScriptedBackend("demo-70b", model="small"),
+    })  # fmt: skip
+    routes = {"chat": {"backends": [{"name": "demo"}]}}
+    revision = make_revision(
+        1, {"routes": routes, "openai_route": "chat"}, KnownNames(fleet.backends, (), None)
+    )
+    cards = model_cards(fleet, registry(), lambda model: len(model))
+    shown = usable(cards, Caller("t", CallerRole.CALLER, "k"), revision)
+    assert [(card.id, card.root, card.kind, card.max_model_len) for card in shown] == [
+        ("demo", "demo", CardKind.BASE, 4),
+        ("big", "demo-70b", CardKind.BACKEND, 8),
+        ("demo-70b", "small", CardKind.BACKEND, 5),
+    ]
+    limited = usable(cards, Caller("t", CallerRole.CALLER, "k", routes=("chat",)), revision)
+    assert [card.id for card in limited] == ["demo"]
 
 
 def test_a_base_model_is_one_that_a_backend_of_the_route_serves() -> None:
