@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeEmbeddings, MemoryIdempotency, fake_services
 from tests.http.conftest import Connect
 
+ROOT = Path(__file__).parents[2]
 KEY = {"idempotency-key": "k1"}
 VECTORS = {"model": "m", "input": ["a", "bb"]}
 RERANK = {"model": "m", "query": "q", "documents": ["aa", "a"]}
@@ -249,14 +250,25 @@ async def test_a_request_that_waits_for_an_equal_one_does_not_count_as_concurren
     assert len(taken) == 1
 
 
-def test_the_document_names_the_header_where_it_counts() -> None:
-    paths = create_app(fake_services()).openapi()["paths"]
-    named = {
+def paths_with_the_header(paths: dict[str, Any]) -> set[str]:
+    return {
         path
         for path, operations in paths.items()
         for one in operations.get("post", {}).get("parameters", ())
         if one["name"] == "idempotency-key"
     }
+
+
+def test_the_manual_lists_every_path_where_the_header_counts() -> None:
+    manual = (ROOT / "docs" / "api.md").read_text()
+    table = manual.partition("## Repeated requests")[2].partition("## Errors")[0]
+    listed = set(re.findall(r"`(?:POST )?(/[a-z0-9_/]+)`", table))
+    assert listed == paths_with_the_header(create_app(fake_services()).openapi()["paths"])
+
+
+def test_the_document_names_the_header_where_it_counts() -> None:
+    paths = create_app(fake_services()).openapi()["paths"]
+    named = paths_with_the_header(paths)
     assert {*(path for path, _ in PATHS), "/v1/batches", "/v1/files", *RECORDINGS} <= named
     assert "/v1/chat/completions" in named and "/tokenize" not in named
     for path in named:
