@@ -70,6 +70,20 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
     assert settings.server.host == "[::1]", "what is no JSON is a text"
 
 
+def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_path: Path) -> None:
+    path = write(tmp_path, "backends: {a: {kind: engine}}\nmodels: {demo: {aliases: [x]}}\nserver: {port: 1}")
+    worker = {"kind": "openai", "base_urls": ["http://a/v1"]}
+    environ = {
+        "SLUICE_BACKENDS": json.dumps({"w": worker}),
+        "SLUICE_BACKENDS__W__BASE_URLS": '["http://b/v1"]',
+        "SLUICE_MODELS": "{}",
+        "SLUICE_PORT": "tcp://10.0.0.1:8000",  # what Kubernetes sets for a service of the name sluice
+    }
+    settings = load_settings(path, environ)
+    assert list(settings.backends) == ["w"] and settings.models == {} and settings.server.port == 1
+    assert settings.backends["w"].base_urls == ["http://b/v1"]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("text", "environ", "expected"),
     [
@@ -114,6 +128,8 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
         ("", {"SLUICE_SERVR__PORT": "1"}, ["environment SLUICE_SERVR__PORT", "servr"]),
         ("", {"MAX_MODEL_LEN": "abc"}, ["environment MAX_MODEL_LEN", "valid integer", "abc"]),
         ("", {"SLUICE_SERVER__PORT__X": "1"}, ["SLUICE_SERVER__PORT__X"]),
+        ("", {"SLUICE_BACKENDS": "{"}, ["environment SLUICE_BACKENDS: backends", "given: '{'"]),
+        ("", {"SLUICE_SERVER": "x", "SLUICE_SERVER__PORT": "1"}, ["SLUICE_SERVER__PORT: server is not a"]),
     ],
 )
 def test_a_wrong_key_or_value_names_place_given_and_allowed(

@@ -304,8 +304,10 @@ def load_settings(
         if environ.get(name):
             _put(data, ("engine", name.lower()), environ[name], name, origins)
     for name, value in sorted(environ.items()):
-        if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV and "__" in name:
-            keys = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
+        if not name.startswith(ENV_PREFIX) or name in RESERVED_ENV:
+            continue
+        keys = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
+        if len(keys) > 1 or keys[0] in Settings.model_fields:
             _put(data, keys, value, name, origins)
     try:
         return Settings.model_validate(data)
