@@ -93,7 +93,7 @@ async def file_content(file_id: str, exchange: ExchangeDep) -> Response:
     """One file's content."""
     row = await exchange.services.files.get(exchange.tenant, file_id)
     chunks = exchange.services.files.storage.chunks(row.file_id)
-    headers = {"content-length": str(row.bytes), "x-content-type-options": "nosniff"}
+    headers = {"content-length": str(row.bytes)}
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 
 

@@ -71,6 +71,14 @@ async def test_a_file_is_stored_shown_and_deleted(serving: Any) -> None:
         assert fault(await client.get(f"/v1/files/{file['id']}")) == (404, "not_found", "file_id")
 
 
+async def test_a_files_content_has_each_header_once(serving: Any) -> None:
+    async with serving() as client:
+        file = (await uploaded(client)).json()
+        headers = (await client.get(f"/v1/files/{file['id']}/content")).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert len(headers.multi_items()) == len(headers)
+
+
 async def test_a_null_character_reaches_no_database(serving: Any) -> None:
     """PostgreSQL refuses one in any text; the request then looked like an outage of the database."""
     form = (
