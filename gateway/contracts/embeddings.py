@@ -123,6 +123,8 @@ class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
 def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> EmbeddingsRequest:
     """Convert a validated body to a request. Raises InvalidRequest."""
     inputs: tuple[EmbeddingInput, ...]
+    if body.truncate_prompt_tokens == 0:
+        raise not_allowed("truncate_prompt_tokens", "is 0", "-1, or 1 or more")
     if body.messages is not None:
         inputs = tuple(_conversations(body, body.messages, origin.max_messages))
     else:

@@ -80,6 +80,13 @@ def test_a_field_of_embeddings_that_asks_for_nothing_is_accepted(empty: dict[str
     assert asked_for(input="a", **empty) == asked_for(input="a")
 
 
+def test_a_text_of_no_tokens_is_refused_by_the_field_that_asks_for_it() -> None:
+    assert asked_for(input="a", truncate_prompt_tokens=-1).truncate_to == -1
+    with pytest.raises(InvalidRequest, match="is 0; allowed: -1, or 1 or more") as refused:
+        asked_for(input="a", truncate_prompt_tokens=0)
+    assert refused.value.param == "truncate_prompt_tokens"
+
+
 def test_messages_are_one_input_as_they_were_given() -> None:
     assert asked_for(messages=TALK).inputs == (Conversation(tuple(TALK)),)
 
