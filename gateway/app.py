@@ -35,11 +35,10 @@ from gateway.http.admin import adapters, canary, chaos, keys, process, prompts, 
 from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
 from gateway.http.idempotency import Idempotency
-from gateway.http.middleware import EdgeMiddleware
+from gateway.http.middleware import EdgeMiddleware, with_cors
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import CALLER_ERRORS, error_reply, response_of, shape_of
 from gateway.http.routes import DirectRoute
-from gateway.http.security import with_cors
 from gateway.http.surfaces import Shown, everything, nothing
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import Services

@@ -1,13 +1,14 @@
 """The outermost ASGI layer: adds ids to every response, reports it, and answers every unexpected error."""
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, MutableMapping, Sequence
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import Draining
-from gateway.http.exchange import ClientGone, Exchange
+from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, ClientGone, Exchange
 from gateway.http.path_labels import CONTRACTS, MONITORS, PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
@@ -67,3 +68,18 @@ class EdgeMiddleware:
         if exchange.path not in MONITORS:
             exchange.contract = CONTRACTS.get(exchange.path)
             self._services.emit_edge(exchange)
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Allow pages of these origins (``*``: all) to send requests with their own key and read the answers."""
+
+    def through_send(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        connection: ClientDisconnect | None = scope.get(SCOPE_KEY)
+        if connection is not None:
+            # Written by the protocol itself, an answer's head would lack the headers that ``send`` adds.
+            connection.begin = None
+        return app(scope, receive, send)
+
+    return CORSMiddleware(
+        through_send, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+    )

@@ -1,10 +1,6 @@
 """Security headers of every answer, for browsers and caches, and bounds of a request's headers."""
 
-from collections.abc import Sequence
 from typing import Final
-
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
 
 from gateway.contracts.dialect import Header
 
@@ -17,14 +13,6 @@ SECURITY_HEADERS: Final[tuple[Header, ...]] = (
     (b"referrer-policy", b"no-referrer"),
 )
 """CORS headers are only sent with ``server.cors_origins``; without, pages of other origins are blocked."""
-
-
-def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Allow pages of these origins (``*``: all) to send requests with their own key and read the answers."""
-    return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
-    )
-
 
 MAX_HEAD_BYTES: Final = 32_768
 """Most bytes of request line and headers: many times a long ``tracestate`` and a proxy's cookies."""

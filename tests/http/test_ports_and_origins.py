@@ -148,6 +148,26 @@ def test_the_listed_origin_may_ask_with_a_key_but_not_with_a_browsers_credential
         assert "origin" in response.headers["vary"].lower()
 
 
+@pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"])
+@pytest.mark.parametrize("key", [CALLER_KEY, "none"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_page_of_a_listed_origin_may_read_every_answer(
+    with_console: str, path: str, key: str, stream: bool
+) -> None:
+    body = {
+        "/v1/generate": {**BODY, "stream": stream},
+        "/v1/chat/completions": {**BODY, "model": "demo", "stream": stream},
+        "/v1/responses": {"model": "demo", "input": "hi", "stream": stream},
+    }.get(path, {"model": "demo", "input": "hi"})
+    headers = {"Origin": CONSOLE, "Authorization": f"Bearer {key}"}
+    with httpx.Client() as client:
+        for _ in range(2):  # on one connection
+            answer = client.post(f"{with_console}{path}", json=body, headers=headers)
+            assert answer.status_code == (200 if key == CALLER_KEY else 401) and answer.content
+            assert answer.headers["access-control-allow-origin"] == CONSOLE
+            assert answer.headers["vary"] == "Origin"
+
+
 def test_an_open_list_of_origins_does_not_reflect_the_asking_one() -> None:
     with serving(fake_services(limits=ServerConfig(cors_origins=("*",)))) as url:
         cookie = {"Origin": "https://evil.example", "Cookie": "a=b", "Authorization": f"Bearer {CALLER_KEY}"}

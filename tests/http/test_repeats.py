@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AbstractContextManager, re
+import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
