@@ -12,7 +12,9 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner
 
+from gateway.config.settings import load_settings
 from ops.cli.main import app, hoisted
+from ops.cli.serve import banner
 from ops.client import AdminClient, AdminError
 from tests import fork_server
 
@@ -115,6 +117,24 @@ def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
     file.write_bytes(lines)
     done = CliRunner().invoke(app, ["batch", "submit", str(file), "--url", "http://127.0.0.1:9"])
     assert done.exit_code == 1 and told in done.output
+
+
+@pytest.mark.parametrize(
+    ("admin", "public", "port"),
+    [
+        (None, "false", "http://a:1"),
+        ("http://a:2", "false", "http://a:2"),
+        ("http://a:2", "true", "http://a:1"),
+    ],
+)
+def test_a_started_gateway_names_the_port_that_serves_the_documentation(
+    admin: str | None, public: str, port: str
+) -> None:
+    lines = banner(
+        "http://a:1", admin, "defaults", load_settings(None, {"SLUICE_SERVER__PUBLIC_METRICS": public})
+    )
+    assert f"  docs    {port}/docs" in lines
+    assert (f"  admin   {admin}" in lines) is (admin is not None)
 
 
 @pytest.mark.parametrize("word", ["serve", "init"])

@@ -68,9 +68,8 @@ def serve(
                 admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,
                 dropped_log_lines=lambda: written.dropped,
             )
-            lines = _banner(_url(listener), source_of(settings, urls, config), auth=settings.auth.enabled)
-            if admin is not None:
-                lines.append(f"  admin   {_url(admin)}")
+            ports = _url(listener), None if admin is None else _url(admin)
+            lines = banner(*ports, source_of(settings, urls, config), settings)
             run(
                 gateway,
                 listener,
@@ -132,12 +131,16 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _banner(url: str, config: str, *, auth: bool) -> list[str]:
+def banner(url: str, admin: str | None, config: str, settings: Settings) -> list[str]:
+    """The lines that are printed when the gateway listens; ``admin`` is the operators' port, if any."""
+    auth = settings.auth.enabled
     key = "" if not auth else " -H 'Authorization: Bearer KEY'"
+    documented = url if admin is None or settings.server.public_metrics else admin
     return [
         f"Sluice on {url} (config: {config}, keys: {'required' if auth else 'off'})",
         f"  ready?  curl {url}/ready",
         f"  try     curl -N {url}/v1/generate{key} -H 'Content-Type: application/json' \\",
         '    -d \'{"stream":true,"messages":[{"role":"user","content":"Something like Vinland Saga?"}]}\'',
-        f"  docs    {url}/docs",
+        f"  docs    {documented}/docs",
+        *([] if admin is None else [f"  admin   {admin}"]),
     ]
