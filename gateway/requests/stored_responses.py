@@ -22,6 +22,7 @@ MAX_TURNS: Final = 4_096
 _FAST: Final = 1
 """Compression level: texts shrink to a third, in 10 ms per megabyte."""
 RETRY_MS: Final = 1_000
+_NONE: Final = "no response is stored here"
 
 
 class StoredResponses:
@@ -49,7 +50,7 @@ class StoredResponses:
     def store(self) -> ResponseStore:
         """The store. Raises NotFound if there is none."""
         if self._store is None:
-            raise NotFound("no response is stored here", param="response_id")
+            raise NotFound(_NONE, param="response_id")
         return self._store
 
     def packed(
@@ -90,6 +91,8 @@ class StoredResponses:
         """
         if previous_id is None:
             return []
+        if not self.enabled:
+            raise NotFound(_NONE, param="previous_response_id")
         rows = await self._thread(tenant, previous_id, "previous_response_id", max_bytes)
         if rows[-1].status in UNFINISHED:
             raise NotFound(f"{previous_id} has not ended yet", param="previous_response_id")
@@ -115,7 +118,7 @@ class StoredResponses:
         tenant, InvalidRequest for more than ``max_bytes`` or ``MAX_TURNS`` responses.
         """
         if not self.enabled:
-            raise NotFound("no response is stored here", param=next(iter(items.values())))
+            raise NotFound(_NONE, param=next(iter(items.values())))
         rows: dict[str, dict[str, Mapping[str, Any]]] = {}
         found, room = list[dict[str, Any]](), max_bytes
         for item_id, param in items.items():

@@ -44,6 +44,18 @@ async def test_an_answer_that_breaks_ends_in_a_failure_and_one_that_never_began_
     assert stored.status_code == 404 and stored.json()["error"]["message"]
 
 
+async def test_where_nothing_is_stored_the_field_that_names_a_response_is_refused(connect: Any) -> None:
+    after = {**ASKED, "previous_response_id": "resp_1"}
+    reference = {**ASKED, "input": [{"type": "item_reference", "id": "msg_1_0"}]}
+    async with connect(fake_services()) as client:
+        for path in ("", "/input_tokens", "/compact"):
+            for body, param in ((after, "previous_response_id"), (reference, "input.0.id")):
+                refused = await client.post(f"/v1/responses{path}", json=body, headers=KEY)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (404, param)
+        unknown = await client.get("/v1/responses/resp_1", headers=KEY)
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "response_id")
+
+
 async def test_input_tokens_are_counted_by_what_would_be_sent(connect: Any) -> None:
     prompts: Any = FakePrompts()
     async with connect(fake_services(prompts=prompts)) as client:
@@ -103,7 +115,7 @@ async def test_what_is_no_conversation_or_no_summary_is_refused_by_its_field(con
             (COMPACT, {"input": []}, "input"),
             (COMPACT, {"stream": True}, "stream"),
             (COMPACT, {"store": True}, "store"),
-            (COMPACT, {"previous_response_id": "resp_9"}, "response_id"),
+            (COMPACT, {"previous_response_id": "resp_9"}, "previous_response_id"),
             (COMPACT, {}, "input"),
             ("/v1/responses", {"input": [foreign, CHAT[0]]}, "input.0.encrypted_content"),
         ):
