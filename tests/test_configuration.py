@@ -129,7 +129,28 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ("", {"MAX_MODEL_LEN": "abc"}, ["environment MAX_MODEL_LEN", "valid integer", "abc"]),
         ("", {"SLUICE_SERVER__PORT__X": "1"}, ["SLUICE_SERVER__PORT__X"]),
         ("", {"SLUICE_BACKENDS": "{"}, ["environment SLUICE_BACKENDS: backends", "given: '{'"]),
-        ("", {"SLUICE_SERVER": "x", "SLUICE_SERVER__PORT": "1"}, ["SLUICE_SERVER__PORT: server is not a"]),
+        (
+            "",
+            {"SLUICE_SERVER": "x", "SLUICE_SERVER__PORT": "1"},
+            ["environment SLUICE_SERVER: server: must be a mapping, because SLUICE_SERVER__PORT sets a key"],
+        ),
+        (
+            "server:",
+            {"SLUICE_SERVER__PORT": "9"},
+            ["sluice.yaml: server: must be a mapping, because SLUICE_SERVER__PORT sets a key", "given: None"],
+        ),
+        (
+            "",
+            {"SLUICE_SERVER__PORT": "9", "SLUICE_SERVER__PORT__X": "1"},
+            ["environment SLUICE_SERVER__PORT: server.port: must be a mapping", "given: '9'"],
+        ),
+        (
+            "backends: {gpus: {kind: openia}}",
+            {},
+            ["backends.gpus.kind: allowed: 'engine', 'openai', 'bedrock'; given: 'openia'"],
+        ),
+        ("backends: {gpus: {}}", {}, ["backends.gpus.kind: Field required"]),
+        ("server: {cors_origins: x}", {}, ["server.cors_origins: Input should be a valid list; given: 'x'"]),
     ],
 )
 def test_a_wrong_key_or_value_names_place_given_and_allowed(

@@ -33,7 +33,7 @@ from gateway.config.shadow import ShadowSection
 from gateway.config.state import AuditSection, StateConfig
 from gateway.config.tracing import TracingConfig
 from gateway.config.volatile import VolatilePolicy
-from gateway.config.yaml_file import explain, load_yaml
+from gateway.config.yaml_file import explain, load_yaml, shown
 from gateway.contracts.features import Feature, features_without
 
 ENV_PREFIX = "SLUICE_"
@@ -300,15 +300,16 @@ def load_settings(
     if not isinstance(data := {} if data is None else data, dict):
         raise ConfigError(f"{path}: must be a mapping of sections, not {type(data).__name__}")
     origins: dict[tuple[str, ...], str] = {}
+    file = str(path or "defaults")
     for name in ENGINE_ENV:
         if environ.get(name):
-            _put(data, ("engine", name.lower()), environ[name], name, origins)
+            _put(data, ("engine", name.lower()), environ[name], name, origins, file)
     for name, value in sorted(environ.items()):
         if not name.startswith(ENV_PREFIX) or name in RESERVED_ENV:
             continue
         keys = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
         if len(keys) > 1 or keys[0] in Settings.model_fields:
-            _put(data, keys, value, name, origins)
+            _put(data, keys, value, name, origins, file)
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
@@ -316,19 +317,28 @@ def load_settings(
         def source(loc: tuple[int | str, ...]) -> str:
             # A fault that concerns several keys has no location; its message names them.
             named = (name for keys, name in origins.items() if loc and keys[: len(loc)] == loc)
-            return next((f"environment {name}" for name in named), str(path or "defaults"))
+            return next((f"environment {name}" for name in named), file)
 
         raise ConfigError(explain(error, Settings, source)) from None
 
 
 def _put(
-    data: dict[str, Any], keys: tuple[str, ...], value: str, name: str, origins: dict[tuple[str, ...], str]
+    data: dict[str, Any],
+    keys: tuple[str, ...],
+    value: str,
+    name: str,
+    origins: dict[tuple[str, ...], str],
+    file: str,
 ) -> None:
     place: Any = data
-    for key in keys[:-1]:
+    for number, key in enumerate(keys[:-1], start=1):
         place = place.setdefault(key, {})
-        if not isinstance(place, dict):  # e.g. SLUICE_SERVER__PORT__X while the file sets server.port
-            raise ConfigError(f"environment {name}: {'.'.join(keys[:-1])} is not a section")
+        if not isinstance(place, dict):  # e.g. an empty section of the file
+            other = origins.get(keys[:number])
+            where = f"environment {other}" if other else file
+            section = ".".join(keys[:number])
+            fault = f"must be a mapping, because {name} sets a key of it; given: {shown(place)}"
+            raise ConfigError(f"{where}: {section}: {fault}")
     place[keys[-1]] = _parsed(value)
     origins[keys] = name
 

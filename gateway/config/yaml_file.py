@@ -111,7 +111,15 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
     value = "" if kind == "missing" else f"; given: {described(fault['input'])}"
     if kind == "too_short":
         return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{value}"
+    if kind == "union_tag_invalid":  # the fault is that of the mapping which holds the tag
+        ctx = fault["ctx"]
+        tags = f"allowed: {ctx['expected_tags']}; given: {shown(ctx['tag'])}"
+        return f"{where}: {key}.{ctx['discriminator'].strip(chr(39))}: {tags}"
+    if kind == "union_tag_not_found":
+        return f"{where}: {key}.{fault['ctx']['discriminator'].strip(chr(39))}: Field required"
     message = _MEMBER.sub(r"\1", fault["msg"].partition(" or instance of ")[0])  # without the name of a class
+    if kind == "tuple_type":
+        message = "Input should be a valid list"  # YAML has no tuples
     if kind == "string_pattern_mismatch" and "https?://" in fault["ctx"]["pattern"]:
         message = "is no address; allowed: http://HOST:PORT or https://HOST, with the path where there is one"
     return f"{where}: {key or 'the file'}: {message}{value}"
