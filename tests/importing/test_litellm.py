@@ -162,7 +162,10 @@ def test_a_file_of_another_shape_is_an_error_that_names_the_place(
         read_litellm(tmp_path / "config.yaml", {})
 
 
-def test_keys_that_are_no_text_or_look_like_markup_are_reported_as_they_are(tmp_path: Path) -> None:
+def test_keys_that_are_no_text_or_look_like_markup_are_reported_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     model = "{model_name: a, litellm_params: {model: b, '[x]': 1, '[/b]': 2}}"
     (tmp_path / "config.yaml").write_text(f"model_list: [{model}]\ntrue: 1\n2: 3\n")
     words = ["import", "litellm", str(tmp_path / "config.yaml"), "--out", str(tmp_path)]
