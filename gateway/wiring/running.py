@@ -1,7 +1,7 @@
 """Runs a built gateway: starts its parts in order, and stops them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -69,13 +69,11 @@ class Gateway:
                 try:
                     yield
                 finally:
-                    for task in tasks:
-                        task.cancel()
+                    _cancel(tasks)
                     stops = (one.host.stop(ENGINE_STOP_TIMEOUT_S) for one in core.backends.engines.in_process)
                     await asyncio.gather(*stops)
                     await ledger.close(FLUSH_TIMEOUT_S)
-                    for task in stores:
-                        task.cancel()
+                    _cancel(stores)
         finally:
             core.model.grammars.close()
             for process in core.model.tokenizers.processes:
@@ -133,3 +131,10 @@ class Gateway:
             **facts.details,
         )
         await host.keep()
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks, except those that a failed start has cancelled: again would interrupt their closing."""
+    for task in tasks:
+        if not task.cancelling():
+            task.cancel()
