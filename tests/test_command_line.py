@@ -178,3 +178,18 @@ def test_a_process_that_is_not_there_is_named_before_a_chaos_run(tmp_path: Path)
         [sys.executable, "-m", "ops.cli", "chaos", "soak", "--pid", "4194305"], cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (2, "sluice: --pid: there is no process 4194305\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "auth", "warned"),
+    [
+        ("http://127.0.0.1:8000", False, False),
+        ("http://[::1]:8000", False, False),
+        ("http://0.0.0.0:8000", False, True),
+        ("http://[::]:8000", False, True),
+        ("http://0.0.0.0:8000", True, False),
+    ],
+)
+def test_a_start_without_keys_on_an_address_of_the_network_warns(url: str, auth: bool, warned: bool) -> None:
+    settings = load_settings(None, {"SLUICE_AUTH__ENABLED": str(auth).lower()})
+    assert ("keys are off" in "\n".join(banner(url, None, "defaults", settings))) is warned

@@ -8,10 +8,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
+from gateway.http.local_protocol import is_loopback
 from gateway.server import Around, listen, run
 from gateway.wiring.build import build
 from gateway.wiring.control import DEFAULT_FILE
@@ -132,10 +134,15 @@ def _url(listener: socket.socket) -> str:
 
 
 def banner(url: str, admin: str | None, config: str, settings: Settings) -> list[str]:
-    """The lines that are printed when the gateway listens; ``admin`` is the operators' port, if any."""
+    """The lines that are printed when the gateway listens; ``admin`` is the operators' port, if any.
+
+    They warn if every machine in reach would be an operator.
+    """
     auth = settings.auth.enabled
     key = "" if not auth else " -H 'Authorization: Bearer KEY'"
     documented = url if admin is None or settings.server.public_metrics else admin
+    warning = "  warning keys are off: whoever reaches this address is an operator; set auth.enabled: true"
+    everybody = not auth and not is_loopback(urlsplit(url).hostname or "")
     return [
         f"Sluice on {url} (config: {config}, keys: {'required' if auth else 'off'})",
         f"  ready?  curl {url}/ready",
@@ -143,4 +150,5 @@ def banner(url: str, admin: str | None, config: str, settings: Settings) -> list
         '    -d \'{"stream":true,"messages":[{"role":"user","content":"Something like Vinland Saga?"}]}\'',
         f"  docs    {documented}/docs",
         *([] if admin is None else [f"  admin   {admin}"]),
+        *([warning] if everybody else []),
     ]
