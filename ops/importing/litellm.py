@@ -69,7 +69,7 @@ SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     ),
     "content_policy_fallbacks": (_U, "an answer that a service filters is passed on as it is"),
     "enable_pre_call_checks": (_C, "prompts are always counted first"),
-    "cache": (_D, "kept answers are for outages: add response_cache to a route's fallback"),
+    "cache": (_D, "stored answers are for outages: add response_cache to a route's fallback"),
     "cache_params": (_D, "response_cache.url and response_cache.ttl_seconds; see cache"),
     "set_verbose": (_D, "sluice serve --log-level debug"),
     "master_key": (_D, "set the variable SLUICE_ADMIN_KEY; it was not copied"),
@@ -141,6 +141,7 @@ class _Model:
             setup.unsupported(f"{self.place}.model_info.mode", f"{mode} models are not imported")
             return
         if provider == "bedrock":
+            model = model.removeprefix("converse/")
             base, section = None, self._bedrock(model)
         else:
             found = self._openai(provider, model)
@@ -176,7 +177,7 @@ class _Model:
             del self.params[key]
             place = f"{self.where}.{key}"
             self.setup.different(place, "credentials are AWS's usual chain; none was copied")
-        return {"kind": "bedrock", "model_id": model.removeprefix("converse/"), "region": region}
+        return {"kind": "bedrock", "model_id": model, "region": region}
 
     def _openai(self, provider: str, model: str) -> tuple[str, dict[str, Any]] | None:
         setup, params, where = self.setup, self.params, self.where
@@ -268,9 +269,7 @@ class _Model:
             value = self.params.pop(key, None)
             if value is None:
                 continue
-            weight = float(value) if weight is None else weight
-            if not 0 <= weight < math.inf:
-                raise ValueError(f"{key} is {value}; allowed: 0 or more")
+            weight = _weight(key, value) if weight is None else weight
             place = f"{self.where}.{key}"
             if key == "weight":
                 self.setup.carried(place, "routes.<name>.backends[].weight, in percent")
@@ -284,6 +283,16 @@ class _Model:
         if isinstance(value, str) and value.startswith(FROM_ENVIRONMENT):
             return self.environ.get(value.removeprefix(FROM_ENVIRONMENT))
         return None if value is None else str(value)
+
+
+def _weight(key: str, value: Any) -> float:
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"{key} is {value}; allowed: 0 or more")
+    return weight
 
 
 def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:

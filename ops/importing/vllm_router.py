@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -107,19 +108,34 @@ def _model(
     name, model = str(spec.get("name", "")), str(spec.get("modelURL", ""))
     if not name or not model:
         raise UnreadableSource(f"{path}: {place}: allowed: a mapping with name and modelURL")
+    config = spec.get("vllmConfig") or {}
+    model, *aliases = _served_names([str(one) for one in config.get("extraArgs") or ()]) or [model]
     section: dict[str, Any] = {"kind": "openai", "model": model}
     if "vllmApiKey" in engines:
         section["api_key_env"] = "VLLM_API_KEY"
-    config = spec.get("vllmConfig") or {}
     longest = config.get("maxModelLen")
     setup.lengths.append(longest if isinstance(longest, int) else None)
     if isinstance(most := config.get("maxNumSeqs"), int):
         section["max_running"] = most
     url = f"http://{release}-{name}-engine-service:{engines.get('servicePort', 80)}"
     setup.add(model, Deployment(_base(url), section))
+    setup.groups[model].aliases += aliases
     setup.different(
         place, f"{model!r} is at {url}, one address for all its pods; name each pod for affinity and load"
     )
+    if rest := [str(key) for key in spec if key not in ("name", "modelURL")]:
+        setup.carried(place, f"{', '.join(rest)}: of the engines, which stay as they are")
+
+
+def _served_names(words: Sequence[str]) -> list[str]:
+    """The names under which a ``vllm serve`` with these arguments serves its model; none: the model's own."""
+    names: list[str] = []
+    for number, word in enumerate(words):
+        option, equals, _ = word.replace("_", "-").partition("=")
+        if option == "--served-model-name":
+            given = [word.partition("=")[2]] if equals else words[number + 1 :]
+            names = list(takewhile(lambda one: not one.startswith("-"), given))
+    return names
 
 
 def _router_spec(setup: ImportedSetup, router: Mapping[str, Any]) -> None:

@@ -34,7 +34,10 @@ def write(setup: ImportedSetup, folder: Path, *, source: str, force: bool) -> li
     there = [str(path) for path in paths if path.exists()]
     if there and not force:
         raise UnreadableSource(f"{', '.join(there)}: is there already; --force replaces it, --out FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnreadableSource(f"--out: {folder} cannot be made ({error.strerror})") from None
     for path, content in zip(paths, contents, strict=True):
         head = f"# Imported from {source}; `sluice doctor` checks it.\n"
         path.write_text(head + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")

@@ -147,7 +147,7 @@ def test_every_setting_of_the_file_is_reported(setup: ImportedSetup) -> None:
         ("[]", "model_list"),
         ("model_list: []", "model_list"),
         ("model_list: [{model_name: a}]", "model_list[0]"),
-        ("model_list: [{model_name: a, litellm_params: {model: b, weight: x}}]", "model_list[0]"),
+        ("model_list: [{model_name: a, litellm_params: {model: b, weight: x}}]", "weight is x; allowed: 0"),
         ("model_list: [{model_name: a, litellm_params: {model: b, weight: -1}}]", "weight is -1"),
         ("model_list: [{model_name: a, litellm_params: {model: b, weight: .nan}}]", "weight is nan"),
         ("model_list: [{model_name: a, litellm_params: {model: b, order: .inf}}]", "model_list[0]"),
@@ -189,6 +189,22 @@ def test_the_command_writes_both_files_once_and_prints_what_became_of_each_setti
     assert again.exit_code == 1 and "--force" in again.output
     forced = CliRunner().invoke(app, [*words, "--force"])
     assert forced.exit_code == 0 and "general_settings.master_key" in forced.stdout
+
+
+def test_a_model_of_bedrocks_converse_is_reported_as_it_is_written(tmp_path: Path) -> None:
+    model = "{model_name: nova, litellm_params: {model: bedrock/converse/us.amazon.nova-lite-v1:0, aws_region_name: eu-west-1}}"
+    (tmp_path / "config.yaml").write_text(f"model_list: [{model}]\n")
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert configurations(setup)[0]["backends"]["nova"]["model_id"] == "us.amazon.nova-lite-v1:0"
+    assert any(note.text == "'nova' is answered by 'us.amazon.nova-lite-v1:0'" for note in setup.notes)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(
+        app, ["import", "litellm", str(SOURCE), "--out", str(tmp_path / "file" / "x")]
+    )
+    assert result.exit_code == 1 and "--out: " in result.stderr and "cannot be made" in result.stderr
 
 
 async def test_each_imported_model_is_answered(tmp_path: Path, written: Any) -> None:

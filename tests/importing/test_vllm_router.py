@@ -78,6 +78,27 @@ def test_the_stacks_models_are_at_their_services(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("[--served-model-name, llama, gpt-4o, --seed, '1']", ["llama", "gpt-4o"]),
+        ("[--seed, '1', --served-model-name=llama]", ["llama"]),
+        ("[--seed, '1']", ["org/model"]),
+    ],
+)
+def test_a_model_of_the_stack_has_the_names_that_its_engines_serve(
+    tmp_path: Path, words: str, names: list[str]
+) -> None:
+    spec = f"{{name: m, modelURL: org/model, requestGPU: 1, vllmConfig: {{extraArgs: {words}}}}}"
+    (tmp_path / "values.yaml").write_text(f"servingEngineSpec: {{modelSpec: [{spec}]}}\n")
+    setup = read_values(tmp_path / "values.yaml", "vllm")
+    settings, routing = configurations(setup)
+    (backend,) = settings["backends"].values()
+    (route,) = routing["routes"].values()
+    assert backend["model"] == names[0] and route["models"] == names
+    assert any("requestGPU, vllmConfig: of the engines" in note.text for note in setup.notes)
+
+
+@pytest.mark.parametrize(
     "text", ["[]", "servingEngineSpec: {}", "servingEngineSpec: {modelSpec: [{name: a}]}"]
 )
 def test_values_without_models_are_an_error(tmp_path: Path, text: str) -> None:
