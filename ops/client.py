@@ -30,11 +30,12 @@ class AdminError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """Calls a gateway's operator API."""
+    """Calls a gateway's operator API, or a worker; ``kind`` is its name in messages."""
 
     url: str
     key: str | None = None
     timeout_s: float = TIMEOUT_S
+    kind: str = "gateway"
 
     def get(
         self, *path: str, query: Mapping[str, str | int] | None = None, accept: Collection[int] = ()
@@ -90,7 +91,8 @@ class AdminClient:
         try:
             return json.loads(self._call(method, path, body, **options))
         except ValueError:
-            raise AdminError(f"{self.url}: the answer is not JSON; is the gateway running there?") from None
+            fault = f"the answer is not JSON; is the {self.kind} running there?"
+            raise AdminError(f"{self.url}: {fault}") from None
 
     def _call(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> bytes:
         with self._opened(method, path, body, **options) as answer:
@@ -124,11 +126,12 @@ class AdminClient:
             yield cast("BinaryIO", error)
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            raise AdminError(f"{self.url}: no answer ({reason}); is the gateway running there?") from None
+            fault = f"no answer ({reason}); is the {self.kind} running there?"
+            raise AdminError(f"{self.url}: {fault}") from None
         except http.client.HTTPException as error:
             raise AdminError(
                 f"{self.url}: the answer is cut off or not HTTP ({type(error).__name__}); "
-                "is the gateway running there?"
+                f"is the {self.kind} running there?"
             ) from None
 
 

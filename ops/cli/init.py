@@ -96,9 +96,9 @@ def keys_of(environ: Mapping[str, str]) -> dict[str, Any]:
 def _models(base: str, key: str | None) -> Sequence[ServedModel]:
     """The models that a worker lists, at least one. Raises ConfigError."""
     try:
-        listed = read_models(AdminClient(base, key, TIMEOUT_S).text("models").encode()).data
+        listed = read_models(AdminClient(base, key, TIMEOUT_S, "worker").text("models").encode()).data
     except AdminError as error:
-        raise ConfigError(f"--worker: {error}; start it, or set {KEY_VARIABLE}") from None
+        raise ConfigError(f"--worker: {error} (a key for it goes to {KEY_VARIABLE})") from None
     except ValueError:
         raise ConfigError(f"--worker: {base}/models is not OpenAI's list of models") from None
     offered = offers_of(listed, None)

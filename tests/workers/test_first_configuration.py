@@ -79,3 +79,10 @@ async def test_an_alias_at_another_sluice_is_no_second_model() -> None:
     own = {"owned_by": "sluice", "root": "base"}
     found = await learned([model("alias", **own), model("base", **own)])
     assert found["backends"]["worker"]["model"] == "base"
+
+
+def test_a_worker_that_does_not_answer_is_named_with_the_variable_for_its_key() -> None:
+    with pytest.raises(ConfigError) as caught:
+        worker_configuration(["http://127.0.0.1:1"], {})
+    assert "http://127.0.0.1:1/v1: no answer" in str(caught.value)
+    assert str(caught.value).endswith("is the worker running there? (a key for it goes to WORKER_API_KEY)")
