@@ -34,6 +34,7 @@ Header = tuple[bytes, bytes]
 _DAY = "tokens_per_day"
 # Separates a key's id from a model's id in the name of an account.
 MODEL_MARK = " model "
+_TENANT = "tenant"
 _LOCAL = "local"
 
 
@@ -206,7 +207,7 @@ class KeyLimiter:
     def _budgets(
         self, caller: Caller, of_tenant: Budget, own: ModelLimits | None
     ) -> list[tuple[str, Budget]]:
-        budgets = [("key", caller.key_id, caller.budget), ("tenant", caller.tenant, of_tenant)]
+        budgets = [("key", caller.key_id, caller.budget), (_TENANT, caller.tenant, of_tenant)]
         if own is not None:
             budgets.append(("key", _of_model(caller.key_id, own.model), own.budget))
         return [(self._account(kind, name), one) for kind, name, one in budgets if one != NO_BUDGET]
@@ -264,6 +265,8 @@ class KeyLimiter:
             return
         _, _, model = account.partition(MODEL_MARK)
         place = f" for {model.split(' ')[0]}" if model else ""
+        if kind == "money" and account.startswith(f"usd {_TENANT} "):
+            place = " of the tenant, for all its keys,"
         raise self._over_budget(excess, place) if kind == "money" else _refusal(excess, place)
 
     def _over_budget(self, excess: Excess, place: str) -> BudgetExceeded:

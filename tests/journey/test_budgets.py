@@ -77,7 +77,8 @@ async def test_a_request_over_its_budget_is_refused_without_fallback_row_or_back
     rig = priced(build_rig(), Clock(), tenants)
     sink = await run(rig, ask(caller=caller, sampling=Sampling(max_tokens=500)))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (429, "budget_exceeded")
-    assert "usd_per_day" in sink.error.message and "0.0005 USD" in sink.error.message
+    whose = "the budget of the tenant, for all its keys, is" if of_tenant else "the budget is"
+    assert "usd_per_day" in sink.error.message and f"{whose} 0.0005 USD" in sink.error.message
     assert not rig.outbox.rows
 
 
