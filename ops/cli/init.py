@@ -98,7 +98,8 @@ def _models(base: str, key: str | None) -> Sequence[ServedModel]:
     try:
         listed = read_models(AdminClient(base, key, TIMEOUT_S, "worker").text("models").encode()).data
     except AdminError as error:
-        raise ConfigError(f"--worker: {error} (a key for it goes to {KEY_VARIABLE})") from None
+        fault = str(error) if base in str(error) else f"{base}: {error}"
+        raise ConfigError(f"--worker: {fault} (a key for it goes to {KEY_VARIABLE})") from None
     except ValueError:
         raise ConfigError(f"--worker: {base}/models is not OpenAI's list of models") from None
     offered = offers_of(listed, None)

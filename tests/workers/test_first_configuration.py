@@ -86,3 +86,11 @@ def test_a_worker_that_does_not_answer_is_named_with_the_variable_for_its_key() 
         worker_configuration(["http://127.0.0.1:1"], {})
     assert "http://127.0.0.1:1/v1: no answer" in str(caught.value)
     assert str(caught.value).endswith("is the worker running there? (a key for it goes to WORKER_API_KEY)")
+
+
+async def test_a_worker_that_refuses_the_key_is_named_by_its_url() -> None:
+    worker = RawWorker([answers()], keyed=frozenset({"/v1/models"}))
+    await worker.start()
+    with pytest.raises(ConfigError, match=f"--worker: {worker.url}: 401 .*WORKER_API_KEY"):
+        await asyncio.to_thread(worker_configuration, [worker.url], {})
+    await worker.die()
