@@ -134,6 +134,7 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
             {"SLUICE_SERVER": "x", "SLUICE_SERVER__PORT": "1"},
             ["environment SLUICE_SERVER: server: must be a mapping, because SLUICE_SERVER__PORT sets a key"],
         ),
+        ("", {"SLUICE_SERVER_PORT": "9"}, ["SLUICE_SERVER_PORT: is not read; allowed: SLUICE_SERVER__PORT"]),
         (
             "server:",
             {"SLUICE_SERVER__PORT": "9"},
@@ -206,6 +207,16 @@ def test_each_of_several_engines_has_a_backend_and_engine_has_one_where_it_is_as
         "c": "x",
         "d": "x",
     }
+
+
+def test_variables_that_kubernetes_sets_for_services_are_ignored(tmp_path: Path) -> None:
+    environ = {
+        "SLUICE_SERVER_PORT": "tcp://10.0.0.1:8000",
+        "SLUICE_PORT": "tcp://10.0.0.2:8000",
+        "SLUICE_SERVICE_HOST": "10.0.0.2",
+        "SLUICE_SERVER_SERVICE_PORT": "8000",
+    }
+    assert load_settings(write(tmp_path, ""), environ).server.port == 8000
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, IPvAnyNetwork, ValidationError, model_validator
+from pydantic import BaseModel, Field, IPvAnyNetwork, ValidationError, model_validator
 
 from gateway.config.admission import AdmissionConfig
 from gateway.config.backends import BackendConfig, EngineBackend, FallbackSection, PriceConfig
@@ -310,6 +310,8 @@ def load_settings(
         keys = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
         if len(keys) > 1 or keys[0] in Settings.model_fields:
             _put(data, keys, value, name, origins, file)
+        else:
+            _refuse_unread(name, value)
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
@@ -320,6 +322,20 @@ def load_settings(
             return next((f"environment {name}" for name in named), file)
 
         raise ConfigError(explain(error, Settings, source)) from None
+
+
+def _refuse_unread(name: str, value: str) -> None:
+    """Raise ConfigError for a variable that names a key of a section with a single underscore.
+
+    Kubernetes sets ``SLUICE_SERVER_PORT=tcp://…`` for a service ``sluice-server``; that one is ignored.
+    """
+    word = name[len(ENV_PREFIX) :].lower()
+    for section, field in Settings.model_fields.items():
+        model, key = field.annotation, word.removeprefix(f"{section}_")
+        known = isinstance(model, type) and issubclass(model, BaseModel) and key in model.model_fields
+        if known and key != word and not value.startswith("tcp://"):
+            meant = f"{ENV_PREFIX}{section}__{key}".upper()
+            raise ConfigError(f"environment {name}: is not read; allowed: {meant}, with two underscores")
 
 
 def _put(
