@@ -112,11 +112,13 @@ class RouteConfig(_Part):
         total = sum(backend.weight for backend in self.backends)
         if abs(total - 100.0) > 1e-6:
             raise ValueError(f"backends: weights add up to {total:g}; allowed: 100")
-        names = [backend.name for backend in self.backends]
-        if len(set(names)) != len(names):
-            raise ValueError("backends: a backend is named twice")
-        if len(set(self.fallback)) != len(self.fallback):
-            raise ValueError("fallback: a leg is named twice")
+        for key, names in (
+            ("backends", [backend.name for backend in self.backends]),
+            ("fallback", self.fallback),
+        ):
+            twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+            if twice is not None:
+                raise ValueError(f"{key}: {twice!r} is named twice; name each once")
         return self
 
 

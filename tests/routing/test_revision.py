@@ -61,10 +61,10 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
         ),
         (
             changed(backends=[{"name": "local", "weight": 50}, {"name": "local", "weight": 50}]),
-            ["named twice"],
+            ["backends: 'local' is named twice; name each once"],
         ),
         (changed(fallback=["mars"]), ["fallback[0]", "'mars'", "degraded"]),
-        (changed(fallback=["degraded", "degraded"]), ["fallback", "twice"]),
+        (changed(fallback=["degraded", "degraded"]), ["fallback: 'degraded' is named twice; name each once"]),
         (
             changed(backends=[{"name": "pool", "weight": 100}]),
             ["routes.self_hosted_generation.fallback[1]", "'pool'", "leads back to what failed"],
