@@ -1,4 +1,4 @@
-"""What runs beside the requests ends in order when the gateway cannot start."""
+"""A gateway that cannot start says why, and what runs beside the requests ends in order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from engine.errors import EngineStartError
+from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.wiring.build import build
 
@@ -57,3 +58,16 @@ async def test_an_engine_that_does_not_start_lets_connections_close(
             await asyncio.Event().wait()
     assert caught.value.subgroup(EngineStartError) is not None
     assert connection.closed
+
+
+def test_a_folder_for_the_state_that_cannot_be_made_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state").write_text("no folder")
+    pool = {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "base"}
+    settings = Settings.model_validate({"engine": {"kind": "none"}, "backends": {"pool": pool}})
+    with pytest.raises(
+        ConfigError, match=rf"state\.url, ledger\.url: the folder {tmp_path}/state cannot be made"
+    ):
+        build(settings, admin_key="k" * 32)
