@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -19,7 +18,7 @@ from gateway.contracts.responses.answer import failed_response
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponseFrames
 from gateway.contracts.values import Answer
-from gateway.errors import Draining, Internal, PublicError, RateLimited, public_error
+from gateway.errors import Draining, Internal, NotFound, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
 from gateway.requests.stored_responses import RETRY_MS, StoredResponses, response_of
 
@@ -333,9 +332,8 @@ class BackgroundResponses:
         error_body = {"code": "server_error", "message": error.message}
         try:
             response = response_of(row)
-        except (ValueError, zlib.error) as damage:
-            # Its body stays as it is, but no gateway looks at the row again.
-            self._log.error("response is damaged", response=row.response_id, reason=str(damage))
+        except NotFound:
+            # It is damaged. Its body stays as it is, but no gateway looks at the row again.
             await self.stored.store.finish(replace(row, status="failed", alive_until=None, again=None))
         else:
             await self.stored.end(row, {**response, "status": "failed", "error": error_body})

@@ -1,7 +1,8 @@
 """A tenant's stored responses: conversations continue from them, and clients read them again."""
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -172,13 +173,35 @@ class StoredResponses:
 
 
 def response_of(row: StoredResponse) -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads(zlib.decompress(row.body))
+    """Unpack the response object. Raises NotFound if the row is damaged."""
+    with _undamaged(row, "response_id"):
+        found: dict[str, Any] = orjson.loads(zlib.decompress(row.body))
     return found
 
 
 def events_of(row: StoredResponse, after: int) -> bytes:
-    """Unpack the event stream of a background response: at least its events after the number ``after``."""
-    return ended_elsewhere(response_of(row), after) if row.events is None else zlib.decompress(row.events)
+    """Unpack the event stream of a background response: at least its events after the number ``after``.
+
+    Raises NotFound if the row is damaged.
+    """
+    if row.events is None:
+        return ended_elsewhere(response_of(row), after)
+    with _undamaged(row, "response_id"):
+        return zlib.decompress(row.events)
+
+
+@contextmanager
+def _undamaged(row: StoredResponse, param: str) -> Iterator[None]:
+    """Raise NotFound for data of the row that cannot be unpacked, and log it."""
+    try:
+        yield
+    except (ValueError, zlib.error) as damage:
+        log = structlog.get_logger("gateway.responses")
+        log.error("response is damaged", response=row.response_id, reason=str(damage))
+        shown = path_of([row.response_id])
+        raise NotFound(
+            f"the stored response '{shown}' is damaged; it can only be deleted", param=param
+        ) from None
 
 
 def _unknown(response_id: str, param: str) -> NotFound:
@@ -193,12 +216,13 @@ def _items(
     found, room = [], max_bytes
     for row in rows:
         texts = []
-        for data in (row.input, row.body):
-            texts.append(zlib.decompressobj().decompress(data, room + 1))
-            room -= len(texts[-1])
-            if room < 0:
-                raise _too_long(param, max_bytes)
-        found.append((orjson.loads(texts[0]), orjson.loads(texts[1])["output"]))
+        with _undamaged(row, param):
+            for data in (row.input, row.body):
+                texts.append(zlib.decompressobj().decompress(data, room + 1))
+                room -= len(texts[-1])
+                if room < 0:
+                    raise _too_long(param, max_bytes)
+            found.append((orjson.loads(texts[0]), orjson.loads(texts[1])["output"]))
     return found
 
 

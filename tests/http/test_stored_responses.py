@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -651,6 +652,42 @@ async def test_a_damaged_response_keeps_no_other_abandoned_one_from_being_run_ag
             while (await rig.row(damaged)).status != "failed":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (await made(client))["status"] == "completed"
+
+
+@pytest.mark.parametrize("damage", [b"not compressed", zlib.compress(b"no JSON"), b""])
+async def test_a_damaged_response_is_404_wherever_it_is_named_and_can_be_deleted(
+    rig: ResponsesRig, damage: bytes
+) -> None:
+    async with rig.serving() as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        item = (await ended(client, path))["output"][0]["id"]
+        row = await rig.row(path)
+        store = ResponseStore(rig.url, tenant_bytes=rig.section.max_tenant_bytes)
+        await store.delete("acme", row.response_id)
+        await store.put(replace(row, body=damage, events=damage))
+        await store.close()
+        answers = {
+            "response_id": [
+                await client.get(path),
+                await client.get(path, params={"stream": "true"}),
+                await client.get(f"{path}/input_items"),
+                await client.post(f"{path}/cancel"),
+            ],
+            "previous_response_id": [
+                await client.post("/v1/responses", json={**ASKED, "previous_response_id": row.response_id})
+            ],
+            "input.0.id": [
+                await client.post(
+                    "/v1/responses", json={**ASKED, "input": [{"type": "item_reference", "id": item}]}
+                )
+            ],
+        }
+        for param, found in answers.items():
+            for one in found:
+                error = one.json()["error"]
+                assert (one.status_code, error["code"], error["param"]) == (404, "not_found", param)
+                assert error["message"].endswith("is damaged; it can only be deleted")
+        assert (await client.delete(path)).json()["deleted"]
 
 
 class FailsOnce(ResponseStore):
