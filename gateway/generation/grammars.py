@@ -18,6 +18,7 @@ from msgspec import structs
 
 from budgeting.values import Tool
 from gateway.backends.hermes import call_format, input_format
+from gateway.contracts.deadlines import until_deadline
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
@@ -30,6 +31,7 @@ MAX_WAITING_PER_TENANT: Final = 64
 MAX_CACHED: Final = 2_048
 RETRY_AFTER_MS: Final = 1_000
 _OVER: Final = "is too complex"
+_LATE: Final = "during the check of its grammar: use a simpler one, or a later deadline"
 _ANY_OBJECT: Final = '{"type":"object"}'
 
 
@@ -64,7 +66,7 @@ class GrammarChecks:
 
     async def checked(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the size of its shape's grammar, and the time that this took. Raises the
-        errors of :meth:`check`.
+        errors of :meth:`check`; DeadlineExceeded, which ends the check.
 
         The parameters of strict tools are checked like schemas of answers. With ``binds_calls`` those of
         other tools are checked too, and any object is allowed if their schema is not supported; so are the
@@ -73,6 +75,11 @@ class GrammarChecks:
         if not request.tools and request.response_format.type is FormatType.TEXT:
             return request
         began_at = self._clock()
+        async with until_deadline(request, self._clock, _LATE):
+            checked = await self._checked(request)
+        return structs.replace(checked, checked_s=self._clock() - began_at)
+
+    async def _checked(self, request: GenerateRequest) -> GenerateRequest:
         if request.tools:
             tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
             choice, parallel = request.tool_choice, request.parallel_tool_calls
@@ -80,9 +87,9 @@ class GrammarChecks:
                 calls = call_format(tuple(tools), choice, parallel, request.response_format)
                 if calls is not None:
                     calls = await self.check(calls, request.caller.tenant)
-                    return structs.replace(request, call_format=calls, checked_s=self._clock() - began_at)
+                    return structs.replace(request, call_format=calls)
         shape = await self.check(request.response_format, request.caller.tenant)
-        return structs.replace(request, response_format=shape, checked_s=self._clock() - began_at)
+        return structs.replace(request, response_format=shape)
 
     async def _tool(self, index: int, tool: Tool, request: GenerateRequest) -> Tool:
         if tool.format is not None and self._binds_calls:

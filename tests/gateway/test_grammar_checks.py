@@ -23,7 +23,7 @@ from gateway.contracts.values import (
     GenerateRequest,
     ResponseFormat,
 )
-from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
+from gateway.errors import BackendUnavailable, DeadlineExceeded, GrammarTooComplex, InvalidRequest
 from gateway.generation.grammars import MAX_WAITING_PER_TENANT, WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits, NoProcess
 
@@ -241,6 +241,38 @@ async def test_one_tenants_shapes_wait_for_each_other_and_not_another_tenants(sc
     assert scripted.asked == ["a0", "b", "a2", "a3", "a4"]
     assert (await checks.check(regex("a0"), "c")).grammar_bytes == 1  # stored for every tenant
     assert checks._queues == {}
+
+
+async def test_a_check_ends_at_the_callers_deadline_and_the_next_one_of_the_tenant_begins(
+    scripted: Scripted,
+) -> None:
+    checks = GrammarChecks(scripted)
+    deadline = time.monotonic() + 0.05
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+        late = [
+            group.create_task(
+                late_check(checks, a_request(response_format=regex(f"a{at}"), deadline=deadline))
+            )
+            for at in range(2)
+        ]
+        await settled()
+        patient = group.create_task(
+            checks.checked(a_request(response_format=regex("b"), deadline=deadline + 600))
+        )
+        messages = [await one for one in late]
+        await settled()
+        scripted.answers["b"].set_result(b'{"bytes": 1}')
+    assert messages == 2 * [
+        "the deadline passed during the check of its grammar: use a simpler one, or a later deadline"
+    ]
+    assert scripted.asked == ["a0", "b"] and patient.result().response_format.grammar_bytes == 1
+    assert checks._queues == {}
+
+
+async def late_check(checks: GrammarChecks, request: GenerateRequest) -> str:
+    with pytest.raises(DeadlineExceeded) as late:
+        await checks.checked(request)
+    return late.value.message
 
 
 async def test_a_tenant_with_too_many_waiting_is_told_to_come_again(scripted: Scripted) -> None:
