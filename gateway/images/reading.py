@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from budgeting.plan import Offload
 from budgeting.values import CanonicalPrompt, ImageContent, Message
 from gateway.config.images import ImagesSection
+from gateway.contracts.deadlines import until_deadline
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.refusals import not_allowed
@@ -25,6 +27,7 @@ from gateway.images.header import ImageHeader, TruncatedImage, UnreadableImage, 
 
 INLINE_BYTES: Final = 65_536
 """An image of at most this size is read on the event loop, in 0.2 ms."""
+_LATE: Final = "before its images had been read"
 _MAX_PREFIX: Final = 256
 """Longest part of a ``data:`` URL before the base64, including the comma."""
 _PIECE_CHARS: Final = 1 << 20
@@ -38,11 +41,13 @@ class ImageReader:
     Args:
         holding: takes a tenant; the context in which the bytes that it fetches are counted.
         fetcher: fetches images from addresses; ``None``: only ``data:`` URLs are accepted.
+        clock: requests' deadlines are times of this clock.
     """
 
     bounds: ImagesSection
     holding: Callable[[str], AbstractContextManager[Hold]]
     fetcher: ImageFetcher | None = None
+    clock: Callable[[], float] = time.monotonic
 
     def of(self, request: GenerateRequest) -> AbstractContextManager["RequestImages"]:
         """Return a context manager of a request's images, which are in memory while its block runs."""
@@ -53,7 +58,7 @@ class ImageReader:
     @contextmanager
     def _of(self, request: GenerateRequest) -> Iterator["RequestImages"]:
         with self.holding(request.caller.tenant) as hold:
-            yield _Images(request, self.bounds, self.fetcher, hold)
+            yield _Images(request, self.bounds, self.fetcher, hold, self.clock)
 
 
 class RequestImages:
@@ -64,7 +69,7 @@ class RequestImages:
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         """Return the prompt with the images' sizes and hashes.
 
-        Raises InvalidRequest for an unacceptable image; RateLimited, TooManyBodies.
+        Raises InvalidRequest for an unacceptable image; RateLimited, TooManyBodies, DeadlineExceeded.
         """
         return prompt
 
@@ -75,13 +80,14 @@ class _Images(RequestImages):
     _bounds: ImagesSection
     _fetcher: ImageFetcher | None
     _hold: Hold
+    _clock: Callable[[], float]
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         images = [image for turn in prompt.turns for image in turn.images]
         if len(images) > (most := self._bounds.max_per_request):
             raise not_allowed("messages", f"has {len(images)} images", f"{most} or fewer")
         try:
-            async with asyncio.TaskGroup() as group:
+            async with until_deadline(self._request, self._clock, _LATE), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._read(one, offload)) for one in images]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None

@@ -79,7 +79,7 @@ def make_foundation(settings: Settings) -> Foundation:
             keys=keys_of("audit.key_file", settings.audit.key_file, KEY_VARIABLE),
         ),
         bodies=bodies,
-        images=make_image_reader(settings, bodies),
+        images=make_image_reader(settings, bodies, clock),
         turns=Turns(),
     )
 
@@ -118,9 +118,9 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{os.urandom(10).hex()}"
 
 
-def make_image_reader(settings: Settings, bodies: BodyMemory) -> ImageReader:
+def make_image_reader(settings: Settings, bodies: BodyMemory, clock: Callable[[], float]) -> ImageReader:
     """Build the reader of images; it fetches urls if ``images.fetch`` is set and a model takes images."""
     section, fetcher = settings.images, None
     if section.fetch and any(model.images is not None for model in settings.models.values()):
         fetcher = ImageFetcher(section, look_up=NameLookup(), tls=ssl.create_default_context())
-    return ImageReader(section, bodies.holding, fetcher)
+    return ImageReader(section, bodies.holding, fetcher, clock)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
@@ -145,3 +147,32 @@ async def test_a_fetched_image_counts_as_the_requests_memory_until_its_end(
     assert rig.backends["local"].calls[0].images == {SHA256: ImageData("image/png", memoryview(PNG))}
     assert held == [len(PNG)] * 2
     assert memory.held_bytes == 0
+
+
+async def test_a_deadline_that_passes_while_an_image_is_fetched_ends_the_fetch_and_frees_its_memory(
+    build_rig: Build, ask: Ask
+) -> None:
+    class Fetcher(ImageFetcher):
+        ended = False
+
+        def __init__(self) -> None:
+            pass
+
+        async def fetch(self, url: str, tenant: str, hold: Hold) -> bytes:
+            hold(1_000)
+            try:
+                await asyncio.sleep(3_600)
+            finally:
+                self.ended = True
+            return b""
+
+    rig, memory, fetcher = build_rig(Script(("one",))), BodyMemory(1 << 20), Fetcher()
+    reader = ImageReader(ImagesSection(), memory.holding, fetcher)
+    rig = replace(rig, journey=replace(rig.journey, images=reader))
+    request = ask(deadline=time.monotonic() + 0.05, **shown("https://example.org/a.png"))
+    async with asyncio.timeout(60):
+        await rig.journey.run(request, sink := RecordingSink())
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
+    assert sink.error.message == "the deadline passed before its images had been read"
+    assert fetcher.ended and memory.held_bytes == 0
