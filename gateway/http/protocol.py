@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final, NoReturn
 
 import httptools
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.contracts.dialect import Header
@@ -73,6 +74,23 @@ def _head(status: int, headers: Iterable[Header]) -> bytes:
 
 class _Refused(Exception):
     """Raised in a callback to stop the parser."""
+
+
+class _UnchunkedCycle(RequestResponseCycle):
+    """A request in HTTP/1.0, which has no chunks (RFC 9112 §6.1): an answer without a length ends with the
+    connection. uvicorn sends it in chunks.
+    """
+
+    _until_close = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._until_close = not any(name == b"content-length" for name, _ in message.get("headers", ()))
+            if self._until_close:
+                self.chunked_encoding = False
+        elif message["type"] == "http.response.body" and self._until_close:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -225,6 +243,9 @@ class GatewayProtocol(HttpToolsProtocol):
         table.unused.pop(self, None)
         table.idle.pop(self, None)
         super().on_headers_complete()
+        if version == "1.0":
+            self.cycle.__class__ = _UnchunkedCycle  # uvicorn makes the object; its task has not run yet
+            self._disconnect.begin = self._disconnect.write = None
         if not self.pipeline:
             self._running = self.cycle
         if self._surplus is not None:

@@ -74,8 +74,11 @@ class Wire(asyncio.Transport):
         return 0
 
 
-async def answered(request: bytes, reply: Reply, *, pieces: int = 0) -> Wire:
-    """Let the protocol answer a request with ``reply``, or with a stream that repeats its body."""
+async def answered(request: bytes, reply: Reply, *, pieces: int = 0, at_once: bool = True) -> Wire:
+    """Let the protocol answer a request with ``reply``, or with a stream that repeats its body.
+
+    ``at_once``: a piece of the stream is sent without uvicorn.
+    """
     wire, done = Wire(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +87,9 @@ async def answered(request: bytes, reply: Reply, *, pieces: int = 0) -> Wire:
             if pieces:
                 await exchange.begin(reply.status, reply.headers, reply.body, more=True)
                 for _ in range(pieces - 1):
-                    assert exchange.write(reply.body)
+                    assert exchange.write(reply.body) is at_once
+                    if not at_once:
+                        await exchange.body(reply.body, more=True)
                 await exchange.body(b"", more=False)
             else:
                 await exchange.reply(reply)
@@ -120,6 +125,16 @@ async def test_a_stream_begins_with_its_head_and_first_piece_in_one_write() -> N
     head, _, chunk = wire.writes[0].partition(b"\r\n\r\n")
     assert b"\r\ntransfer-encoding: chunked" in head and chunk == b"9\r\ndata: 1\n\n\r\n"
     assert wire.writes[1:] == [chunk, b"0\r\n\r\n"]
+
+
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_the_connection() -> None:
+    get = GET.replace(b"HTTP/1.1", b"HTTP/1.0")
+    wire = await answered(get, Reply(200, b"data: 1\n\n"), pieces=3, at_once=False)
+    head, _, body = b"".join(wire.writes).partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head and b"transfer-encoding" not in head
+    assert body == 3 * b"data: 1\n\n" and wire.closed
+    whole = b"".join((await answered(get, Reply(200, b"{}"))).writes)
+    assert b"\r\ncontent-length: 2\r\n" in whole and whole.endswith(b"\r\n\r\n{}")
 
 
 async def test_a_connection_that_its_caller_ends_is_closed_after_the_answer() -> None:
