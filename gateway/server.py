@@ -30,7 +30,7 @@ from gateway.http.surfaces import ByPort, everything, for_callers, for_operators
 from gateway.requests.in_flight import InFlightRequests
 from gateway.wiring.running import Gateway
 
-# Time until open connections are closed after a second signal or the end of the drain.
+# Time until open connections are closed after the end of the drain.
 FORCE_CLOSE_S = 1
 # Longer than the 60 s that load balancers keep idle connections, so that they close first.
 KEEP_ALIVE_S = 75
@@ -70,7 +70,8 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, requests: InFlightRequests) -> None:
         super().__init__(config)
         self._requests = requests
-        self.stop_asked = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self._cut_asked = asyncio.Event()
 
     async def on_tick(self, counter: int) -> bool:
         """Do uvicorn's work of every tenth of a second, and collect garbage while it delays nobody."""
@@ -78,32 +79,35 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; at the second one, cut the requests in flight and stop."""
-        if self.stop_asked.is_set():
-            self._requests.cut()
+        """Drain at the first signal; cut the requests in flight at the second one; stop at the third one."""
+        if self._cut_asked.is_set():
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
+        elif self._stop_asked.is_set():
+            self._cut_asked.set()
         else:
             self._requests.drain()
-            self.stop_asked.set()
+            self._stop_asked.set()
 
-
-async def _drain(server: DrainingServer, gateway: Gateway) -> None:
-    await server.stop_asked.wait()
-    seconds, requests = gateway.settings.server.drain_seconds, gateway.serving.in_flight
-    log = structlog.get_logger("gateway")
-    log.info("draining", in_flight=requests.in_flight, at_most_s=seconds)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await requests.drained()
-    if requests.in_flight:
-        log.warning("cut at the end of the drain", in_flight=requests.in_flight)
-        requests.cut()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CUT_TIMEOUT_S):
-                await requests.drained()
-    log.info("stopping", in_flight=requests.in_flight)
-    server.should_exit = True
+    async def drain(self, seconds: float) -> None:
+        """Wait for the first signal, give requests in flight ``seconds`` to end, cut the rest, and stop."""
+        await self._stop_asked.wait()
+        requests, log = self._requests, structlog.get_logger("gateway")
+        log.info("draining", in_flight=requests.in_flight, at_most_s=seconds)
+        async with asyncio.TaskGroup() as waits:
+            ends = [waits.create_task(requests.drained()), waits.create_task(self._cut_asked.wait())]
+            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+        if requests.in_flight:
+            log.warning("cut at the end of the drain", in_flight=requests.in_flight)
+            requests.cut()
+            # A connection that closes first takes its request's error with it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CUT_TIMEOUT_S):
+                    await requests.drained()
+        log.info("stopping", in_flight=requests.in_flight)
+        self.should_exit = True
 
 
 def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
@@ -174,7 +178,7 @@ async def _serve(
         for number in signals:
             server.handle_exit(number, None)
     async with around(), gateway.running(), asyncio.TaskGroup() as tasks:
-        draining = tasks.create_task(_drain(server, gateway), name="drain")
+        draining = tasks.create_task(server.drain(gateway.settings.server.drain_seconds), name="drain")
         _tune_garbage_collector()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         _give_large_blocks_back()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import httpx
@@ -16,9 +17,12 @@ from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Draining
 from gateway.requests.in_flight import InFlightRequests
+from gateway.server import DrainingServer
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services
+
+NO_CONFIG: Any = None  # of a server that never listens
 
 
 def request_of(request_id: str = "req_1") -> GenerateRequest:
@@ -66,6 +70,55 @@ async def test_a_cut_ends_the_lame_duck_time_too() -> None:
         raise AssertionError("nobody is let in")
     async with asyncio.timeout(60):
         await requests.drained()
+
+
+async def test_a_second_signal_cuts_and_waits_for_the_errors_and_a_third_one_does_not() -> None:
+    requests = InFlightRequests()
+    server, may_end = DrainingServer(NO_CONFIG, requests), asyncio.Event()
+    entered, failing = asyncio.Event(), asyncio.Event()
+
+    async def fails_late() -> None:
+        try:
+            with requests.receive(request_of()):
+                entered.set()
+                await asyncio.Event().wait()
+        except Draining:
+            with requests.reporting():
+                failing.set()
+                await may_end.wait()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(fails_late())
+        draining = tasks.create_task(server.drain(3_600.0))
+        await entered.wait()
+        server.handle_exit(signal.SIGINT, None)
+        await settled()
+        assert not failing.is_set()
+        server.handle_exit(signal.SIGINT, None)
+        await failing.wait()
+        await settled()
+        assert not server.should_exit and not draining.done()
+        server.handle_exit(signal.SIGINT, None)
+        assert server.should_exit and server.force_exit
+        may_end.set()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_drain_ends_with_the_last_request() -> None:
+    requests = InFlightRequests()
+    server = DrainingServer(NO_CONFIG, requests)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        draining = tasks.create_task(server.drain(3_600.0))
+        with requests.receive(request_of()):
+            server.handle_exit(signal.SIGTERM, None)
+            await settled()
+            assert not draining.done() and not server.should_exit
+        await draining
+    assert server.should_exit and not server.force_exit
 
 
 async def test_an_operator_drains_once_and_may_ask_again() -> None:
