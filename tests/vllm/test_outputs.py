@@ -149,3 +149,35 @@ async def test_every_message_of_the_core_is_received_in_order(tmp_path: Path) ->
     assert got == [[b"%d" % number, b"more"] for number in range(3)] + [[b"%d" % n] for n in range(3, 200)]
     theirs.close(linger=0)
     socket.close(linger=0)
+
+
+async def test_a_socket_that_vllm_closes_while_a_message_waits_ends_the_receiving_without_an_error(
+    tmp_path: Path,
+) -> None:
+    """vLLM closes it in another thread when its core has died."""
+    import zmq
+    import zmq.asyncio
+
+    theirs, socket = zmq.Context().socket(zmq.PUSH), zmq.asyncio.Context().socket(zmq.PULL)
+    socket.bind(f"ipc://{tmp_path}/core")
+    theirs.connect(f"ipc://{tmp_path}/core")
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, failure: failures.append(failure))
+    steps = SimpleNamespace(take=lambda frames, more: True, busy=False)
+    resources = SimpleNamespace(output_socket=socket, output_queue_task=None)
+    async with asyncio.TaskGroup() as tasks:
+
+        def begin() -> None:
+            message = resources.output_socket.recv_multipart(copy=False)
+            resources.output_queue_task = tasks.create_task(message)
+
+        receive_faster(SimpleNamespace(resources=resources, _ensure_output_queue_task=begin), steps)
+        theirs.send_multipart([b"one"])
+        plain = zmq.Socket.shadow(socket)
+        assert plain.poll(30_000)
+        plain.close(linger=0)  # the loop has not seen the message
+        await asyncio.sleep(0.05)
+        steps.resume()
+        resources.output_queue_task.cancel()
+    assert not failures
+    theirs.close(linger=0)

@@ -26,6 +26,7 @@ class Receiver:
         self._steps = steps
         steps.resume = self._resume
         self._socket: Any = zmq.Socket.shadow(socket)
+        self._closed_error = zmq.ZMQError
         # Plain numbers: operators on ``zmq``'s flags are calls into ``enum``.
         self._events, self._readable, self._no_wait = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
         # A duplicate: ZMQ closes its own descriptor in another thread; another file may then get its number.
@@ -58,21 +59,25 @@ class Receiver:
     def _resume(self) -> None:
         """Receive until no message is left, or it is the turn of others."""
         socket, events, no_wait, steps = self._socket, self._events, self._no_wait, self._steps
-        # Reading the events resets the signal, which may stand for several messages.
-        arrived = socket.get(events) & self._readable
-        while arrived and not steps.busy:
-            if self._received == MOST_MESSAGES:
-                self._next = self._loop.call_soon(self._receive)
-                return
-            self._received += 1
-            frames = [socket.recv(no_wait, copy=False)]
-            while frames[-1].more:
-                frames.append(socket.recv(no_wait, copy=False))
+        try:
+            # Reading the events resets the signal, which may stand for several messages.
             arrived = socket.get(events) & self._readable
-            if not steps.take(frames, bool(arrived) and self._received < MOST_MESSAGES):
-                self._left.append(frames)
-                if self._waiting is not None and not self._waiting.done():
-                    self._waiting.set_result(None)
+            while arrived and not steps.busy:
+                if self._received == MOST_MESSAGES:
+                    self._next = self._loop.call_soon(self._receive)
+                    return
+                self._received += 1
+                frames = [socket.recv(no_wait, copy=False)]
+                while frames[-1].more:
+                    frames.append(socket.recv(no_wait, copy=False))
+                arrived = socket.get(events) & self._readable
+                if not steps.take(frames, bool(arrived) and self._received < MOST_MESSAGES):
+                    self._left.append(frames)
+                    if self._waiting is not None and not self._waiting.done():
+                        self._waiting.set_result(None)
+        except self._closed_error:
+            # vLLM has closed the socket, in another thread: its core is dead, and :meth:`close` comes next.
+            self._loop.remove_reader(self._fd)
 
 
 def receive_faster(client: Any, steps: CoreSteps) -> None:
