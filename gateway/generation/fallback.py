@@ -12,6 +12,7 @@ from admission.values import Demand, Reason
 from gateway.backends.port import Backend, BackendState, Completion, Restarting, configured_name, generates
 from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
+from gateway.errors import DeadlineExceeded
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_after_wait, demand_of, readmission_demand
@@ -232,7 +233,12 @@ class FallbackChain:
 
         ``waited``: the request has waited for the primary's engine.
         """
-        planned = await job.planned_on(backend)
+        try:
+            planned = await job.planned_on(backend)
+        except DeadlineExceeded:
+            if not stream.committed:
+                raise DeadlinePassed(backend=backend.name, attempts=0) from None
+            return await cut_short(backend, job, stream)
         if planned is None:
             stream.steps.refused(backend.name, "context_too_long")
             policy.refused(backend.name)

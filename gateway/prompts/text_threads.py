@@ -2,7 +2,7 @@
 
 Tenants take turns. A large text takes much time and memory: a tenant may have one in a thread, and all
 tenants together one for every two threads, so that smaller texts always find a thread. A waiting text is
-dropped when its caller disconnects; one in a thread is finished, and counts until then.
+dropped when its caller disconnects or at its deadline; one in a thread is finished, and counts until then.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from budgeting.plan import Offload
+from gateway.contracts.deadlines import until_deadline
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import RateLimited
 
@@ -30,6 +32,7 @@ MAX_WAITING_CHARS: Final = 32 * 1024 * 1024
 """The most characters of these texts: eight of the largest bodies by default."""
 THREADS: Final = max(2, min(8, os.cpu_count() or 2))
 RETRY_MS: Final = 1_000
+_LATE: Final = "before its prompt had been counted: send less text, or a later deadline"
 
 T = TypeVar("T")
 
@@ -51,8 +54,14 @@ class _TextJob:
 class TextThreads:
     """Runs work on texts in threads. Lives on the event loop."""
 
-    def __init__(self, threads: int = THREADS, give_back: Callable[[], None] = give_memory_back) -> None:
+    def __init__(
+        self,
+        threads: int = THREADS,
+        give_back: Callable[[], None] = give_memory_back,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._give_back = give_back
+        self._clock = clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self._free = threads
         self._free_for_large = max(1, threads // 2)
@@ -62,10 +71,14 @@ class TextThreads:
         self.at_work: dict[str, list[_TextJob]] = {}
 
     def of(self, request: GenerateRequest) -> Offload:
-        """Return a function that runs a request's work in its tenant's share."""
+        """Return a function that runs a request's work in its tenant's share, at most until its deadline.
+
+        It raises DeadlineExceeded, and the errors of :meth:`run`.
+        """
 
         async def offload(work: Callable[[], T], /) -> T:
-            return await self.run(request.caller.tenant, text_chars(request), work)
+            async with until_deadline(request, self._clock, _LATE):
+                return await self.run(request.caller.tenant, text_chars(request), work)
 
         return offload
 

@@ -110,7 +110,7 @@ def make_model(base: Foundation) -> ModelParts:
     tokenizer_json = engine.tokenizer_folder / "tokenizer.json"
     return ModelParts(
         canonicalizer=canonicalizer,
-        threads=TextThreads(),
+        threads=TextThreads(clock=base.clock),
         versions=versions,
         publishing=Publishing(versions, base.state.store, base.unix_time),
         tokenizers=tokenizers,

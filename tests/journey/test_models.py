@@ -15,6 +15,7 @@ from budgeting.values import CanonicalPrompt, Message, Role, SectionBudgets
 from gateway.backends.port import Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
+from gateway.errors import DeadlineExceeded
 from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.text import Models, ModelText
@@ -113,6 +114,26 @@ async def test_a_fallback_plans_the_prompt_for_its_own_model_and_says_what_was_c
     counted = answer.budget.system + answer.budget.recent_turns + answer.budget.older_summary
     assert counted == len(sent.token_ids) == answer.usage.input_tokens
     assert [row.model for row in rig.outbox.rows] == ["small"]
+
+
+@pytest.mark.parametrize("degraded", [True, False])
+async def test_a_deadline_that_passes_while_a_fallback_plans_the_prompt_leaves_the_degraded_text_or_504(
+    build_rig: Build, ask: Ask, models: Models, degraded: bool
+) -> None:
+    async def too_late(work: Callable[[], object], /) -> Any:
+        raise DeadlineExceeded("the deadline passed")
+
+    fallback = ["small", "degraded"] if degraded else ["small"]
+    route = {**BOTH, "fallback": fallback, "budgets": {"recent_turns": 3000}}
+    rig = build_rig(backends=two(DEAD), route=route, models=models)
+    rig = replace(rig, journey=replace(rig.journey, offload=lambda request: too_late))
+    sink = await rig.run(ask(messages=talk(101)))
+    if degraded:
+        assert sink.answer is not None and sink.answer.fallback is not None
+        assert sink.answer.fallback.kind == "degraded_response"
+    else:
+        assert sink.error is not None and sink.error.code == "deadline_exceeded"
+    assert not rig.backends["small"].calls and rig.in_use() == []
 
 
 async def test_a_models_own_budgets_trim_prompts_for_it_alone(

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from msgspec import structs
 
 from budgeting.values import Message, Role
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
-from gateway.errors import RateLimited
+from gateway.errors import DeadlineExceeded, RateLimited
 from gateway.prompts.text_threads import (
     LARGE_CHARS,
     MAX_WAITING,
@@ -134,6 +135,28 @@ async def test_the_memory_of_large_texts_is_given_back() -> None:
     assert await TextThreads(1).run("one", LARGE, lambda: "by the C library") == "by the C library"
 
 
+async def test_at_a_requests_deadline_its_waiting_text_is_dropped_and_one_at_work_counts_until_its_end() -> (
+    None
+):
+    threads, blocked = TextThreads(1), BlockedWork()
+    late = structs.replace(a_request(), deadline=time.monotonic() + 0.05)
+    async with asyncio.timeout(60):
+        results = await asyncio.gather(
+            threads.of(late)(blocked.work("at work")),
+            threads.of(late)(blocked.work("waiting")),
+            return_exceptions=True,
+        )
+    said = "the deadline passed before its prompt had been counted: send less text, or a later deadline"
+    assert [type(one) for one in results] == 2 * [DeadlineExceeded] and {str(one) for one in results} == {
+        said
+    }
+    assert (threads.at_work, threads.waiting) == (1, 0)
+    blocked.open("at work")
+    await until(lambda: threads.at_work == 0)
+    assert blocked.begun == ["at work"]
+    assert await threads.of(structs.replace(late, deadline=time.monotonic() + 600))(lambda: 3) == 3
+
+
 async def test_an_error_of_the_work_is_the_callers() -> None:
     threads = TextThreads(1)
     with pytest.raises(ZeroDivisionError):
@@ -141,8 +164,8 @@ async def test_an_error_of_the_work_is_the_callers() -> None:
     assert await threads.run("one", SMALL, lambda: 2) == 2
 
 
-async def test_a_requests_size_is_that_of_all_its_texts() -> None:
-    request = GenerateRequest(
+def a_request() -> GenerateRequest:
+    return GenerateRequest(
         "req_1",
         "gen_1",
         Caller("acme", CallerRole.CALLER, "key_1"),
@@ -153,4 +176,7 @@ async def test_a_requests_size_is_that_of_all_its_texts() -> None:
         context={"a": "b"},
         raw_prompt="raw",
     )
-    assert text_chars(request) == len("four") + len("{'a': 'b'}") + len("raw")
+
+
+async def test_a_requests_size_is_that_of_all_its_texts() -> None:
+    assert text_chars(a_request()) == len("four") + len("{'a': 'b'}") + len("raw")
