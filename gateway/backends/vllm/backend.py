@@ -35,9 +35,12 @@ TOKENS = 8
 
 
 async def warm_up(engine: VllmEngine) -> None:
-    """Run the first prefill, decode, sampling and grammar compilation: each is slow the first time.
+    """Run the first prefill, decode, sampling, log-probabilities and grammar compilation: each is slow the
+    first time. vLLM compiles the ranks of log-probabilities in the step of the first request for them, for
+    longer than the supervisor waits for a step.
 
-    Raises BackendFailure if the engine cannot generate; a failure of JSON is ignored: not every model can.
+    Raises BackendFailure if the engine cannot generate; a failure of log-probabilities and JSON is ignored:
+    not every configuration and model can.
     """
     length = min(PROMPT, engine.shape.max_model_len - TOKENS)
     if engine.shape.pools:
@@ -49,6 +52,7 @@ async def warm_up(engine: VllmEngine) -> None:
         (
             (greedy, ResponseFormat()),
             (drawn, ResponseFormat()),
+            (replace(greedy, logprobs=1), ResponseFormat()),
             (greedy, ResponseFormat(FormatType.JSON_OBJECT)),
         )
     ):
@@ -56,7 +60,7 @@ async def warm_up(engine: VllmEngine) -> None:
         try:
             await engine.run(work, lambda delta: TAKEN)
         except BackendFailure:
-            if wanted.type is FormatType.TEXT:
+            if wanted.type is FormatType.TEXT and sampling.logprobs is None:
                 raise
 
 
