@@ -26,7 +26,7 @@ class Receiver:
         self._steps = steps
         steps.resume = self._resume
         self._socket: Any = zmq.Socket.shadow(socket)
-        self._closed_error = zmq.ZMQError
+        self._error, self._closed = zmq.ZMQError, (zmq.ENOTSOCK, zmq.ETERM)
         # Plain numbers: operators on ``zmq``'s flags are calls into ``enum``.
         self._events, self._readable, self._no_wait = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
         # A duplicate: ZMQ closes its own descriptor in another thread; another file may then get its number.
@@ -75,7 +75,9 @@ class Receiver:
                     self._left.append(frames)
                     if self._waiting is not None and not self._waiting.done():
                         self._waiting.set_result(None)
-        except self._closed_error:
+        except self._error as error:
+            if error.errno not in self._closed:
+                raise
             # vLLM has closed the socket, in another thread: its core is dead, and :meth:`close` comes next.
             self._loop.remove_reader(self._fd)
 
