@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -174,13 +175,15 @@ class BackgroundResponses:
 
     A response whose gateway died is run again once by another gateway with the same database. If a client has
     received events of its stream, which a new run could not continue, it is ended as failed instead.
-    ``look_s`` is the time between two heartbeats of all responses here, in seconds.
+    ``look_s`` is the time between two heartbeats of all responses here, in seconds; ``counted`` gives a block
+    that counts as in flight, and raises Draining on entry if the gateway is stopping.
     """
 
     stored: StoredResponses = field(default_factory=StoredResponses)
     clock: Callable[[], float] = time.monotonic
     _: KW_ONLY
     look_s: float = LOOK_S
+    counted: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __post_init__(self) -> None:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
@@ -202,7 +205,7 @@ class BackgroundResponses:
         await self.stored.store.forbid_rerun(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
-        """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited."""
+        """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited, Draining."""
         if self._tasks is None or self._full:
             raise RateLimited(
                 f"{len(self._runs)} responses run in the background, the limit is"
@@ -212,9 +215,10 @@ class BackgroundResponses:
             )
         begun = BackgroundRun(asked, self.stored)
         row = replace(begun.row, alive_until=self.stored.now() + LEASE_S, again=asked.again)
-        await self.stored.store.put(row)
-        begun.reruns = row.again is not None
-        self._begin(self._tasks, begun, row, run)
+        with self.counted():
+            await self.stored.store.put(row)
+            begun.reruns = row.again is not None
+            self._begin(self._tasks, begun, row, run)
         return begun
 
     @property

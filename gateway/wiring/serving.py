@@ -116,7 +116,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
         embeddings=embeddings,
         responses=responses,
-        background=BackgroundResponses(responses, base.clock),
+        background=BackgroundResponses(responses, base.clock, counted=in_flight.counted),
         batches=make_batches(core),
         reporter=reporter,
     )

@@ -26,6 +26,7 @@ from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, Draining, InvalidKey, public_error
 from gateway.http.responses import ResponsesRerun
 from gateway.requests.background import LEASE_S, BackgroundResponses
+from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.stored_responses import StoredResponses
 from gateway.testing import OTHER_KEY, FakeHealth, FakeJourney, FakeKeys, fake_services
 from tests.contracts.responses_language import check
@@ -456,6 +457,49 @@ async def test_the_stream_of_a_response_ends_with_a_failure_when_its_gateway_sto
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["message"] == "the gateway that ran the response has ended"
     assert (await rig.row(f"/v1/responses/{begun['id']}")).status in ("queued", "in_progress")
+
+
+DRAINED = public_error(Draining("the gateway is stopping"))
+
+
+async def test_a_background_response_that_the_end_of_a_drain_cuts_is_run_again_by_the_next_gateway(
+    rig: ResponsesRig,
+) -> None:
+    async with rig.serving(FakeJourney(pieces=("One ",), error=DRAINED)) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        async with asyncio.timeout(60):
+            while rig.background.of("acme", path.rpartition("/")[2]) is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await rig.row(path)).status in ("queued", "in_progress")
+    rig.now += LEASE_S + 1
+    async with rig.serving() as client:
+        assert (await ended(client, path))["status"] == "completed"
+
+
+async def test_a_gateway_that_is_stopping_takes_no_background_response(rig: ResponsesRig) -> None:
+    requests = InFlightRequests()
+    async with rig.serving() as client:
+        rig.background.counted = requests.counted
+        assert (await made(client, background=True))["status"] == "queued"
+        assert requests.in_flight == 0
+        requests.drain()
+        for stream in (False, True):
+            body = {**ASKED, "background": True, "stream": stream}
+            refused = await client.post("/v1/responses", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_a_background_response_that_a_drain_cuts_keeps_what_its_caller_has_received(
+    rig: ResponsesRig,
+) -> None:
+    async with rig.serving(FakeJourney(pieces=("One ",), error=DRAINED)) as client:
+        body = {**ASKED, "background": True, "stream": True}
+        sent = events((await client.post("/v1/responses", json=body)).content)
+        path = f"/v1/responses/{sent[0]['response']['id']}"
+        found = await ended(client, path)
+        assert events((await client.get(path, params={"stream": "true"})).content) == sent
+    assert found["status"] == "failed" and found["output"][0]["content"][0]["text"] == "One "
 
 
 async def test_a_background_response_that_fails_says_why(rig: ResponsesRig) -> None:
