@@ -29,22 +29,21 @@ def engine(refuses: Any = lambda work: False) -> Any:
     return Engine(shape=SHAPE, asked=[], refuses=refuses)
 
 
-async def test_log_probabilities_and_json_are_asked_for_before_a_caller_asks() -> None:
-    """vLLM compiles code at the first log-probability: its supervisor took the engine for hung."""
+async def test_what_vllm_compiles_at_its_first_use_is_asked_for_before_a_caller_asks() -> None:
+    """The supervisor took an engine for hung that compiled code for the first log-probability."""
     warmed = engine()
     await warm_up(warmed)
-    kinds = [(work.sampling.logprobs, work.response_format.type) for work in warmed.asked]
-    assert (1, FormatType.TEXT) in kinds and (None, FormatType.JSON_OBJECT) in kinds
-    assert kinds.count((None, FormatType.TEXT)) == 2
+    asked = [work.sampling for work in warmed.asked]
+    assert any(one.logprobs for one in asked)
+    limited = {(bool(one.top_k), one.top_p != 1.0) for one in asked}
+    assert limited == {(False, False), (False, True), (True, False), (True, True)}
+    assert any(one.min_p and one.presence_penalty and one.logit_bias and one.min_tokens for one in asked)
+    assert {work.response_format.type for work in warmed.asked} == {FormatType.TEXT, FormatType.JSON_OBJECT}
 
 
-async def test_an_engine_that_allows_no_log_probabilities_starts_and_one_that_cannot_generate_does_not() -> (
-    None
-):
-    bare = engine(
-        lambda work: work.sampling.logprobs is not None or work.response_format.type is not FormatType.TEXT
-    )
+async def test_an_engine_that_refuses_what_few_ask_for_starts_and_one_that_cannot_generate_does_not() -> None:
+    bare = engine(lambda work: work.generation_id not in ("warm-up-0", "warm-up-1"))
     await warm_up(bare)
-    assert len(bare.asked) == 4
+    assert len(bare.asked) == 7
     with pytest.raises(BackendFailure):
         await warm_up(engine(lambda work: True))

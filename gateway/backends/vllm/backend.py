@@ -32,15 +32,18 @@ from resilience.failures import BackendFailure, FailureKind, invalid_input
 # Longer than a block, so that the second prompt hits the first one's cached block.
 PROMPT = 48
 TOKENS = 8
+# The first requests of the warm-up that every engine must be able to answer.
+NEEDED = 2
 
 
 async def warm_up(engine: VllmEngine) -> None:
-    """Run the first prefill, decode, sampling, log-probabilities and grammar compilation: each is slow the
-    first time. vLLM compiles the ranks of log-probabilities in the step of the first request for them, for
-    longer than the supervisor waits for a step.
+    """Run the first prefill, decode, sampling and grammar compilation: each is slow the first time.
 
-    Raises BackendFailure if the engine cannot generate; a failure of log-probabilities and JSON is ignored:
-    not every configuration and model can.
+    vLLM compiles the ranks of log-probabilities, and on a GPU each kind of sampling, in the step of the first
+    request for it. That may take longer than the supervisor waits for a step.
+
+    Raises BackendFailure if the engine cannot generate; failures of the rest are ignored: not every model and
+    configuration can.
     """
     length = min(PROMPT, engine.shape.max_model_len - TOKENS)
     if engine.shape.pools:
@@ -48,19 +51,23 @@ async def warm_up(engine: VllmEngine) -> None:
         return
     drawn = Sampling(max_tokens=TOKENS, temperature=1.0, top_p=0.9, top_k=5, min_p=0.0, seed=1)
     greedy = Sampling(max_tokens=TOKENS, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-    for number, (sampling, wanted) in enumerate(
-        (
-            (greedy, ResponseFormat()),
-            (drawn, ResponseFormat()),
-            (replace(greedy, logprobs=1), ResponseFormat()),
-            (greedy, ResponseFormat(FormatType.JSON_OBJECT)),
-        )
-    ):
+    rest = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 2}
+    text, json_object = ResponseFormat(), ResponseFormat(FormatType.JSON_OBJECT)
+    asked = (
+        (greedy, text),
+        (drawn, text),
+        (replace(drawn, top_k=0, seed=None), text),
+        (replace(drawn, top_p=1.0, seed=None), text),
+        (replace(drawn, min_p=0.1, logit_bias={1: 1.0}, **rest), text),
+        (replace(greedy, logprobs=1), text),
+        (greedy, json_object),
+    )
+    for number, (sampling, wanted) in enumerate(asked):
         work = Work(f"warm-up-{number}", (1,) * length, (), sampling, wanted, cache_salt="warm-up")
         try:
             await engine.run(work, lambda delta: TAKEN)
         except BackendFailure:
-            if wanted.type is FormatType.TEXT and sampling.logprobs is None:
+            if number < NEEDED:
                 raise
 
 
