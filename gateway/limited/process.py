@@ -29,6 +29,8 @@ Work = Callable[[bytes], bytes]
 
 _SOURCE_ROOT: Final = Path(__file__).parents[2]
 _SIZE: Final = struct.Struct("!I")
+GRACE_S: Final = 30.0
+"""Longest time in which a server starts, or forks a child, on a busy machine."""
 # Lower priority than the gateway's own processes, which must keep answering.
 _NICENESS: Final = 10
 # How a child ended: the first byte of the answer that the caller reads.
@@ -73,10 +75,12 @@ class LimitedProcess:
     """Does one kind of work. Thread-safe; the server starts with the first job, and again if it died.
 
     ``work``: ``module:function``, which gets ``arguments`` and returns the function from a job to its answer.
+    A server that has not answered a job ``grace_s`` after its wall time is killed: something has stopped it.
     """
 
-    def __init__(self, work: str, *arguments: str, limits: Limits) -> None:
+    def __init__(self, work: str, *arguments: str, limits: Limits, grace_s: float = GRACE_S) -> None:
         self.limits = limits
+        self._longest_s = limits.wall_s + grace_s
         self._work = (work, *arguments)
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
@@ -93,7 +97,11 @@ class LimitedProcess:
             raise
         try:
             writer.write(_SIZE.pack(len(job)) + job)
-            return _read(await reader.read())
+            async with asyncio.timeout(self._longest_s):
+                return _read(await reader.read())
+        except TimeoutError:
+            self.close()
+            raise _no_answer() from None
         except OSError as error:
             raise NoProcess(str(error)) from error
         finally:
@@ -102,9 +110,13 @@ class LimitedProcess:
     def run_blocking(self, job: bytes) -> bytes:
         """Return the answer to a job; blocks. Raises OverLimit, NoProcess."""
         with self._submit() as ours:
+            ours.settimeout(self._longest_s)
             try:
                 ours.sendall(_SIZE.pack(len(job)) + job)
                 return _read(b"".join(iter(lambda: ours.recv(1 << 20), b"")))
+            except TimeoutError:
+                self.close()
+                raise _no_answer() from None
             except OSError as error:
                 raise NoProcess(str(error)) from error
 
@@ -134,6 +146,8 @@ class LimitedProcess:
     def _running(self) -> socket.socket:
         if self._control is None or self._server is None or self._server.poll() is not None:
             self._control, theirs = socket.socketpair()
+            # A server that takes no jobs fills it; the event loop must not wait for that.
+            self._control.setblocking(False)
             paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
             with theirs:
                 self._server = subprocess.Popen(
@@ -146,6 +160,10 @@ class LimitedProcess:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 )
         return self._control
+
+
+def _no_answer() -> NoProcess:
+    return NoProcess("the process for this work does not answer")
 
 
 def _read(answer: bytes) -> bytes:

@@ -192,6 +192,46 @@ async def test_a_server_that_died_is_started_again(checks: GrammarChecks, proces
     assert server_of(process).pid != killed.pid
 
 
+async def test_a_server_that_something_has_stopped_blocks_nobody_and_is_replaced() -> None:
+    process = LimitedProcess(WORK, "models/demo/tokenizer.json", limits=Limits(wall_s=SOON_S))
+    job = b'["regex","a"]'
+    try:
+        assert b"bytes" in await process.run(job)
+        stopped = server_of(process)
+        stopped.suspend()
+        began_at = time.monotonic()
+        for _ in range(1_000):  # more than its socket holds
+            async with asyncio.TaskGroup() as group:
+                left = group.create_task(process.run(job))
+                await asyncio.sleep(0)
+                left.cancel()
+            if server_of(process) != stopped:
+                break
+        assert server_of(process) != stopped and time.monotonic() - began_at < SOON_S
+        assert b"bytes" in await process.run(job)
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_server_that_does_not_answer_in_time_is_replaced(blocking: bool) -> None:
+    limits = Limits(wall_s=1.0)
+    process = LimitedProcess(WORK, "models/demo/tokenizer.json", limits=limits, grace_s=SOON_S)
+    job = b'["regex","a"]'
+    try:
+        assert b"bytes" in await process.run(job)
+        stopped = server_of(process)
+        stopped.suspend()
+        process._longest_s = 0.2
+        with pytest.raises(NoProcess, match="does not answer"):
+            await (asyncio.to_thread(process.run_blocking, job) if blocking else process.run(job))
+        assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
+        process._longest_s = SOON_S
+        assert b"bytes" in await process.run(job)
+    finally:
+        process.close()
+
+
 async def until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + SOON_S
     while not holds():
