@@ -150,9 +150,9 @@ async def test_at_a_requests_deadline_its_waiting_text_is_dropped_and_one_at_wor
     assert [type(one) for one in results] == 2 * [DeadlineExceeded] and {str(one) for one in results} == {
         said
     }
-    assert (threads.at_work, threads.waiting) == (1, 0)
+    assert (count(threads.at_work), count(threads.waiting)) == (1, 0)
     blocked.open("at work")
-    await until(lambda: threads.at_work == 0)
+    await until(lambda: not threads.at_work)
     assert blocked.begun == ["at work"]
     assert await threads.of(structs.replace(late, deadline=time.monotonic() + 600))(lambda: 3) == 3
 
