@@ -10,9 +10,14 @@ from msgspec import Struct
 def error_kind(error: BaseException | None) -> str:
     """The class of an error, or of the driver's error in it, with SQLite's or the system's name of the cause.
 
+    SQLAlchemy's classes for PostgreSQL are only ``Error``, so there it is the class of the server's error.
+
     Its text is left out: it may contain a row's values.
     """
     inner = getattr(error, "orig", None) or error
+    from_server = getattr(inner, "__cause__", None)
+    if getattr(from_server, "sqlstate", None) is not None:
+        inner = from_server
     number = getattr(inner, "errno", None)
     cause = getattr(inner, "sqlite_errorname", None) or errno.errorcode.get(number or 0)
     return " ".join(filter(None, (type(inner).__name__, cause)))
