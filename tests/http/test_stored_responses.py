@@ -751,7 +751,11 @@ async def test_a_database_that_is_away_while_an_abandoned_response_is_ended_is_a
 ) -> None:
     path = await abandoned_for_good(rig)
     rig.store_type = FailsOnce
-    async with rig.serving() as client:
+    async with rig.serving() as client, asyncio.timeout(60):
+        store: Any = rig.background.stored.store
+        while not store.failed:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        rig.now += LEASE_S + 1  # until then its gateway, which the database kept away too, may be alive
         assert (await ended(client, path))["status"] == "failed"
 
 
