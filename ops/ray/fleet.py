@@ -5,9 +5,9 @@ large pool of remote workers (:mod:`gateway.backends.workers.pool`): replicas th
 prefix or its adapter, the first ones on the ring, and a few at random. The bound on load is the fleet's.
 """
 
-import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from random import Random
 
 from gateway.backends.workers.pool import DRAWN, MAX_SNAPSHOT_AGE_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import Hints
@@ -31,7 +31,7 @@ class ReplicaFleet:
     _: KW_ONLY
     view: Callable[[str], WorkerView | None]
     clock: Callable[[], float]
-    random: random.Random
+    random: Random
     whole_up_to: int = WHOLE_UP_TO
 
     def __post_init__(self) -> None:
