@@ -58,6 +58,12 @@ def test_the_help_of_a_command_has_more_than_20_words(words: list[str]) -> None:
     assert len(done.stdout.split()) > 20
 
 
+@pytest.mark.parametrize("words", [["evaluate", "adapter"], ["evaluate", "variant"]])
+def test_a_command_that_parses_its_own_options_names_itself(words: list[str]) -> None:
+    done = fork_server.run([sys.executable, "-m", "ops.cli", *words, "--help"])
+    assert done.stdout.startswith(f"usage: sluice {' '.join(words)} ")
+
+
 def test_an_unknown_word_is_told_without_a_traceback() -> None:
     done = subprocess.run([sys.executable, "-m", "ops.cli", "dance"], capture_output=True, text=True)
     assert done.returncode == 2

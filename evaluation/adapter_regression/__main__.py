@@ -39,7 +39,7 @@ exit status: 0 passed, 1 failed, 2 could not be run or not be posted
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     cli = argparse.ArgumentParser(
-        prog="evaluation.adapter_regression",
+        prog="sluice evaluate adapter",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -42,7 +42,7 @@ exit status: 0 passed, 1 failed, 2 could not be run
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     cli = argparse.ArgumentParser(
-        prog="evaluation.quantization_eval",
+        prog="sluice evaluate variant",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
