@@ -117,6 +117,8 @@ class Gateway:
             async with host.starting, asyncio.timeout(engine.section.start_timeout_seconds):
                 facts = await host.start()
         except (EngineStartError, FetchError, TimeoutError) as error:
+            if self.serving.in_flight.draining:
+                return  # Ctrl-C reaches the engine's process too, before that ignores signals
             if not engines.residents and len(engines.in_process) == 1:
                 raise
             # The other backends keep answering; `/ready` and `/health/deep` report the missing engine.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from engine.errors import EngineStartError
+from gateway.backends.port import BackendState
+from gateway.config.engine import BUNDLED
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.wiring.build import build
@@ -58,6 +62,42 @@ async def test_an_engine_that_does_not_start_lets_connections_close(
             await asyncio.Event().wait()
     assert caught.value.subgroup(EngineStartError) is not None
     assert connection.closed
+
+
+class KilledEngine:
+    """An engine's host whose process ends while it starts, by the signal that drains the gateway."""
+
+    state = BackendState.STARTING
+    facts = None
+    starting = contextlib.nullcontext()
+
+    def __init__(self, drain: Callable[[], None]) -> None:
+        self.drain = drain
+
+    async def start(self) -> None:
+        self.drain()
+        raise EngineStartError("the process ended")
+
+    async def stop(self, timeout_s: float) -> None:
+        """Nothing runs."""
+
+
+async def test_an_engine_that_ends_by_the_signal_that_ends_the_gateway_is_no_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.model_validate(
+        {"engine": {"model": str(BUNDLED / "demo")}, "state": {"url": "memory://"}}
+    )
+    gateway = build(settings, admin_key="k" * 32)
+    core, drain = gateway.core, gateway.serving.in_flight.drain
+    (engine,) = core.backends.engines.in_process
+    killed = replace(engine, host=cast("Any", KilledEngine(drain)))
+    engines = replace(core.backends.engines, in_process=(killed,))
+    gateway = replace(gateway, core=replace(core, backends=replace(core.backends, engines=engines)))
+    async with gateway.running():
+        await asyncio.sleep(0.05)
+    assert gateway.serving.in_flight.draining
 
 
 def test_a_folder_for_the_state_that_cannot_be_made_is_an_error_that_names_it(
