@@ -1,5 +1,6 @@
 """`sluice import`: converts configurations of other gateways to Sluice's."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -82,4 +83,5 @@ def _run(read: Callable[[], ImportedSetup], source: str, out: Path, *, force: bo
     screen().print(table)
     counts = Counter(note.outcome for note in setup.notes)
     print_text(", ".join(f"{counts[one]} {one.value}" for one in ImportOutcome))
-    print_text(f"written: {', '.join(map(str, paths))}; check with: sluice doctor --config {paths[0]}")
+    folder = "" if out == Path() else f"cd {shlex.quote(str(out))} && "  # routing.file is relative to it
+    print_text(f"written: {', '.join(map(str, paths))}; check with: {folder}sluice doctor")

@@ -199,6 +199,18 @@ def test_a_model_of_bedrocks_converse_is_reported_as_it_is_written(tmp_path: Pat
     assert any(note.text == "'nova' is answered by 'us.amazon.nova-lite-v1:0'" for note in setup.notes)
 
 
+@pytest.mark.parametrize(
+    ("out", "shown"), [(".", "with: sluice doctor"), ("a b", "with: cd 'a b' && sluice doctor")]
+)
+def test_the_command_that_checks_both_files_runs_in_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, shown: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["import", "litellm", str(SOURCE), "--out", out])
+    assert result.exit_code == 0 and result.stdout.rstrip().endswith(shown)
+    assert (tmp_path / out / "routing.yaml").is_file()
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(
