@@ -98,7 +98,7 @@ async def examine(
         "model folder, prompts, adapters, routing",
         lambda: build(settings, admin_key=key),
         found,
-        ", ".join(filter(None, (settings.engine.model, settings.prompts.folder, settings.routing.file))),
+        ", ".join(filter(None, (_model(settings), settings.prompts.folder, settings.routing.file))),
     )
     if gateway is None:
         return found
@@ -183,6 +183,12 @@ def _disk() -> DoctorCheck:
     free = shutil.disk_usage(".").free
     detail, hint = f"{free / 2**30:.1f} GiB free here", "free disk space: ledger and state are written here"
     return _checked("disk", free >= LOW_DISK_BYTES, detail, hint)
+
+
+def _model(settings: Settings) -> str:
+    """The folder or source that the gateway reads a model's files from."""
+    engine = settings.engine
+    return engine.model if engine.kind != "none" else engine.tokenizer or "no model in this process"
 
 
 def _keys(settings: Settings) -> DoctorCheck:

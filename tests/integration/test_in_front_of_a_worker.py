@@ -50,6 +50,8 @@ def test_a_configuration_is_written_from_what_the_worker_says_and_doctor_finds_i
     checks = {one["check"]: one for one in json.loads(examined.stdout)["checks"]}
     [found] = [one for name, one in checks.items() if name.startswith("worker ")]
     assert found["ok"] and "serves demo, 1024 tokens, tokenizer its own" in found["detail"], found
+    own = checks["model folder, prompts, adapters, routing"]
+    assert own["ok"] and own["detail"].startswith("no model in this process"), own
     assert checks["token counting demo"]["detail"] == "the workers' /tokenize"
     assert checks["prices"]["detail"].startswith("none for worker: what they answer costs nothing"), checks
     assert checks["similar questions"]["detail"].startswith("only exact matches"), checks
