@@ -128,7 +128,7 @@ def measure(url: str, processes: int, appends: int, idle_s: float, seed: int = 0
     times = sorted(one for process in seen for one in process.values())
     slowest = [max(process[number] for process in seen) for number in called]
     return Result(
-        store=parse_state_url(url).kind.value,
+        store=parse_state_url(url).kind,
         processes=processes,
         appends=appends,
         p50_ms=statistics.median(times) * 1e3,
