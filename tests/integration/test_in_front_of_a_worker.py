@@ -102,4 +102,4 @@ def test_the_start_line_names_a_routing_file_of_the_folder(
 def test_a_worker_that_does_not_answer_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     done = sluice(tmp_path, "serve", "--worker", "http://127.0.0.1:9")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "http://127.0.0.1:9/v1: no answer" in done.stderr and "start it" in done.stderr
+    assert "http://127.0.0.1:9/v1: no answer" in done.stderr and "is the worker running" in done.stderr
