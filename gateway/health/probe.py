@@ -29,7 +29,7 @@ from gateway.health.rolling_stats import RollingStats
 from gateway.prompts.text import ModelText
 from gateway.requests.in_flight import InFlightRequests
 from observability.events import EngineFigures
-from resilience.failures import BackendFailure
+from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import SupervisorState
 
 # Above 98 % KV cache use an allocation may fail at any time; above 50 % errors the circuit breaker is open.
@@ -189,12 +189,18 @@ class HealthProbe:
 
 
 async def short_work(backend: Backend, work: Work) -> Usage:
-    """Let a backend do ``work``; one that generates nothing makes a vector or a score.
+    """Let a backend do ``work``; one that generates nothing makes a vector or, if it makes none, a score.
 
     Raises BackendFailure.
     """
     if not generates(backend) and makes_vectors(backend):
-        return Usage((await backend.embed(EmbedPart(("test",), 1, None, None, None, HEALTH))).input_tokens)
+        try:
+            made = await backend.embed(EmbedPart(("test",), 1, None, None, None, HEALTH))
+            return Usage(made.input_tokens)
+        except BackendFailure as error:
+            # Workers that only score have no path for vectors.
+            if error.kind is not FailureKind.MODEL_NOT_FOUND or not scores_texts(backend):
+                raise
     if not generates(backend) and scores_texts(backend):
         scored = await backend.score(ScorePart((("test", "test"),), 1, "rerank", {}, HEALTH))
         return Usage(scored.input_tokens)

@@ -158,10 +158,17 @@ def find_model(given: str, *, dtype: str = "auto", quantization: str | None = No
     shape = read_shape(raw, name=file.resolve().parent.name, dtype=dtype, quantization=quantization)
     files = sum(one.stat().st_size for one in file.parent.glob("*.safetensors"))
     # The size of the files is exact, unless the weights are converted while loading.
-    stored = read_shape(raw, name="").weights_format
-    if files and LINEAR_BYTES[shape.weights_format] == LINEAR_BYTES[stored]:
+    stored_bytes = LINEAR_BYTES.get(_weights_format(raw))
+    if files and LINEAR_BYTES[shape.weights_format] == stored_bytes:
         return replace(shape, weights_bytes=files)
     return shape
+
+
+def _weights_format(raw: Mapping[str, Any], dtype: str = "auto", quantization: str | None = None) -> str:
+    text, quantized = raw.get("text_config") or raw, raw.get("quantization_config") or {}
+    carried = text.get("dtype") or text.get("torch_dtype") or raw.get("torch_dtype") or "auto"
+    chosen = quantization or quantized.get("quant_method") or (carried if dtype == "auto" else dtype)
+    return _ALIASES.get(str(chosen), str(chosen))
 
 
 def read_shape(
@@ -180,13 +187,10 @@ def read_shape(
             f"{name}: config.json has {other!r}: mixtures of experts, latent attention and state spaces are "
             "not counted here; start vLLM once and read the KV cache size in its log"
         )
-    declared = quantized.get("quant_method")
-    carried = text.get("dtype") or text.get("torch_dtype") or raw.get("torch_dtype") or "auto"
-    chosen = str(quantization or declared or (carried if dtype == "auto" else dtype))
-    weights_format = _ALIASES.get(chosen, chosen)
+    weights_format = _weights_format(raw, dtype, quantization)
     if weights_format not in LINEAR_BYTES:
         raise PlanError(
-            f"{name}: weights in {chosen!r} are not counted here; known: {', '.join(LINEAR_BYTES)}"
+            f"{name}: weights in {weights_format!r} are not counted here; known: {', '.join(LINEAR_BYTES)}"
         )
     try:
         heads = int(text["num_attention_heads"])

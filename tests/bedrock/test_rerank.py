@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 import pytest
 
 from benchmarks.bedrock.stand_in import Behaviour, StandIn
 from budgeting.values import Message, Role
+from gateway.backends.bedrock.answer import InvokedModel
 from gateway.backends.bedrock.backend import BedrockReranker
+from gateway.backends.bedrock.invoked import scores_of
 from gateway.backends.port import ScorePart, Work, scores_texts
 from gateway.contracts.values import Caller, CallerRole, Sampling
 from gateway.health.probe import short_work
@@ -54,6 +57,14 @@ async def test_what_the_model_cannot_be_asked_for_is_refused_by_field(
             await backend.score(asked)
         assert (caught.value.kind, caught.value.param) == (FailureKind.INVALID_INPUT, param)
     assert bedrock.seen == []
+
+
+@pytest.mark.parametrize("indices", [(0, 1, 1), (0, 1, 2, 2), (0, 1, 3), (0, 1)], ids=str)
+def test_an_answer_without_one_score_for_each_text_is_not_readable(indices: tuple[int, ...]) -> None:
+    body = {"results": [{"index": index, "relevance_score": 0.5} for index in indices]}
+    with pytest.raises(BackendFailure, match="scores") as caught:
+        scores_of(InvokedModel(json.dumps(body).encode(), 9), part("x", "y", "z"))
+    assert caught.value.kind is FailureKind.STREAM_BROKEN
 
 
 async def test_a_refusal_of_bedrocks_is_a_failure(bedrock: StandIn, make: MakeBackend) -> None:

@@ -106,6 +106,16 @@ def test_a_folder_with_weights_tells_their_real_size(tmp_path: Path) -> None:
     assert find_model(str(DEMO), quantization="fp8").weights_bytes is None
 
 
+def test_a_checkpoint_in_an_unknown_format_is_planned_for_the_engines_quantization(tmp_path: Path) -> None:
+    config = config_of(quantization_config={"quant_method": "exl2"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    shape = find_model(str(tmp_path), quantization="fp8")
+    assert (shape.weights_format, shape.weights_bytes) == ("fp8", None)
+    with pytest.raises(PlanError, match=f"{tmp_path.name}: weights in 'exl2' are not counted here"):
+        find_model(str(tmp_path))
+
+
 def config_of(**changes: object) -> dict[str, object]:
     raw: dict[str, object] = json.loads((DEMO / "config.json").read_text())
     return {**raw, **changes}

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers.raw_worker import RawWorker, answers, pool, until
+from budgeting.values import Message, Role
+from gateway.backends.port import BackendState, Work
+from gateway.contracts.values import Sampling
+from gateway.health.probe import short_work
+from tests.workers.raw_worker import RawWorker, answers, pool, refuses, until
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 
@@ -25,6 +29,18 @@ async def test_a_worker_that_has_only_paths_of_other_work_does_not_generate(
 ) -> None:
     async with pool(RawWorker([answers("a")], posts=frozenset(posts))) as backend:
         assert backend.generates is generates
+
+
+async def test_the_test_of_a_pool_that_only_scores_is_a_score() -> None:
+    ranking = {"results": [{"index": 0, "relevance_score": 0.5}], "usage": {"prompt_tokens": 4}}
+    worker = RawWorker(
+        [refuses(404, {"detail": "Not Found"}), refuses(200, ranking)], posts=frozenset({"/v1/rerank"})
+    )
+    async with pool(worker) as backend:
+        work = Work("test", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
+        assert (await short_work(backend, work)).input_tokens == 4
+        assert backend.state is BackendState.READY
+    assert [one.path for one in worker.requests] == ["/v1/embeddings", "/v1/rerank"]
 
 
 async def test_a_pool_generates_while_one_of_its_workers_does() -> None:

@@ -65,10 +65,8 @@ async def test_raw_texts_and_ids_are_asked_for() -> None:
         await asyncio.to_thread(pool.tokens.decode, (1 << 30,))
 
 
-@pytest.mark.parametrize("answer", [ConnectFailed("refused"), None, Whole(500, b"")], ids=str)
-async def test_a_worker_that_does_not_answer_is_left_alone_for_a_while(
-    answer: Whole | Exception | None,
-) -> None:
+@pytest.mark.parametrize("answer", [ConnectFailed("refused"), Whole(500, b"")], ids=str)
+async def test_a_worker_that_does_not_answer_is_left_alone_for_a_while(answer: Whole | Exception) -> None:
     pool = Pool()
     good, pool.answer = pool.answer, answer
     assert await pool.chat() is None
@@ -78,6 +76,16 @@ async def test_a_worker_that_does_not_answer_is_left_alone_for_a_while(
     pool.now += PAUSE_S
     pool.answer = good
     assert await pool.chat() == (7, 8)
+
+
+async def test_a_worker_that_returns_to_an_empty_pool_is_asked_at_once() -> None:
+    pool = Pool()
+    good, pool.answer = pool.answer, None
+    assert await pool.chat() is None
+    assert pool.tokens.silent
+    pool.answer = good
+    assert await pool.chat() == (7, 8)
+    assert not pool.tokens.silent
 
 
 async def test_a_server_without_the_path_is_asked_rarely() -> None:

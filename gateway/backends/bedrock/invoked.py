@@ -5,6 +5,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -163,9 +164,8 @@ def scores_of(answer: InvokedModel, part: ScorePart) -> Scores:
         ranked = _read_ranking(answer.body).results
     except ValueError:
         ranked = []
-    scores = {one.index: one.relevance_score for one in ranked}
-    if scores.keys() != set(range(len(part.pairs))) or not all(map(isfinite, scores.values())):
+    ranked.sort(key=attrgetter("index"))
+    scores = tuple([one.relevance_score for one in ranked])
+    if [one.index for one in ranked] != list(range(len(part.pairs))) or not all(map(isfinite, scores)):
         raise BackendFailure(FailureKind.STREAM_BROKEN, "Bedrock's answer has no scores that can be read")
-    return Scores(
-        tuple([scores[index] for index in range(len(part.pairs))]), answer.input_tokens or part.tokens
-    )
+    return Scores(scores, answer.input_tokens or part.tokens)

@@ -37,7 +37,8 @@ _read_text = msgspec.json.Decoder(_Text).decode
 class PoolTokens:
     """Implements :class:`budgeting.learned_counter.WorkersTokens`. Thread-safe; made on the event loop.
 
-    If a worker does not answer in time no worker is asked for ``PAUSE_S``, so that prompts do not wait.
+    If a worker does not answer in time no worker is asked for ``PAUSE_S``, so that prompts do not wait. One
+    that returns to a pool without any is asked at once.
     """
 
     def __init__(self, model: str, ask: Ask, clock: Callable[[], float]) -> None:
@@ -47,10 +48,14 @@ class PoolTokens:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._paused_until = float("-inf")
+        self._none_in_service = False  # when one was last asked
 
     @property
     def silent(self) -> bool:
-        """Whether no worker is asked now."""
+        return self._none_in_service or self._pauses
+
+    @property
+    def _pauses(self) -> bool:
         return self._clock() < self._paused_until
 
     def chat(
@@ -97,7 +102,7 @@ class PoolTokens:
         return None if read is None else read.prompt
 
     def _waited(self, path: str, body: Mapping[str, Any]) -> Whole | None:
-        if self.silent or threading.get_ident() == self._loop_thread:
+        if self._pauses or threading.get_ident() == self._loop_thread:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._answered(path, orjson.dumps(body)), self._loop)
         try:
@@ -110,8 +115,12 @@ class PoolTokens:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 answer = await self._ask(path, body, ASK_TIMEOUT_S)
         except (TransportError, TimeoutError):
-            answer = None
-        if answer is None or answer.status >= 500:
+            self._paused_until = self._clock() + PAUSE_S
+            return None
+        self._none_in_service = answer is None
+        if answer is None:
+            return None
+        if answer.status >= 500:
             self._paused_until = self._clock() + PAUSE_S
             return None
         if answer.status in (404, 405):
