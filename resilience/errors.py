@@ -22,5 +22,4 @@ class DeadlinePassed(ResilienceError):
     """
 
     def __init__(self, *, backend: str, attempts: int) -> None:
-        self.attempts = attempts
         super().__init__(f"the deadline passed in attempt {attempts} on backend {backend!r}")

@@ -2,7 +2,7 @@
 
 Each read begins at the last applied record. If that record is missing or different, the store has lost
 records that this process has applied (a Redis that lost its disk, a file restored from a backup). Then
-nothing is applied or undone: the last good state stays in force, ``healthy`` is false, an error is logged,
+nothing is applied or undone: the last good state stays in force, ``state`` is ``LOST``, an error is logged,
 and an operator decides (``docs/state.md``).
 """
 
@@ -46,11 +46,6 @@ class StreamFollower(StreamProjection):
         self._clock = clock
         self._verified_at: float | None = None
         self._grown = asyncio.Event()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the applied records are known to be the store's."""
-        return self.state is ProjectionState.FOLLOWING and self._store.healthy
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Apply the local copy's records, and then newer ones of the store.

@@ -238,9 +238,9 @@ async def test_a_connection_that_breaks_after_something_was_delivered_is_a_broke
 
 async def test_a_deadline_that_has_passed_begins_no_attempt() -> None:
     rig = RetryRig()
-    with pytest.raises(DeadlinePassed) as caught:
+    with pytest.raises(DeadlinePassed, match="attempt 0"):
         await rig.run("ok", deadline=100.0)
-    assert (rig.attempts, caught.value.attempts) == (0, 0)
+    assert rig.attempts == 0
 
 
 async def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
@@ -263,10 +263,9 @@ async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() ->
         return "late"
 
     rig = RetryRig()
-    with pytest.raises(DeadlinePassed) as caught:
+    with pytest.raises(DeadlinePassed, match="attempt 1"):
         await rig.loop.run(attempt, bounds(100.02))
     assert cleaned_up
-    assert caught.value.attempts == 1
     assert rig.events == []
 
 
@@ -367,9 +366,8 @@ async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_som
     if not silent:
         assert await run == "whole"
         return
-    with pytest.raises(DeadlinePassed) as caught:
+    with pytest.raises(DeadlinePassed, match="attempt 1"):
         await run
-    assert caught.value.attempts == 1
 
 
 async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:

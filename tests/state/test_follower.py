@@ -78,7 +78,7 @@ async def test_existing_and_new_records_are_applied_once_and_in_order(rig: Store
             await add(writer, 20)
             assert await follower.caught_up_to(280, 5.0)
             assert not await follower.caught_up_to(281, 0.05)
-            assert follower.healthy
+            assert follower.state is ProjectionState.FOLLOWING
         assert projection.numbers == list(range(1, 281))
         assert projection.seen[:250] == list(await writer.read("s", limit=250))
 
@@ -97,13 +97,13 @@ async def test_a_gateway_starts_with_the_last_good_state_while_the_store_is_away
     with capture_logs() as logs:
         async with following(memory(streams), late, copy=copy) as follower:
             assert late.numbers == [1, 2, 3] and follower.number == 3
-            assert follower.state is ProjectionState.AWAY and not follower.healthy
+            assert follower.state is ProjectionState.AWAY
             assert any("local copy is in force" in line["event"] and line["number"] == 3 for line in logs)
             streams.down = False
             await add(memory(streams), 2)
             assert await follower.caught_up_to(5, 5.0)
             assert late.numbers == [1, 2, 3, 4, 5]
-            await until(lambda: follower.healthy)
+            await until(lambda: follower.state is ProjectionState.FOLLOWING)
     assert sum("state store is away;" in line["event"] for line in logs) == 1, "said once, not at every poll"
     assert sum("state store is back" in line["event"] for line in logs) == 1
 
@@ -139,12 +139,12 @@ async def test_a_store_that_lost_records_undoes_nothing_and_logs_one_error(how: 
             # A stream of unchanged length is compared every ten seconds; this compares it at once.
             follower._verified_at = None
             await until(lambda: follower.state is ProjectionState.LOST)
-            assert not follower.healthy and projection.seen == before
+            assert projection.seen == before
             await asyncio.sleep(0.1)
             assert sum(line["log_level"] == "error" for line in logs) == 1, "said once"
             streams.records["s"][:] = [*before, Record("s", 4, 0.0, "ann", b"{}")]
             assert await follower.caught_up_to(4, 5.0), "put back, it goes on"
-            assert follower.healthy and projection.numbers == [1, 2, 3, 4]
+            assert follower.state is ProjectionState.FOLLOWING and projection.numbers == [1, 2, 3, 4]
 
 
 async def test_a_store_emptied_while_the_gateway_was_down_is_seen_by_the_local_copy(tmp_path: Path) -> None:
@@ -176,10 +176,10 @@ async def test_a_record_that_cannot_be_applied_stops_the_stream_before_it_and_is
             await add(memory(streams), 3)
             await until(lambda: follower.state is ProjectionState.REFUSED)
             await asyncio.sleep(0.1)
-            assert projection.numbers == [1] and follower.number == 1 and not follower.healthy
+            assert projection.numbers == [1] and follower.number == 1
             projection.refused = 0
             assert await follower.caught_up_to(3, 5.0)
-            assert projection.numbers == [1, 2, 3] and follower.healthy
+            assert projection.numbers == [1, 2, 3] and follower.state is ProjectionState.FOLLOWING
     refusals = [line for line in logs if line["log_level"] == "error"]
     assert len(refusals) == 1 and "not understood" not in str(refusals), "said once, without its content"
 
@@ -239,4 +239,4 @@ async def test_a_local_copy_that_cannot_be_written_is_logged_and_keeps_nobody_fr
             assert await follower.caught_up_to(1, 5.0)
             await until(lambda: any(line["event"] == "local copy not written" for line in logs))
             await add(memory(streams), 1)
-            assert await follower.caught_up_to(2, 5.0) and follower.healthy
+            assert await follower.caught_up_to(2, 5.0) and follower.state is ProjectionState.FOLLOWING

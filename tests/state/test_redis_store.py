@@ -79,7 +79,7 @@ async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_
                 await until_done(lambda: _reached(store))
             kept = await store.read("s")
             assert await follower.caught_up_to(kept[-1].number, 10.0)
-            await until(lambda: follower.healthy)
+            await until(lambda: follower.state is ProjectionState.FOLLOWING and store.healthy)
             for task in loops:
                 task.cancel()
     assert refused > 0 and len(acknowledged) > 20

@@ -215,11 +215,11 @@ async def test_a_locked_file_at_the_start_is_served_from_the_local_copy(tmp_path
         )
         await store.open()
         await follower.start(0.5)
-        assert seen == [1] and follower.state is ProjectionState.AWAY and not follower.healthy
+        assert seen == [1] and follower.state is ProjectionState.AWAY and not store.healthy
         lock.execute("rollback")
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(store.run()), group.create_task(follower.run())]
-        await until(lambda: follower.healthy)
+        await until(lambda: follower.state is ProjectionState.FOLLOWING and store.healthy)
         for task in loops:
             task.cancel()
     await store.close()
