@@ -248,7 +248,8 @@ async def measure(
         return all_slots[-1]
 
     tokenizer = ChatTokenizer(model)
-    make = engine_maker(load_settings(None, environ), tokenizer.token_bytes, make_slots)
+    settings = load_settings(None, environ)
+    make = engine_maker(settings, settings.engine, tokenizer.token_bytes, make_slots)
     if make is None:
         raise RuntimeError("there is no engine")
     host: EngineHost = make(on_step=lambda preemptions: None, on_death=lambda error: None)

@@ -30,11 +30,10 @@ from gateway.backends.port import (
     Completion,
     Continue,
     DeltaSink,
-    EmbedPart,
-    Vectors,
     Work,
 )
 from gateway.backends.sampling import filled
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.values import (
@@ -147,9 +146,9 @@ class EmbeddedBackend:
             raise failure_of(error.code, str(error)) from error
         return _joined([ends[index] for index in range(work.sampling.n)])
 
-    async def embed(self, part: EmbedPart) -> Vectors:
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         try:
-            return await vectors_of(part, self.model, self.client, self.encode)
+            return await vectors_of(part, self.client, self.encode)
         except errors.EngineError as error:
             raise failure_of(error.code, str(error)) from error
 

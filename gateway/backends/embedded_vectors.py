@@ -9,10 +9,11 @@ from typing import Final
 from engine.client import EngineClient, EngineTicket, receive_any
 from engine.values import GenerationRequest, SamplingParams, SequenceEnd
 from gateway.backends.embedded_failures import failure_of
-from gateway.backends.port import EmbedPart, Vectors
+from gateway.backends.port import plain_inputs
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 
-EncodePart = Callable[[EmbedPart], Awaitable[Sequence[Sequence[int]]]]
+EncodePart = Callable[[EmbeddingsRequest], Awaitable[Sequence[Sequence[int]]]]
 """Makes the token ids of each input. Raises BackendFailure; RateLimited: too many of the tenant's wait."""
 
 
@@ -29,13 +30,16 @@ def generates_nothing(name: str) -> BackendFailure:
     return BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{name} makes vectors and generates nothing")
 
 
-def longest_input(part: EmbedPart, max_model_len: int | None) -> int | None:
+def longest_input(part: EmbeddingsRequest, max_model_len: int | None) -> int | None:
     """The length in tokens to which inputs are cut; ``None``: they are not cut."""
     return max_model_len if part.truncate_to == -1 else part.truncate_to
 
 
 def check_inputs(
-    part: EmbedPart, inputs: Sequence[Sequence[int]], max_model_len: int, vocab_size: int | None = None
+    part: EmbeddingsRequest,
+    inputs: Sequence[Sequence[int]],
+    max_model_len: int,
+    vocab_size: int | None = None,
 ) -> None:
     """Raise BackendFailure for the first input that is too long, or has an id outside the vocabulary."""
     for index, ids in enumerate(inputs):
@@ -48,19 +52,19 @@ def check_inputs(
             raise invalid_input(message, field)
 
 
-async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
+async def ids_alone(part: EmbeddingsRequest) -> Sequence[Sequence[int]]:
     """The token ids of the inputs, for an engine without a tokenizer. Raises BackendFailure for texts."""
-    inputs = part.plain()
+    inputs = plain_inputs(part)
     ids = [one for one in inputs if not isinstance(one, str)]
     if len(ids) < len(inputs):
         raise invalid_input("the engine takes token ids, no texts", "input")
     return ids
 
 
-async def vectors_of(part: EmbedPart, model: str, client: EngineClient, encode: EncodePart) -> Vectors:
+async def vectors_of(part: EmbeddingsRequest, client: EngineClient, encode: EncodePart) -> EmbeddingsAnswer:
     """The vectors; leaving early aborts the sequences. Raises BackendFailure, EngineError."""
     if part.dimensions is not None:
-        message = f"dimensions is {part.dimensions}; allowed: null, {model} has vectors of one length"
+        message = f"dimensions is {part.dimensions}; allowed: null, {part.model} has vectors of one length"
         raise invalid_input(message, "dimensions")
     info = client.info
     longest = longest_input(part, None if info is None else info.max_model_len)
@@ -83,4 +87,4 @@ async def vectors_of(part: EmbedPart, model: str, client: EngineClient, encode: 
                         tokens += output.prompt_tokens
                     elif output.finish_reason is not None:
                         raise failure_of(output.error or "internal", output.detail)
-    return Vectors(tuple([vectors[index] for index in range(len(inputs))]), tokens)
+    return EmbeddingsAnswer(part.model, [vectors[index] for index in range(len(inputs))], tokens)

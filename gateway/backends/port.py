@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -15,10 +15,11 @@ from admission.values import BackendLoad
 from budgeting.token_ids import TokenIds
 from budgeting.values import Message, Tool, ToolChoice
 from gateway.contracts.audio import EventSink, Recording
-from gateway.contracts.embeddings import Conversation, EmbeddingInput
+from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import PLAIN_TEXT, Caller, FinishReason, ResponseFormat, Sampling, Usage
 from resilience.failures import invalid_input
 from resilience.retry_budget import CallBudget
@@ -243,12 +244,12 @@ class DelegatingBackend(ABC):
     def generates(self) -> bool:
         return generates(self.delegate)
 
-    async def embed(self, part: "EmbedPart") -> "Vectors":
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         """Only where :func:`makes_vectors` is true."""
         assert makes_vectors(self.delegate)
         return await self.delegate.embed(part)
 
-    async def score(self, part: "ScorePart") -> "Scores":
+    async def score(self, part: ScoreRequest) -> ScoreAnswer:
         """Only where :func:`scores_texts` is true."""
         assert scores_texts(self.delegate)
         return await self.delegate.score(part)
@@ -312,80 +313,31 @@ class Restarting(Protocol):
         """Wait at most ``timeout_s`` until it accepts work, not if it never will; returns whether it does."""
 
 
-class EmbedPart(Struct, frozen=True):
-    """Inputs whose vectors are wanted; ``tokens`` are estimated.
-
-    ``truncate_to``: longest input in tokens, -1: the model's; ``None``: longer ones are refused. ``first``:
-    the number of the part's first input in the request; ``None``: the request has one input.
-    """
-
-    inputs: tuple[EmbeddingInput, ...]
-    tokens: int
-    dimensions: int | None
-    truncate_to: int | None
-    user: str | None
-    caller: Caller
-    first: int | None = None
-
-    def field(self, index: int) -> str:
-        return "input" if self.first is None else f"input.{self.first + index}"
-
-    def plain(self) -> Sequence[str | tuple[int, ...]]:
-        """The texts and token ids. Raises BackendFailure: the input is a conversation."""
-        plain = [one for one in self.inputs if not isinstance(one, Conversation)]
-        if len(plain) < len(self.inputs):
-            raise invalid_input(
-                "messages is a conversation; this model's backend takes texts and token ids, as input",
-                "messages",
-            )
-        return plain
-
-
-class Vectors(Struct, frozen=True):
-    """One vector per input, as base64 of little-endian 32-bit floats."""
-
-    vectors: tuple[str, ...]
-    input_tokens: int
+def plain_inputs(part: EmbeddingsRequest) -> Sequence[str | tuple[int, ...]]:
+    """The texts and token ids. Raises BackendFailure: an input is a conversation."""
+    plain = [one for one in part.inputs if not isinstance(one, Conversation)]
+    if len(plain) < len(part.inputs):
+        raise invalid_input(
+            "messages is a conversation; this model's backend takes texts and token ids, as input",
+            "messages",
+        )
+    return plain
 
 
 class Embeds(Backend, Protocol):
     """A backend that makes vectors."""
 
-    async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors; cancelling frees what the call holds.
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
+        """The vectors, as base64 of little-endian 32-bit floats; cancelling frees what the call holds.
 
         Raises BackendFailure; RateLimited: too many texts of the tenant wait.
         """
 
 
-class ScorePart(Struct, frozen=True):
-    """Pairs of texts whose scores are wanted; ``tokens`` are estimated.
-
-    Args:
-        endpoint: the workers' endpoint; for ``rerank`` all pairs have the same first text.
-        options: further fields of the request, for workers.
-        names: the caller's fields with the first and the second texts.
-    """
-
-    pairs: tuple[tuple[str, str], ...]
-    tokens: int
-    endpoint: Literal["rerank", "score"]
-    options: Mapping[str, Any]
-    caller: Caller
-    names: tuple[str, str] = ("text_1", "text_2")
-
-
-class Scores(Struct, frozen=True):
-    """One score per pair."""
-
-    scores: tuple[float, ...]
-    input_tokens: int
-
-
 class Ranks(Backend, Protocol):
     """A backend that scores pairs of texts."""
 
-    async def score(self, part: ScorePart) -> Scores:
+    async def score(self, part: ScoreRequest) -> ScoreAnswer:
         """The scores; cancelling frees what the call holds. Raises BackendFailure, RateLimited."""
 
 

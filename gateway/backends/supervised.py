@@ -21,10 +21,9 @@ from gateway.backends.port import (
     Completion,
     DelegatingBackend,
     DeltaSink,
-    EmbedPart,
-    Vectors,
     Work,
 )
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.features import Feature
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
@@ -434,7 +433,7 @@ class SupervisedBackend(DelegatingBackend):
         with self._working():
             return await self.delegate.generate(work, out)
 
-    async def embed(self, part: EmbedPart) -> Vectors:
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         """Vectors of the engine that runs now; its death fails the call."""
         if self.state is BackendState.STARTING:
             raise BackendFailure(

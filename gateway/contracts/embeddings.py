@@ -91,21 +91,24 @@ class EmbeddingsAnswerBody(TypedDict):
 
 
 class PooledRequest(RequestOrigin, frozen=True, kw_only=True):
-    """A request that a model answers without generating; ``for_cache``: it is the response cache's, not the
-    tenant's.
+    """A request that a model answers without generating, or the part of one that a backend gets.
+
+    ``for_cache``: it is the response cache's, not the tenant's. ``tokens``: of a part, an estimate.
     """
 
     model: str
     user: str | None = None
     for_cache: bool = False
+    tokens: int = 0
 
 
 class PooledAnswer(Struct, Generic[Result], frozen=True):
-    """A result for each input, in order, and the number of tokens of all inputs."""
+    """A result for each input of a request or a part, in order, and the number of tokens of all inputs."""
 
     model: str
     results: Sequence[Result]
     input_tokens: int
+    output_tokens: int = 0
 
 
 EmbeddingsAnswer = PooledAnswer[str]
@@ -113,11 +116,21 @@ EmbeddingsAnswer = PooledAnswer[str]
 
 
 class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
-    """A request for a vector of each input."""
+    """A request for a vector of each input.
+
+    Args:
+        truncate_to: longest input in tokens, -1: the model's; ``None``: longer ones are refused.
+        first: of a part of several, the number of its first input in the caller's request.
+    """
 
     inputs: tuple[EmbeddingInput, ...]
     dimensions: int | None = None
     truncate_to: int | None = None
+    first: int | None = None
+
+    def field(self, index: int) -> str:
+        """The body's field with the input of this index."""
+        return "input" if self.first is None else f"input.{self.first + index}"
 
 
 def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> EmbeddingsRequest:

@@ -119,7 +119,7 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     """A request for the scores of pairs of texts.
 
     Args:
-        endpoint: the worker's endpoint that is called.
+        endpoint: the worker's endpoint that is called; for ``rerank`` all pairs have the same first text.
         options: the body's optional fields that are sent to the worker.
         names: the body's fields with the first and the second texts.
     """

@@ -25,11 +25,9 @@ from budgeting.estimating import rough_text_tokens
 from gateway.backends.port import (
     Backend,
     BackendState,
-    EmbedPart,
     Embeds,
     Fleet,
     Ranks,
-    ScorePart,
     Transcribes,
     makes_vectors,
     scores_texts,
@@ -160,10 +158,9 @@ class EmbeddingJourney:
         try:
             with self.accounts.open(row, work.so_far(row), paying(reservation, bills.append)) as account:
                 if len(parts) == 1:
-                    made = await self._part(work, parts[0], backends)
+                    by, made = await self._part(work, parts[0], backends)
                 else:
-                    made = await self._made(work, parts, backends)
-                by = made.backend
+                    by, made = await self._made(work, parts, backends)
                 account.settle(
                     structs.replace(
                         _with_backend(row, by),
@@ -178,7 +175,7 @@ class EmbeddingJourney:
         finally:
             if reservation is not None:
                 reservation.settle(sum([one.input_tokens + one.output_tokens for one in bills]))
-        return PooledAnswer(by.model, made.results, made.input_tokens)
+        return made
 
     def _backends(self, work: _PooledWork[Backed, One]) -> Sequence[Backed]:
         """The backends that may answer, in the configuration's order. Raises UnknownModel."""
@@ -206,14 +203,14 @@ class EmbeddingJourney:
 
     async def _made(
         self, work: _PooledWork[Backed, One], parts: Sequence[InputPart], backends: Sequence[Backed]
-    ) -> PartResults[Backed, One]:
-        """The results of all parts, in order, as from the backend of the last part.
+    ) -> tuple[Backed, PooledAnswer[One]]:
+        """The backend of the last part, and the results of all parts as from it.
 
         The first failure cancels the other parts.
         """
         at_once = asyncio.Semaphore(AT_ONCE)
 
-        async def one(part: InputPart) -> PartResults[Backed, One]:
+        async def one(part: InputPart) -> tuple[Backed, PooledAnswer[One]]:
             async with at_once:
                 return await self._part(work, part, backends)
 
@@ -222,9 +219,10 @@ class EmbeddingJourney:
                 tasks = [group.create_task(one(part)) for part in parts]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        made = [task.result() for task in tasks]
-        return PartResults(
-            made[-1].backend,
+        backend = tasks[-1].result()[0]
+        made = [task.result()[1] for task in tasks]
+        return backend, PooledAnswer(
+            backend.model,
             [one for part in made for one in part.results],
             sum([part.input_tokens for part in made]),
             sum([part.output_tokens for part in made]),
@@ -232,8 +230,8 @@ class EmbeddingJourney:
 
     async def _part(
         self, work: _PooledWork[Backed, One], part: InputPart, backends: Sequence[Backed]
-    ) -> PartResults[Backed, One]:
-        """The results of a part, from the first backend that can make them."""
+    ) -> tuple[Backed, PooledAnswer[One]]:
+        """The first backend that can make the results of a part, and the results."""
         failure: Refused | BackendFailure | None = None
         if len(backends) > 1:  # unready ones come last; their errors tell why
             backends = sorted(backends, key=lambda one: one.state is not BackendState.READY)
@@ -260,7 +258,7 @@ class EmbeddingJourney:
                     FailureKind.INTERNAL,
                     f"the worker gave {len(made.results)} results for {len(part.inputs)} inputs",
                 )
-            return made
+            return backend, made
         assert failure is not None
         if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:
             raise UnknownModel(f"no worker {work.does} with {work.request.model!r}", param="model")
@@ -340,16 +338,6 @@ class InputPart:
     first: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PartResults(Generic[Backed, One]):
-    """The results of a part, and the backend that made them."""
-
-    backend: Backed
-    results: Sequence[One]
-    input_tokens: int
-    output_tokens: int = 0
-
-
 class _PooledWork(Struct, Generic[Backed, One], frozen=True):
     """A request's work: which backends are able to do it, and how one is called for a part.
 
@@ -360,34 +348,25 @@ class _PooledWork(Struct, Generic[Backed, One], frozen=True):
     contract: str
     does: str
     able: Callable[[Backend], TypeGuard[Backed]]
-    ask: Callable[[Backed, InputPart], Awaitable[PartResults[Backed, One]]]
+    ask: Callable[[Backed, InputPart], Awaitable[PooledAnswer[One]]]
     so_far: Callable[[UsageRow], Callable[[BaseException], PartialUsage] | None] = lambda row: None
 
 
 def _vectors(request: EmbeddingsRequest) -> _PooledWork[Embeds, str]:
-    async def ask(backend: Embeds, part: InputPart) -> PartResults[Embeds, str]:
-        wanted = EmbedPart(
-            part.inputs,
-            part.tokens,
-            request.dimensions,
-            request.truncate_to,
-            request.user,
-            request.caller,
-            part.first if len(request.inputs) > 1 else None,
+    def ask(backend: Embeds, part: InputPart) -> Awaitable[EmbeddingsAnswer]:
+        first = part.first if len(request.inputs) > 1 else None
+        return backend.embed(
+            structs.replace(request, model=backend.model, inputs=part.inputs, tokens=part.tokens, first=first)
         )
-        made = await backend.embed(wanted)
-        return PartResults(backend, made.vectors, made.input_tokens)
 
     return _PooledWork(request, EMBEDDINGS, "makes vectors", makes_vectors, ask)
 
 
 def _scores(request: ScoreRequest) -> _PooledWork[Ranks, float]:
-    async def ask(backend: Ranks, part: InputPart) -> PartResults[Ranks, float]:
-        wanted = ScorePart(
-            part.inputs, part.tokens, request.endpoint, request.options, request.caller, request.names
+    def ask(backend: Ranks, part: InputPart) -> Awaitable[ScoreAnswer]:
+        return backend.score(
+            structs.replace(request, model=backend.model, pairs=part.inputs, tokens=part.tokens)
         )
-        made = await backend.score(wanted)
-        return PartResults(backend, made.scores, made.input_tokens)
 
     return _PooledWork(request, RERANK, "scores texts", scores_texts, ask)
 
@@ -395,16 +374,14 @@ def _scores(request: ScoreRequest) -> _PooledWork[Ranks, float]:
 def _transcript(request: AudioRequest, out: EventSink) -> _PooledWork[Transcribes, Mapping[str, Any] | None]:
     streaming: list[Transcribes] = []
 
-    async def ask(
-        backend: Transcribes, part: InputPart
-    ) -> PartResults[Transcribes, Mapping[str, Any] | None]:
+    async def ask(backend: Transcribes, part: InputPart) -> PooledAnswer[Mapping[str, Any] | None]:
         async def push(event: bytes) -> None:
             if not streaming:
                 streaming.append(backend)
             await out(event)
 
         made = await backend.transcribe(request.recording, request.caller, push)
-        return PartResults(backend, [made.body], made.input_tokens, made.output_tokens)
+        return PooledAnswer(backend.model, [made.body], made.input_tokens, made.output_tokens)
 
     def so_far(row: UsageRow) -> Callable[[BaseException], PartialUsage]:
         """Bill a stream that failed after it began by the recording's estimated tokens."""

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from msgspec import structs
+
 from budgeting.errors import NoTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.port import (
     Backend,
     BackendState,
     Completion,
-    EmbedPart,
     Fleet,
-    ScorePart,
     Work,
     generates,
     makes_vectors,
@@ -20,8 +20,10 @@ from gateway.backends.port import (
 )
 from gateway.backends.supervised import EngineStatus
 from gateway.backends.workers.inspection import WorkerInspections
+from gateway.contracts.embeddings import EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import TAKEN
 from gateway.contracts.features import Feature
+from gateway.contracts.rerank import ScoreRequest
 from gateway.contracts.values import Caller, CallerRole, Sampling, Usage
 from gateway.errors import BackendUnavailable
 from gateway.health.gpus import read_gpus
@@ -193,16 +195,26 @@ async def short_work(backend: Backend, work: Work) -> Usage:
 
     Raises BackendFailure.
     """
+    asked = structs.asdict(
+        PooledRequest(
+            request_id="health",
+            generation_id="health",
+            caller=HEALTH,
+            arrived_at=0.0,
+            created=0,
+            model=backend.model,
+            tokens=1,
+        )
+    )
     if not generates(backend) and makes_vectors(backend):
         try:
-            made = await backend.embed(EmbedPart(("test",), 1, None, None, None, HEALTH))
-            return Usage(made.input_tokens)
+            return Usage((await backend.embed(EmbeddingsRequest(**asked, inputs=("test",)))).input_tokens)
         except BackendFailure as error:
             # Workers that only score have no path for vectors.
             if error.kind is not FailureKind.MODEL_NOT_FOUND or not scores_texts(backend):
                 raise
     if not generates(backend) and scores_texts(backend):
-        scored = await backend.score(ScorePart((("test", "test"),), 1, "rerank", {}, HEALTH))
-        return Usage(scored.input_tokens)
+        pairs = ScoreRequest(**asked, pairs=(("test", "test"),), endpoint="rerank", options={})
+        return Usage((await backend.score(pairs)).input_tokens)
     completion: Completion = await backend.generate(work, lambda delta: TAKEN)
     return completion.usage

@@ -14,13 +14,14 @@ from budgeting.counting import ChatTokenizer
 from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.faulty import FaultPlan, faulty
 from gateway.backends.host import Resident
-from gateway.backends.port import Backend, BackendState, EmbedPart, Fleet
+from gateway.backends.port import Backend, BackendState, Fleet, plain_inputs
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.serving_pool import ServingPool
 from gateway.config.backends import BedrockSection, EngineBackend, OpenAIBackend
 from gateway.config.chaos import ChaosSection
 from gateway.config.errors import ConfigError
+from gateway.contracts.embeddings import EmbeddingsRequest
 from gateway.errors import InvalidRequest
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.text_threads import TextThreads
@@ -190,8 +191,8 @@ def queued_at(admission: AdmissionController, backend: str) -> int:
 def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:
     """Return a function that tokenizes texts for an engine's model, in threads that all tenants share."""
 
-    async def encode(part: EmbedPart) -> Sequence[Sequence[int]]:
-        inputs = part.plain()
+    async def encode(part: EmbeddingsRequest) -> Sequence[Sequence[int]]:
+        inputs = plain_inputs(part)
         texts = sum(len(one) for one in inputs if isinstance(one, str))
 
         def ids() -> list[Sequence[int]]:

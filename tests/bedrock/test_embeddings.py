@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.bedrock.stand_in import TOKENS_EACH, Behaviour, StandIn
 from gateway.backends.bedrock.backend import BedrockEmbeddings
-from gateway.backends.port import EmbedPart, Vectors, makes_vectors
-from gateway.contracts.embeddings import Conversation
+from gateway.backends.port import makes_vectors
+from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
@@ -21,14 +21,23 @@ TITAN, TITAN_1 = "amazon.titan-embed-text-v2:0", "amazon.titan-embed-text-v1"
 COHERE, COHERE_4 = "cohere.embed-multilingual-v3", "us.cohere.embed-v4:0"
 
 
-def part(count: int = 3, *more: Any, **changes: Any) -> EmbedPart:
+def part(model: str, count: int = 3, *more: Any, **changes: Any) -> EmbeddingsRequest:
     inputs = (*(str(number) for number in range(1, count + 1)), *more)
-    given = {"dimensions": None, "truncate_to": None, "user": None, **changes}
-    return EmbedPart(inputs, 99, caller=Caller("acme", CallerRole.CALLER, "key_1"), **given)
+    return EmbeddingsRequest(
+        request_id="req_1",
+        generation_id="gen_1",
+        caller=Caller("acme", CallerRole.CALLER, "key_1"),
+        arrived_at=0.0,
+        created=0,
+        model=model,
+        inputs=inputs,
+        tokens=99,
+        **changes,
+    )
 
 
-def numbers(vectors: Vectors) -> list[list[float]]:
-    return [array("f", b64decode(one)).tolist() for one in vectors.vectors]
+def numbers(answer: EmbeddingsAnswer) -> list[list[float]]:
+    return [array("f", b64decode(one)).tolist() for one in answer.results]
 
 
 def expected(count: int) -> list[list[float]]:
@@ -44,16 +53,16 @@ async def test_the_vectors_are_in_order_with_the_models_own_count(
 ) -> None:
     backend = make(model_id=model)
     assert isinstance(backend, BedrockEmbeddings)
-    made = await backend.embed(part(count))
+    made = await backend.embed(part(model, count))
     assert numbers(made) == expected(count) and made.input_tokens == count * TOKENS_EACH
     assert [operation for _, operation, _ in bedrock.seen] == ["invoke"] * calls
     await wait_idle(backend)
 
 
 async def test_what_is_sent_is_the_models_own_contract(bedrock: StandIn, make: MakeBackend) -> None:
-    await make(model_id=TITAN).embed(part(1, dimensions=256))
+    await make(model_id=TITAN).embed(part(TITAN, 1, dimensions=256))
     assert bedrock.last == {"modelId": TITAN, "inputText": "1", "dimensions": 256}
-    await make(model_id=COHERE_4).embed(part(2, dimensions=512, truncate_to=-1))
+    await make(model_id=COHERE_4).embed(part(COHERE_4, 2, dimensions=512, truncate_to=-1))
     assert bedrock.last == {
         "modelId": COHERE_4,
         "texts": ["1", "2"],
@@ -65,20 +74,20 @@ async def test_what_is_sent_is_the_models_own_contract(bedrock: StandIn, make: M
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "param"),
+    ("asked", "param"),
     [
-        (TITAN, part(1, (5, 6)), "input"),
-        (TITAN, part(0, Conversation(({"role": "user", "content": "a"},))), "messages"),
-        (TITAN_1, part(1, dimensions=256), "dimensions"),
-        (COHERE, part(1, dimensions=256), "dimensions"),
-        (TITAN, part(1, truncate_to=-1), "truncate_prompt_tokens"),
-        (COHERE, part(1, truncate_to=100), "truncate_prompt_tokens"),
+        (part(TITAN, 1, (5, 6)), "input"),
+        (part(TITAN, 0, Conversation(({"role": "user", "content": "a"},))), "messages"),
+        (part(TITAN_1, 1, dimensions=256), "dimensions"),
+        (part(COHERE, 1, dimensions=256), "dimensions"),
+        (part(TITAN, 1, truncate_to=-1), "truncate_prompt_tokens"),
+        (part(COHERE, 1, truncate_to=100), "truncate_prompt_tokens"),
     ],
 )
 async def test_what_a_model_cannot_do_is_refused_by_its_field_before_any_call(
-    bedrock: StandIn, make: MakeBackend, model: str, asked: EmbedPart, param: str
+    bedrock: StandIn, make: MakeBackend, asked: EmbeddingsRequest, param: str
 ) -> None:
-    backend = make(model_id=model)
+    backend = make(model_id=asked.model)
     assert isinstance(backend, BedrockEmbeddings)
     with pytest.raises(BackendFailure) as caught:
         await backend.embed(asked)
@@ -90,7 +99,7 @@ async def test_the_next_region_makes_the_vectors_when_one_fails(bedrock: StandIn
     bedrock.always["us-east-1"] = Behaviour(status=503, error="ServiceUnavailableException")
     backend = make(model_id=COHERE, regions=["us-west-2"])
     assert isinstance(backend, BedrockEmbeddings)
-    assert numbers(await backend.embed(part())) == expected(3)
+    assert numbers(await backend.embed(part(COHERE))) == expected(3)
     assert bedrock.regions == ["us-east-1", "us-west-2"]
 
 
@@ -105,7 +114,7 @@ async def test_a_refusal_and_a_call_that_takes_too_long_leave_no_call(
         backend = make(model_id=TITAN, **limits)
         assert isinstance(backend, BedrockEmbeddings)
         with pytest.raises(BackendFailure) as caught:
-            await backend.embed(part())
+            await backend.embed(part(TITAN))
         assert caught.value.kind is kind
         await wait_idle(backend)
 

@@ -6,13 +6,15 @@ import json
 from typing import Any, Literal
 
 import pytest
+from msgspec import structs
 
 from benchmarks.bedrock.stand_in import Behaviour, StandIn
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.answer import InvokedModel
 from gateway.backends.bedrock.backend import BedrockReranker
 from gateway.backends.bedrock.invoked import scores_of
-from gateway.backends.port import ScorePart, Work, scores_texts
+from gateway.backends.port import Work, scores_texts
+from gateway.contracts.rerank import ScoreRequest
 from gateway.contracts.values import Caller, CallerRole, Sampling
 from gateway.health.probe import short_work
 from resilience.failures import BackendFailure, FailureKind
@@ -23,21 +25,31 @@ COHERE, AMAZON = "cohere.rerank-v3-5:0", "amazon.rerank-v1:0"
 
 
 def part(
-    *texts: str, endpoint: Literal["rerank", "score"] = "rerank", query: str = "q", **options: Any
-) -> ScorePart:
-    caller = Caller("acme", CallerRole.CALLER, "key_1")
-    return ScorePart(tuple([(query, one) for one in texts]), 99, endpoint, options, caller)
+    *texts: str, model: str = COHERE, endpoint: Literal["rerank", "score"] = "rerank", **options: Any
+) -> ScoreRequest:
+    return ScoreRequest(
+        request_id="req_1",
+        generation_id="gen_1",
+        caller=Caller("acme", CallerRole.CALLER, "key_1"),
+        arrived_at=0.0,
+        created=0,
+        model=model,
+        pairs=tuple([("q", one) for one in texts]),
+        tokens=99,
+        endpoint=endpoint,
+        options=options,
+    )
 
 
 @pytest.mark.parametrize("model", [COHERE, AMAZON])
 async def test_scores_are_in_the_order_of_the_texts(bedrock: StandIn, make: MakeBackend, model: str) -> None:
     backend = make(model_id=model)
     assert isinstance(backend, BedrockReranker) and scores_texts(backend)
-    made = await backend.score(part("xxxx", "x", "xx"))
-    assert (made.scores, made.input_tokens) == ((0.25, 1.0, 0.5), 99)
+    made = await backend.score(part("xxxx", "x", "xx", model=model))
+    assert (made.results, made.input_tokens) == ([0.25, 1.0, 0.5], 99)
     asked = {"modelId": model, "query": "q", "documents": ["xxxx", "x", "xx"], "top_n": 3}
     assert bedrock.last == asked | ({"api_version": 2} if model == COHERE else {})
-    assert (await backend.score(part("xx", endpoint="score"))).scores == (0.5,)
+    assert (await backend.score(part("xx", model=model, endpoint="score"))).results == [0.5]
     await wait_idle(backend)
 
 
@@ -46,12 +58,11 @@ async def test_what_the_model_cannot_be_asked_for_is_refused_by_field(
 ) -> None:
     backend = make(model_id=COHERE)
     assert isinstance(backend, BedrockReranker)
-    pairs = (*part("x").pairs, *part("y", query="other").pairs)
-    caller = Caller("acme", CallerRole.CALLER, "key_1")
+    two = structs.replace(part(endpoint="score"), pairs=(("q", "x"), ("other", "y")))
     for asked, param in (
         (part("x", truncate_prompt_tokens=9), "truncate_prompt_tokens"),
-        (ScorePart(pairs, 9, "score", {}, caller), "text_1"),
-        (ScorePart(pairs, 9, "score", {}, caller, ("queries", "items")), "queries"),
+        (two, "text_1"),
+        (structs.replace(two, names=("queries", "items")), "queries"),
     ):
         with pytest.raises(BackendFailure) as caught:
             await backend.score(asked)

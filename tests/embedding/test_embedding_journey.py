@@ -17,7 +17,7 @@ from accounting.keys import Budget, KeyLimits
 from accounting.quotas import Quotas
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
-from gateway.backends.port import BackendState, EmbedPart, Fleet, Vectors
+from gateway.backends.port import BackendState, Fleet
 from gateway.contracts.audio import AudioRequest
 from gateway.contracts.embeddings import EmbeddingInput, EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.rerank import ScoreRequest
@@ -53,18 +53,18 @@ class FakeEmbedder:
     state: BackendState = BackendState.READY
     fails: list[BackendFailure] = field(default_factory=list)
     holds: asyncio.Event | None = None
-    parts: list[EmbedPart] = field(default_factory=list)
+    parts: list[EmbeddingsRequest] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     load: None = None
 
-    async def embed(self, part: EmbedPart) -> Vectors:
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         self.parts.append(part)
         self.asked.set()
         if self.holds is not None:
             await self.holds.wait()
         if self.fails:
             raise self.fails.pop(0)
-        return Vectors(tuple(map(str, part.inputs)), len(part.inputs))
+        return EmbeddingsAnswer(part.model, list(map(str, part.inputs)), len(part.inputs))
 
 
 class EmbeddingRig:
@@ -298,8 +298,8 @@ async def test_a_gateway_that_drains_takes_no_more() -> None:
 
 async def test_fewer_vectors_than_inputs_are_no_answer() -> None:
     class Short(FakeEmbedder):
-        async def embed(self, part: EmbedPart) -> Vectors:
-            return Vectors((), 1)
+        async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
+            return EmbeddingsAnswer(part.model, [], 1)
 
     rig = EmbeddingRig(Short("pool"))
     with pytest.raises(BackendFailure, match="0 results for 1 inputs"):

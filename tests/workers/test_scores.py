@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from gateway.backends.port import ScorePart
+from gateway.contracts.rerank import ScoreRequest
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.workers.raw_worker import RawWorker, pool, refuses
@@ -15,9 +15,19 @@ from tests.workers.score_worker import ScoreWorker, score_of
 TEXTS = ("sea", "book", "tea")
 
 
-def part(endpoint: Literal["rerank", "score"] = "rerank", **options: Any) -> ScorePart:
-    caller = Caller("acme", CallerRole.CALLER, "key_1")
-    return ScorePart(tuple([("a sea", one) for one in TEXTS]), 9, endpoint, options, caller)
+def part(endpoint: Literal["rerank", "score"] = "rerank", **options: Any) -> ScoreRequest:
+    return ScoreRequest(
+        request_id="req_1",
+        generation_id="gen_1",
+        caller=Caller("acme", CallerRole.CALLER, "key_1"),
+        arrived_at=0.0,
+        created=0,
+        model="base",
+        pairs=tuple([("a sea", one) for one in TEXTS]),
+        tokens=9,
+        endpoint=endpoint,
+        options=options,
+    )
 
 
 def ranked(*pairs: tuple[int, Any]) -> dict[str, Any]:
@@ -40,7 +50,7 @@ async def test_unusable_scores_are_asked_for_on_another_worker(reply: Any) -> No
     async with pool(bad, good, affinity=False) as backend:
         for _ in range(3):  # the pool may choose either worker first
             made = await backend.score(part())
-            assert made.scores == tuple([score_of("a sea", one) for one in TEXTS])
+            assert list(made.results) == [score_of("a sea", one) for one in TEXTS]
     assert bad.requests
 
 
@@ -56,7 +66,7 @@ async def test_each_endpoint_is_asked_as_vllm_has_it() -> None:
     async with pool(worker) as backend:
         reranked = await backend.score(part(max_tokens_per_doc=9))
         scored = await backend.score(part("score"))
-    assert reranked.scores == scored.scores
+    assert reranked.results == scored.results
     first, second = [one.body for one in worker.requests]
     assert first == {
         "model": "base",

@@ -9,15 +9,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.backends.port import EmbedPart
-from gateway.contracts.embeddings import Conversation
+from gateway.contracts.embeddings import Conversation, EmbeddingsRequest
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.workers.raw_worker import RawWorker, pool, refuses
 from tests.workers.vector_worker import VectorWorker, vector_of
 
 INPUTS = ("one", "two", "three")
-PART = EmbedPart(INPUTS, 3, None, None, None, Caller("acme", CallerRole.CALLER, "key_1"))
+PART = EmbeddingsRequest(
+    request_id="req_1",
+    generation_id="gen_1",
+    caller=Caller("acme", CallerRole.CALLER, "key_1"),
+    arrived_at=0.0,
+    created=0,
+    model="base",
+    inputs=INPUTS,
+    tokens=3,
+)
 GOOD = [{"index": index, "embedding": vector_of(text).tolist()} for index, text in enumerate(INPUTS)]
 
 
@@ -46,7 +54,7 @@ async def test_unusable_vectors_are_asked_for_on_another_worker(data: Any) -> No
     async with pool(bad, good, affinity=False) as backend:
         for _ in range(3):  # the pool may choose either worker first
             made = await backend.embed(PART)
-            assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]
+            assert list(made.results) == [b64encode(vector_of(text)).decode() for text in INPUTS]
     assert bad.requests
 
 
@@ -62,7 +70,7 @@ async def test_vectors_without_an_index_are_in_the_order_of_the_inputs() -> None
     data = [{"embedding": one["embedding"]} for one in GOOD]
     async with pool(RawWorker([refuses(200, {"data": data})])) as backend:
         made = await backend.embed(PART)
-    assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]
+    assert list(made.results) == [b64encode(vector_of(text)).decode() for text in INPUTS]
 
 
 async def test_the_worker_gets_the_messages_of_a_conversation_in_place_of_an_input() -> None:
@@ -81,4 +89,4 @@ async def test_conversations_of_a_part_are_one_call_of_the_worker() -> None:
         made = await backend.embed(replace(PART, inputs=tuple([Conversation(tuple(one)) for one in talks])))
     [request] = worker.requests
     assert request.body == {"model": "base", "messages": talks, "encoding_format": "base64"}
-    assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]
+    assert list(made.results) == [b64encode(vector_of(text)).decode() for text in INPUTS]

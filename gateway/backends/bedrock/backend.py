@@ -24,14 +24,12 @@ from gateway.backends.port import (
     Completion,
     Continue,
     DeltaSink,
-    EmbedPart,
-    ScorePart,
-    Scores,
-    Vectors,
     Work,
 )
 from gateway.config.backends import BedrockSection
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.features import Feature
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 FEATURES = frozenset(
@@ -236,8 +234,8 @@ class _InvokingBackend(BedrockBackend):
 class BedrockReranker(_InvokingBackend):
     """Implements :class:`gateway.backends.port.Ranks` too."""
 
-    async def score(self, part: ScorePart) -> Scores:
-        request = rerank_request(self.model, part)
+    async def score(self, part: ScoreRequest) -> ScoreAnswer:
+        request = rerank_request(part)
         async with self._in_time():
             return scores_of(await self._invoked(request), part)
 
@@ -245,7 +243,7 @@ class BedrockReranker(_InvokingBackend):
 class BedrockEmbeddings(_InvokingBackend):
     """Implements :class:`gateway.backends.port.Embeds` too."""
 
-    async def embed(self, part: EmbedPart) -> Vectors:
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         """The vectors. The calls of a part follow each other; parts of a request run at the same time."""
         family = family_of(self.model)
         if family is None:
@@ -253,8 +251,8 @@ class BedrockEmbeddings(_InvokingBackend):
         vectors: list[str] = []
         tokens = 0
         async with self._in_time():
-            for request in family.requests(self.model, part):
+            for request in family.requests(part):
                 made, used = family.vectors(await self._invoked(request))
                 vectors += made
                 tokens += used
-        return Vectors(tuple(vectors), tokens or part.tokens)
+        return EmbeddingsAnswer(part.model, vectors, tokens or part.tokens)

@@ -12,7 +12,9 @@ import msgspec
 import orjson
 
 from gateway.backends.bedrock.answer import InvokedModel
-from gateway.backends.port import EmbedPart, ScorePart, Scores
+from gateway.backends.port import plain_inputs
+from gateway.contracts.embeddings import EmbeddingsRequest
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 COHERE_TEXTS: Final = 96
@@ -63,9 +65,9 @@ class EmbeddingFamily:
     body: Callable[[Sequence[str], bool], dict[str, Any]]
     read: Callable[[InvokedModel], tuple[list[list[float]], int]]
 
-    def requests(self, model_id: str, part: EmbedPart) -> Iterator[Mapping[str, Any]]:
+    def requests(self, part: EmbeddingsRequest) -> Iterator[Mapping[str, Any]]:
         """The calls for a part, in order. Raises BackendFailure: the model cannot do what is asked."""
-        inputs = part.plain()
+        model_id, inputs = part.model, plain_inputs(part)
         texts = [one for one in inputs if isinstance(one, str)]
         if len(texts) < len(inputs):
             raise _refused(model_id, "input", "takes texts, no token ids")
@@ -143,9 +145,9 @@ def reranks(model_id: str) -> bool:
     return any(part in model_id for part in ("cohere.rerank-", "amazon.rerank-"))
 
 
-def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
+def rerank_request(part: ScoreRequest) -> Mapping[str, Any]:
     """The parameters of the call. Raises BackendFailure: the model cannot do what is asked."""
-    queries = {query for query, _ in part.pairs}
+    model_id, queries = part.model, {query for query, _ in part.pairs}
     if len(queries) > 1:
         first, second = part.names
         raise invalid_input(f"{model_id} takes one {first} for all of {second}", first)
@@ -158,14 +160,14 @@ def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
     return _invoke_request(model_id, body)
 
 
-def scores_of(answer: InvokedModel, part: ScorePart) -> Scores:
+def scores_of(answer: InvokedModel, part: ScoreRequest) -> ScoreAnswer:
     """The scores in the order of the texts. Raises BackendFailure: the answer is not readable."""
     try:
         ranked = _read_ranking(answer.body).results
     except ValueError:
         ranked = []
     ranked.sort(key=attrgetter("index"))
-    scores = tuple([one.relevance_score for one in ranked])
+    scores = [one.relevance_score for one in ranked]
     if [one.index for one in ranked] != list(range(len(part.pairs))) or not all(map(isfinite, scores)):
         raise BackendFailure(FailureKind.STREAM_BROKEN, "Bedrock's answer has no scores that can be read")
-    return Scores(scores, answer.input_tokens or part.tokens)
+    return ScoreAnswer(part.model, scores, answer.input_tokens or part.tokens)

@@ -19,11 +19,12 @@ from gateway.backends.embedded_vectors import (
 )
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial, generate_rest, resumed_seed
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.sampling import filled
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.compat.signals import SignalBoard
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import TAKEN
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
@@ -189,7 +190,7 @@ class VllmPoolingBackend(OnVllm):
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         raise generates_nothing(self.name)
 
-    async def embed(self, part: EmbedPart) -> Vectors:
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         engine = self.running()
         longest = longest_input(part, engine.shape.max_model_len)
         inputs = [tuple(ids[:longest]) for ids in await self.encode(part)]
@@ -203,4 +204,4 @@ class VllmPoolingBackend(OnVllm):
                     ]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
-        return Vectors(tuple([task.result() for task in tasks]), sum(map(len, inputs)))
+        return EmbeddingsAnswer(part.model, [task.result() for task in tasks], sum(map(len, inputs)))

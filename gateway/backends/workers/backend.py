@@ -24,11 +24,7 @@ from gateway.backends.port import (
     BackendState,
     Completion,
     DeltaSink,
-    EmbedPart,
-    ScorePart,
-    Scores,
     Transcript,
-    Vectors,
     Work,
 )
 from gateway.backends.prefix_hash import chain_of, salt_number
@@ -60,15 +56,17 @@ from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_PREFERENCE, WorkerPreference
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.audio import EventSink, Recording
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import Caller, FormatType
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 from resilience.turns import Turns
 
 _generates = attrgetter("generates")
-Part = TypeVar("Part", EmbedPart, ScorePart)
+Part = TypeVar("Part", bound=PooledRequest)
 Pooled = TypeVar("Pooled")
 
 # When callers should try again while no worker is in service: each is probed several times a second then, and
@@ -285,11 +283,11 @@ class WorkersBackend:
 
     # These methods return the coroutine of `_posted`: one of their own would be resumed at every wait.
 
-    def embed(self, part: EmbedPart) -> Coroutine[Any, Any, Vectors]:
-        return self._posted(part, "/embeddings", embed_body(self.model, part), vectors_of)
+    def embed(self, part: EmbeddingsRequest) -> Coroutine[Any, Any, EmbeddingsAnswer]:
+        return self._posted(part, "/embeddings", embed_body(part), vectors_of)
 
-    def score(self, part: ScorePart) -> Coroutine[Any, Any, Scores]:
-        return self._posted(part, f"/{part.endpoint}", score_body(self.model, part), scores_of)
+    def score(self, part: ScoreRequest) -> Coroutine[Any, Any, ScoreAnswer]:
+        return self._posted(part, f"/{part.endpoint}", score_body(part), scores_of)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
         """The text of a recording; no other worker is asked once a part of the text was pushed."""

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from gateway.backends.port import EmbedPart, ScorePart, Scores, Vectors
 from gateway.backends.workers.errors import BadHttp
-from gateway.contracts.embeddings import Conversation
+from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ _READ: Mapping[str, Callable[[bytes], _Score | _Rerank]] = {
 }
 
 
-def embed_body(model: str, part: EmbedPart) -> bytes:
+def embed_body(part: EmbeddingsRequest) -> bytes:
     """The request's body. It asks for base64, a third of the size of JSON numbers."""
     given = {"dimensions": part.dimensions, "truncate_prompt_tokens": part.truncate_to, "user": part.user}
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -69,10 +69,10 @@ def embed_body(model: str, part: EmbedPart) -> bytes:
         asked["messages"] = talks if len(talks) > 1 else talks[0]
     else:
         asked["input"] = part.inputs
-    return orjson.dumps({"model": model, "encoding_format": "base64", **asked})
+    return orjson.dumps({"model": part.model, "encoding_format": "base64", **asked})
 
 
-def vectors_of(part: EmbedPart, data: bytes) -> Vectors:
+def vectors_of(part: EmbeddingsRequest, data: bytes) -> EmbeddingsAnswer:
     """The vectors of an answer; the tokens are the estimate where the worker reports none. Raises BadHttp."""
     try:
         answer = _read_vectors(data)
@@ -87,8 +87,9 @@ def vectors_of(part: EmbedPart, data: bytes) -> Vectors:
     if len(lengths) != 1 or 0 in lengths:
         raise BadHttp("its embeddings are empty, not finite or of several lengths")
     reported = None if answer.usage is None else answer.usage.prompt_tokens
-    return Vectors(
-        tuple([b2a_base64(one, newline=False).decode() for one in ordered]),
+    return EmbeddingsAnswer(
+        part.model,
+        [b2a_base64(one, newline=False).decode() for one in ordered],
         part.tokens if reported is None else reported,
     )
 
@@ -110,17 +111,17 @@ def _usable_bytes(vector: bytes) -> int:
     return len(vector) if isfinite(sum(array("f", vector))) else 0
 
 
-def score_body(model: str, part: ScorePart) -> bytes:
+def score_body(part: ScoreRequest) -> bytes:
     """The request's body: it asks for the scores of all documents, without their texts."""
     firsts, texts = [one for one, _ in part.pairs], [one for _, one in part.pairs]
     if part.endpoint == "rerank":
         body = {"query": firsts[0], "documents": texts, "top_n": len(texts), "return_documents": False}
     else:
         body = {"text_1": firsts, "text_2": texts}
-    return orjson.dumps({"model": model, **body, **part.options})
+    return orjson.dumps({"model": part.model, **body, **part.options})
 
 
-def scores_of(part: ScorePart, data: bytes) -> Scores:
+def scores_of(part: ScoreRequest, data: bytes) -> ScoreAnswer:
     """The scores of an answer. Raises BadHttp."""
     try:
         answer = _READ[part.endpoint](data)
@@ -132,7 +133,7 @@ def scores_of(part: ScorePart, data: bytes) -> Scores:
         raise BadHttp("one of its scores is not finite")
     usage = answer.usage or _ScoreUsage()
     used = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-    return Scores(ordered, part.tokens if used is None else used)
+    return ScoreAnswer(part.model, ordered, part.tokens if used is None else used)
 
 
 def _ordered(found: Mapping[int, T], given: int, asked: int, what: str) -> tuple[T, ...]:

@@ -187,7 +187,7 @@ class VllmEngine:
             raise self._failure(error, work) from error
 
     async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
-        """A vector in the form of :class:`gateway.backends.port.Vectors`; for the pooling runner alone.
+        """A vector as base64 of little-endian 32-bit floats; for the pooling runner alone.
 
         Cancelling aborts the request. Raises BackendFailure.
         """
