@@ -318,7 +318,8 @@ def _worker(name: str, found: Inspection) -> DoctorCheck:
         fault, _, hint = found.faults[0].partition("; ")
         return DoctorCheck(check, False, fault, hint)
     length = "" if found.max_model_len is None else f", {found.max_model_len} tokens"
-    detail = f"serves {found.model}{length}, tokenizer {found.tokenizer}, one token in {found.latency_ms} ms"
+    token = "generates no text" if found.latency_ms is None else f"one token in {found.latency_ms} ms"
+    detail = f"serves {found.model}{length}, tokenizer {found.tokenizer}, {token}"
     return DoctorCheck(check, not found.faults, detail, "; ".join(found.faults))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from tests.integration.test_embeddings import billed, serving
-from tests.workers.score_worker import MODEL, ScoreWorker, score_of, tokens_of
+from tests.workers.score_worker import MODEL, SCORES, ScoreWorker, score_of, tokens_of
 
 
 async def test_documents_are_ranked_over_workers_and_billed_once_though_one_is_killed(tmp_path: Path) -> None:
@@ -34,3 +34,16 @@ async def test_documents_are_ranked_over_workers_and_billed_once_though_one_is_k
         assert [row[:4] for row in rows[:2]] == [("rerank", "stop", count, count)] * 2
         unknown = await client.post("/v1/rerank", json={**asked, "model": "other"})
         assert unknown.status_code == 404 and MODEL in unknown.json()["error"]["message"]
+
+
+async def test_a_gateway_whose_workers_only_score_is_healthy_and_stays_ready(tmp_path: Path) -> None:
+    worker = ScoreWorker()
+    worker.posts = SCORES
+    async with (
+        serving(tmp_path, worker, model=MODEL) as live,
+        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as client,
+    ):
+        deep = await client.get("/health/deep")
+        assert (deep.status_code, deep.json()["status"]) == (200, "healthy"), deep.text
+        assert not deep.json()["workers"]["vectors"][0]["unusable"]
+        assert (await client.get("/ready")).status_code == 200

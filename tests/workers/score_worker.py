@@ -9,6 +9,7 @@ from typing import Any
 from tests.workers.raw_worker import RawWorker, Request
 
 MODEL = "bge-reranker"
+SCORES = frozenset({"/v1/rerank", "/v1/score"})
 
 
 def score_of(query: str, text: str) -> float:
@@ -34,6 +35,9 @@ class ScoreWorker(RawWorker):
     async def answer(self, request: Request) -> None:
         if self.dies_after is not None and len(self.requests) >= self.dies_after:
             await self.die()
+            return
+        if request.path not in SCORES:
+            await request.whole(404, b'{"detail": "Not Found"}')
             return
         body: dict[str, Any] = request.body
         ranks = "documents" in body

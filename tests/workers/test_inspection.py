@@ -81,6 +81,12 @@ async def test_a_worker_that_generates_nothing_or_is_gone_is_unusable() -> None:
     assert gone.unusable and gone.faults[0].endswith("start it, or correct base_urls")
 
 
+async def test_a_worker_of_other_work_is_usable_though_it_generates_nothing() -> None:
+    worker = RawWorker([unknown], models=lambda: lists(), posts=frozenset({"/v1/rerank"}))
+    found = await asked(worker)
+    assert (found.unusable, found.faults, found.latency_ms) == (False, (), None)
+
+
 async def test_a_service_that_has_chats_alone_is_asked_for_one() -> None:
     async def chats(request: Request) -> None:
         await (answer if request.path == "/v1/chat/completions" else unknown)(request)

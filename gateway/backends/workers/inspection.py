@@ -67,7 +67,8 @@ class Inspection:
     Args:
         faults: each is a line that says what to change; with ``unusable`` every request fails.
         tokenizer: ``equal``, ``differs``, ``its own`` if the gateway cannot read it, or ``not known``.
-        latency_ms: time of a request for one token.
+        latency_ms: time of a request for one token; ``None`` also of a worker that only embeds, scores or
+            transcribes.
     """
 
     url: str
@@ -188,14 +189,23 @@ async def inspect(
     latency_ms = None
     if generate:
         began = time.monotonic()
-        if (status := await _one_token(client, model)) != 200:
+        status = await _one_token(client, model)
+        if status == 200:
+            latency_ms = round((time.monotonic() - began) * 1000, 1)
+        elif status != 404 or not await _does_other_work(client):
             return _unusable(url, f"generates nothing (status {status}); see its log")
-        latency_ms = round((time.monotonic() - began) * 1000, 1)
     return Inspection(url, False, tuple(faults), model, longest, tokenizer, latency_ms)
 
 
 def _unusable(url: str, fault: str) -> Inspection:
     return Inspection(url, True, (fault,))
+
+
+async def _does_other_work(client: WorkerClient) -> bool:
+    try:
+        return not await generates(client, TIMEOUT_S)
+    except TransportError:
+        return False
 
 
 async def _one_token(client: WorkerClient, model: str) -> int:
