@@ -13,7 +13,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -49,32 +49,34 @@ class Waiting(Struct, eq=False):
     arrived_at: float
     leave_at: float
     deadline: float | None = None
-    heap_entry: int = 0  # its live entry in the heaps; 0: none
+    # What its entries in the heaps share: itself, or nothing once it has left or has newer entries, so that a
+    # dead entry keeps no request in memory.
+    entry: list[Any] = []
 
 
 W = TypeVar("W", bound=Waiting)
 
 
-class _Heap(list[tuple[float, int, int, W]]):
-    """Requests by a time; the entries of those that have left, or have a newer entry, are dead."""
+class _Heap(list[tuple[float, int, list[W]]]):
+    """Requests by a time."""
 
     def push(self, at: float, item: W, living: int) -> None:
-        heapq.heappush(self, (at, item.number, item.heap_entry, item))
+        heapq.heappush(self, (at, item.number, item.entry))
         if len(self) > SWEEP_FROM + 2 * living:
-            self[:] = [entry for entry in self if entry[2] == entry[3].heap_entry]
+            self[:] = [entry for entry in self if entry[2]]
             heapq.heapify(self)
 
-    def first(self) -> tuple[float, int, int, W] | None:
-        """The first live entry."""
-        while self and self[0][2] != self[0][3].heap_entry:
+    def first(self) -> tuple[float, W] | None:
+        """The first request that waits, and its time."""
+        while self and not self[0][2]:
             heapq.heappop(self)
-        return self[0] if self else None
+        return (self[0][0], self[0][2][0]) if self else None
 
     def due(self, now: float) -> Iterator[W]:
         """Remove and return the requests whose time has come."""
-        while (entry := self.first()) is not None and entry[0] <= now:
+        while (found := self.first()) is not None and found[0] <= now:
             heapq.heappop(self)
-            yield entry[3]
+            yield found[1]
 
 
 @dataclass(slots=True)
@@ -129,9 +131,9 @@ class _Class(Generic[W]):
 
     def next(self) -> W:
         """The next request; repeated calls return the same one until something changes."""
-        entry = self.tenants[self._turns[0][2]].heap.first()
-        assert entry is not None, "a tenant without a live request has no turn"
-        return entry[3]
+        found = self.tenants[self._turns[0][2]].heap.first()
+        assert found is not None, "a tenant without a waiting request has no turn"
+        return found[1]
 
     def served(self, item: W) -> None:
         """Move the tenant's next turn by the request's cost."""
@@ -179,7 +181,6 @@ class FairQueue(Generic[W]):
         self._classes: dict[int, _Class[W]] = {rank: _Class() for rank in reversed(RANKS)}
         self._leaving: _Heap[W] = _Heap()
         self._aging: _Heap[W] = _Heap()
-        self._heap_entries = 0
         self.waiting: dict[int, W] = {}
         self.tokens = 0
         self.size_bytes = 0
@@ -229,8 +230,8 @@ class FairQueue(Generic[W]):
 
     def next_change(self) -> float | None:
         """When :meth:`expired` or :meth:`age` will next have something to do."""
-        entries = (self._leaving.first(), self._aging.first())
-        return min((entry[0] for entry in entries if entry is not None), default=None)
+        firsts = (self._leaving.first(), self._aging.first())
+        return min((found[0] for found in firsts if found is not None), default=None)
 
     def least(self) -> W | None:
         """The request to displace first: the newest of the lowest class."""
@@ -254,8 +255,8 @@ class FairQueue(Generic[W]):
         }
 
     def _enter(self, item: W, now: float) -> None:
-        self._heap_entries += 1
-        item.heap_entry = self._heap_entries
+        item.entry.clear()
+        item.entry = [item]
         self._classes[item.rank].add(item)
         if self._aging_s > 0 and item.rank < RANKS[-1]:
             self._aging.push(now + self._aging_s, item, len(self.waiting))
@@ -263,7 +264,7 @@ class FairQueue(Generic[W]):
             self._leaving.push(item.leave_at, item, len(self.waiting))
 
     def _forget(self, item: W) -> None:
-        item.heap_entry = 0
+        item.entry.clear()
         del self.waiting[item.number]
         self.tokens -= item.uncached
         self.size_bytes -= item.size_bytes

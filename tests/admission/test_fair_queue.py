@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 
 from hypothesis import given, settings
@@ -86,7 +87,7 @@ def test_waiting_raises_a_request_class_by_class_so_that_none_starves() -> None:
     low = waiting(0, "low", rank=-1)
     made = line(low, aging_s=10.0)
     number, now = 0, 0.0
-    while made.peek() is not None and low.heap_entry:
+    while made.peek() is not None and low.entry:
         number += 1
         now += 1.0
         made.join(waiting(number, "high", rank=1, arrived_at=now, leave_at=now + 1000))
@@ -129,6 +130,23 @@ def test_memory_grows_with_waiting_requests_not_with_those_that_left() -> None:
         made.leave(item)
     kept = len(made._leaving) + len(made._aging) + len(made._classes[0].tenants["a"].heap)
     assert kept <= 3 * (SWEEP_FROM + 4)
+
+
+class Watched(Waiting, weakref=True):
+    """Tells whether it is still in memory."""
+
+
+def test_a_request_that_has_left_is_not_kept_in_memory() -> None:
+    made = line(waiting(0, leave_at=1.0, deadline=1.0), aging_s=10.0)
+    left = []
+    for number, leave in enumerate((made.leave, made.serve), 1):
+        item = Watched(number, "a", 0, 1000, 100, 10, 0.0, 100.0, 50.0)
+        made.join(item)
+        leave(item)
+        left.append(weakref.ref(item))
+    del item, leave
+    assert made.next_change() == 1.0  # the first request still waits
+    assert [one() for one in left] == [None, None]
 
 
 @given(
