@@ -68,6 +68,13 @@ def piece(arguments: str, index: int | None = 0, **more: Any) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if value is not None}
 
 
+def test_empty_reasoning_and_calls_beside_a_text_are_no_events() -> None:
+    """Some servers send them with every piece; the pieces of one read are still one delta."""
+    empty = {"reasoning_content": "", "reasoning": "", "refusal": "", "tool_calls": []}
+    deltas, _ = read(stream_of({"content": "Hello", **empty}, {"content": " you", **empty}, reason="stop"))
+    assert deltas == [Delta("Hello you", 2)]
+
+
 @given(answers(), st.data())
 def test_what_sluice_writes_a_sluice_reads_in_any_pieces(
     sequence: EventSequence, data: st.DataObject

@@ -372,6 +372,8 @@ def _have_events(chunks: Sequence[_Chunk]) -> bool:
     for chunk in chunks:
         for choice in chunk.choices or ():
             message = choice.delta
-            if message is not None and message != _Message(message.content):
+            if message is not None and (
+                message.tool_calls or message.reasoning or message.reasoning_content or message.refusal
+            ):
                 return True
     return False
