@@ -77,7 +77,8 @@ class RedisStore:
         await self.client.aclose()
 
     def _name(self, key: str) -> str:
-        return f"{self.prefix}text:{key}"
+        # Entries of earlier versions have other forms, under ``answer:`` and ``text:``.
+        return f"{self.prefix}entry:{key}"
 
     def _shelf(self, shelf: str) -> str:
         return f"{self.prefix}similar:{shelf}"

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 import redis as blocking_redis
 
@@ -104,9 +105,16 @@ async def test_another_machine_s_clock_may_be_a_little_ahead(server: RedisServer
 async def test_a_row_that_nobody_understands_is_an_error_of_the_store(server: RedisServer) -> None:
     async with store_on(server) as store:
         with blocking_redis.Redis.from_url(server.url) as client:
-            client.set("sluice:{test}:cache:text:a", b"\xff\x00nonsense")
+            client.set("sluice:{test}:cache:entry:a", b"\xff\x00nonsense")
         with pytest.raises(StoreError):
             await store.get("a")
+
+
+async def test_an_answer_that_an_earlier_version_stored_is_a_miss(server: RedisServer) -> None:
+    async with store_on(server) as store:
+        with blocking_redis.Redis.from_url(server.url) as client:
+            client.set("sluice:{test}:cache:text:a", msgspec.msgpack.encode(("answer", "stop", time.time())))
+        assert await store.get("a") is None
 
 
 async def test_questions_are_not_stored_in_redis(server: RedisServer) -> None:
