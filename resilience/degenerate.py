@@ -129,7 +129,7 @@ class _Repetition(Struct, Generic[S], eq=False):
         if isinstance(seen, tuple):
             found = seen[-1] in seen[-1 - cycle : -1]
         else:
-            end = max(1, min(cycle, new - cycle))
+            end = max(1, min(cycle, len(seen) - cycle))
             found = seen[-end:] in seen[-end - cycle : -1]
         if not found:
             self._runs = [0] * cycle

@@ -131,11 +131,17 @@ class _Reader:
         chunks, self._chunks = self._chunks, []
         if self._first is None:
             self._first = chunks[0]
-        if not all(map(_has_ids, chunks)):
+        if [one for one in chunks if one.tokens and not one.token_ids]:
             self._without_ids = True
-        for index, detector in enumerate(self._detectors):
-            own = chunks if len(self._detectors) == 1 else [one for one in chunks if one.index == index]
-            text = "".join([one.text for one in own])
+        by_text = [chunks]
+        if len(self._detectors) > 1:
+            by_text = [[] for _ in self._detectors]
+            for one in chunks:
+                by_text[one.index].append(one)
+        for index, own in enumerate(by_text):
+            if not own:
+                continue
+            detector, text = self._detectors[index], "".join([one.text for one in own])
             ids = () if self._without_ids else tuple(chain.from_iterable([one.token_ids for one in own]))
             sign = detector.take(text, len(ids) or len(text), ids)
             if sign is not None:
@@ -157,7 +163,3 @@ def _failure(sign: Sign, *, no_retry_here: bool = False) -> BackendFailure:
     return BackendFailure(
         FailureKind.DEGENERATE_OUTPUT, f"the answer {_WHAT[sign]}", no_retry_here=no_retry_here
     )
-
-
-def _has_ids(chunk: Delta) -> bool:
-    return bool(chunk.token_ids) or not chunk.tokens

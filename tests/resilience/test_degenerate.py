@@ -79,12 +79,17 @@ def test_a_text_that_repeated_itself_and_went_on_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("unit", ["a", "ab ", "no, ", "I am sorry. I am sorry for that.", "\n"])
-def test_without_token_ids_the_text_is_judged_by_its_characters(unit: str) -> None:
+@pytest.mark.parametrize("chars", [1, 5, 31, 33, 130])
+def test_without_token_ids_the_text_is_judged_by_its_characters(unit: str, chars: int) -> None:
     detector = Detector(LIMITS)
     over = LIMITS.cycle_tokens * CHARS_PER_TOKEN
-    text = "It began well. " + unit * (over // len(unit) + 200)
-    at = next(at for at, char in enumerate(text) if detector.take(char, 1, ()) is Sign.REPETITION)
-    assert over <= at <= 15 + over + len(unit)
+    text = "It began well. " + unit * (over // len(unit) + 400)
+    at = next(
+        at + chars
+        for at in range(0, len(text), chars)
+        if detector.take(text[at : at + chars], 1, ()) is Sign.REPETITION
+    )
+    assert over <= at <= 15 + over + len(unit) + 2 * chars
 
 
 def test_once_a_piece_comes_without_ids_the_text_is_judged() -> None:
