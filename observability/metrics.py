@@ -97,6 +97,8 @@ MAX_UNCOUNTED = 256
 _times_of = attrgetter(*(field for *_, field in TIMES))
 _cuts_of = attrgetter("dropped_chunks", "dropped_turns", "cut_chunks", "summarized_turns")
 _counts_of = attrgetter(*(field for *_, fields in COUNTS for field in fields.values()))
+# Events of every request, and what counts many of them together: it costs far less than a call each.
+_Gathered = tuple[list[Any], Callable[[Sequence[Any]], None]]
 
 
 class Metrics:
@@ -169,8 +171,7 @@ class Metrics:
         self._journaled = counter("sluice_ledger_journal_rows_total", "Usage rows that were journaled.")()
         syncs: list[JournalSynced] = []
         admission = AdmissionMetrics(registry, backends)
-        # Events of every request, and what counts many of them together: it costs far less than a call each.
-        self._gathered: tuple[tuple[list[Any], Callable[[Sequence[Any]], None]], ...] = (
+        self._gathered: tuple[_Gathered, ...] = (
             (admission.admitted, admission.count_admitted),
             (admission.first_tokens, admission.count_first_tokens),
             (syncs, self._count_syncs),
