@@ -168,6 +168,22 @@ def test_the_version_is_an_option_too() -> None:
     assert option == word and option.startswith("sluice ")
 
 
+@pytest.mark.parametrize("during", ["ops.cli.keys", "gateway.config.settings"])
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback(during: str) -> None:
+    code = f"""
+import runpy, signal, sys
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{during}":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+sys.argv = ["sluice", "serve"]
+runpy.run_module("ops.cli", run_name="__main__", alter_sys=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("words", [["chaos", "soak"], ["replay", "trace.csv"]])
 def test_a_load_tool_without_its_extra_says_what_to_install(words: list[str]) -> None:
     # In an interpreter of its own: here the load tools may be imported already.

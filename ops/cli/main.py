@@ -18,6 +18,7 @@ from ops.cli.cost import cost
 from ops.cli.drain import drain
 from ops.cli.evaluate import evaluate
 from ops.cli.imports import imports
+from ops.cli.interrupts import INTERRUPTED, ended_by_ctrl_c
 from ops.cli.keys import keys
 from ops.cli.models import models
 from ops.cli.operator import AsJson, with_options
@@ -76,8 +77,8 @@ def serve(
     Example: sluice serve --config sluice.yaml
     """
     gc.disable()  # garbage collection takes a sixth of the import time and frees nothing
-    from ops.cli.serve import serve as run
-
+    with ended_by_ctrl_c():
+        from ops.cli.serve import serve as run
     gc.enable()
     path = config_path(config)
     if worker and config is not None:
@@ -100,8 +101,8 @@ def init(
 
     Example: sluice init --worker http://127.0.0.1:8001
     """
-    from ops.cli.init import init as run
-
+    with ended_by_ctrl_c():
+        from ops.cli.init import init as run
     run(worker or (), force=force, as_json=as_json)
 
 
@@ -130,8 +131,8 @@ def doctor(
 
         run_plan(config_path(config), options, as_json=as_json, as_markdown=markdown)
         raise typer.Exit
-    from ops.cli.doctor import doctor as run
-
+    with ended_by_ctrl_c():
+        from ops.cli.doctor import doctor as run
     raise typer.Exit(run(config_path(config), as_json=as_json))
 
 
@@ -180,4 +181,4 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(141)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
