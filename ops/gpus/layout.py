@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ BACKEND = "local"
 # A worker's routing: its own engine, without a fallback.
 WORKER_ROUTING = default_routing([BACKEND])
 NVIDIA_SMI_TIMEOUT_S = 20.0
+# A Linux machine with a GPU has at least one of these: NVIDIA's driver, Tegra's, WSL's, AMD's.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
 MAX_WORKERS = 64
 # Short, because the front gateway drains first: a worker only finishes requests that the front has abandoned.
 WORKER_DRAIN_S = 5.0
@@ -51,14 +54,20 @@ def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
         spec: ``all``, or indices as in ``0,1,3``.
         each: GPUs per worker: ``tensor_parallel_size`` × ``pipeline_parallel_size``.
 
+    Indices are compared with those of ``tool``, if it is there and lists any.
+
     Raises:
-        ConfigError: there are none, an index is invalid or repeated, or they are not a multiple of ``each``.
+        ConfigError: there are none, an index is invalid or repeated or of no GPU, or they are not a multiple of
+            ``each``.
     """
-    names = _all(tool) if spec.strip() == "all" else [part.strip() for part in spec.split(",")]
+    every = spec.strip() == "all"
+    names = _all(tool) if every else [part.strip() for part in spec.split(",")]
     if any(not name.isdigit() for name in names):
         raise ConfigError(f"--gpus: given {spec!r}; allowed: all, or indices as in 0,1,3")
     if len(set(names)) != len(names):
         raise ConfigError(f"--gpus: given {spec!r}, which names a GPU twice; name each once")
+    if not every:
+        _check_there(spec, names, tool)
     if len(names) % each:
         raise ConfigError(
             f"--gpus: {len(names)} GPUs, but the engine takes {each} each; give a multiple of it"
@@ -69,24 +78,47 @@ def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
     return groups
 
 
+def _check_there(spec: str, names: Sequence[str], tool: str) -> None:
+    """Refuse an index that no GPU has: CUDA would hide it, and the engine would run on the CPU."""
+    if shutil.which(tool) is None:
+        if sys.platform == "linux" and not any(Path(device).exists() for device in GPU_DEVICES):
+            raise ConfigError(
+                f"--gpus: given {spec!r}, but this machine has no GPU driver; --workers {len(names)} starts "
+                "workers on the CPU"
+            )
+        return
+    try:
+        there = _listed(tool)
+    except (OSError, subprocess.SubprocessError):
+        return
+    missing = [name for name in names if name not in there]
+    if there and missing:
+        raise ConfigError(
+            f"--gpus: given {spec!r}, but there is no GPU {', '.join(missing)}; there are {', '.join(there)}"
+        )
+
+
 def _all(tool: str) -> list[str]:
-    path = shutil.which(tool)
-    if path is None:
+    if shutil.which(tool) is None:
         raise ConfigError("--gpus all: there is no nvidia-smi to count them; name them as in --gpus 0,1")
     try:
-        reported = subprocess.run(
-            [path, "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-        ).stdout
+        names = _listed(tool)
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"--gpus all: nvidia-smi failed ({type(error).__name__}); name them") from None
-    names = reported.split()
     if not names:
         raise ConfigError("--gpus all: nvidia-smi lists no GPU")
     return names
+
+
+def _listed(tool: str) -> list[str]:
+    """The indices of all GPUs. Raises OSError, SubprocessError."""
+    return subprocess.run(
+        [tool, "--query-gpu=index", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=NVIDIA_SMI_TIMEOUT_S,
+        check=True,
+    ).stdout.split()
 
 
 def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Settings:

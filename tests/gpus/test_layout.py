@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ import pytest
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.routing.file import RoutingConfig
-from ops.gpus.layout import BACKEND, WORKER_ROUTING, WorkerPlacement, front_of, gpus_of, worker_of
+from ops.gpus.layout import (
+    BACKEND,
+    GPU_DEVICES,
+    WORKER_ROUTING,
+    WorkerPlacement,
+    front_of,
+    gpus_of,
+    worker_of,
+)
 from ops.gpus.worker_group import make_worker_group, worker_environ
 
 
@@ -26,8 +35,24 @@ def test_all_means_every_gpu_that_the_driver_lists(tmp_path: Path) -> None:
     assert gpus_of("all", tool=tool(tmp_path, "printf '0\\n1\\n2\\n3\\n'")) == ["0", "1", "2", "3"]
 
 
-def test_an_engine_over_several_gpus_gets_several() -> None:
-    assert gpus_of("0,1,4,5", each=2) == ["0,1", "4,5"]
+@pytest.mark.slow
+def test_an_engine_over_several_gpus_gets_several(tmp_path: Path) -> None:
+    listed = tool(tmp_path, "seq 0 7")
+    assert gpus_of("0,1,4,5", each=2, tool=listed) == ["0,1", "4,5"]
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"given '1,9', but there is no GPU 9; there are 0, 1$"):
+        gpus_of("1,9", tool=tool(tmp_path, "printf '0\\n1\\n'"))
+    assert gpus_of("9", tool=tool(tmp_path, "exit 9")) == ["9"], "the tool cannot say"
+
+
+@pytest.mark.skipif(any(Path(one).exists() for one in GPU_DEVICES), reason="has a GPU")
+@pytest.mark.skipif(sys.platform != "linux", reason="the devices are Linux's")
+def test_indices_without_any_driver_are_refused_with_the_option_for_the_cpu() -> None:
+    with pytest.raises(ConfigError, match="given '0,9', but this machine has no GPU driver; --workers 2"):
+        gpus_of("0,9", tool="there-is-no-such-tool")
 
 
 @pytest.mark.parametrize("spec", ["", "two", "0,x", "0,-1", "0,,1"])
@@ -36,10 +61,11 @@ def test_what_is_no_index_is_refused_with_what_is_allowed(spec: str) -> None:
         gpus_of(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "each", "message"), [("0,0", 1, "twice"), ("0,1,2", 2, "multiple")])
-def test_repeated_or_left_over_gpus_are_refused(spec: str, each: int, message: str) -> None:
+def test_repeated_or_left_over_gpus_are_refused(spec: str, each: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        gpus_of(spec, each=each)
+        gpus_of(spec, each=each, tool=tool(tmp_path, "seq 0 7"))
 
 
 @pytest.mark.slow
