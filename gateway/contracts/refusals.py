@@ -4,6 +4,7 @@ A message names the field's path, what was given (its type, or a short number) a
 It never repeats text from the body, except the name of a field, shortened.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,7 +175,18 @@ def _message(path: str, errors: Sequence[Any]) -> str:
     if (fault := _FAULTS.get(kind)) is not None:
         return f"{subject} {fault.format_map(context)}"
     wanted = dict.fromkeys(allowed(one["type"], one.get("ctx", {})) for one in errors)
-    return f"{subject} is {given(error['input'])}; allowed: {' or '.join(wanted)}"
+    value = error["input"]
+    if kind in _RANGES and type(value) is str:
+        value = _number_of(value)  # a form's values are texts; one that is a number may be repeated
+    return f"{subject} is {given(value)}; allowed: {' or '.join(wanted)}"
+
+
+def _number_of(text: str) -> object:
+    """The number that a text is; the text itself if Python reads numbers differently from pydantic."""
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return text
 
 
 def allowed(kind: str, context: Mapping[str, Any]) -> str:
@@ -215,6 +227,9 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "less_than": "less than {lt}",
     "string_pattern_mismatch": "what matches {pattern}",
 }
+_RANGES: Final = frozenset(
+    ("finite_number", "greater_than_equal", "greater_than", "less_than_equal", "less_than")
+)
 # Of each bound of a length: its name in the error's context, what is counted, and the allowed side.
 _LENGTHS: Final[Mapping[str, tuple[str, str, str]]] = {
     "too_short": ("min_length", "item", "more"),

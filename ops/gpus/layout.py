@@ -57,8 +57,8 @@ def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
     Indices are compared with those of ``tool``, if it is there and lists any.
 
     Raises:
-        ConfigError: there are none, an index is invalid or repeated or of no GPU, or they are not a multiple of
-            ``each``.
+        ConfigError: there are none, an index is invalid, repeated or of no GPU, or they are not a multiple
+            of ``each``.
     """
     every = spec.strip() == "all"
     names = _all(tool) if every else [part.strip() for part in spec.split(",")]
