@@ -1,8 +1,12 @@
 """The three health checks: ``ping`` (alive), ``ready``, and ``deep`` (generating)."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+import wave
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from io import BytesIO
+from typing import Final
 
 from msgspec import structs
 
@@ -12,14 +16,19 @@ from gateway.backends.port import (
     Backend,
     BackendState,
     Completion,
+    Embeds,
     Fleet,
+    Ranks,
+    Transcribes,
     Work,
     generates,
     makes_vectors,
     scores_texts,
+    transcribes,
 )
 from gateway.backends.supervised import EngineStatus
 from gateway.backends.workers.inspection import WorkerInspections
+from gateway.contracts.audio import TOKENS_PER_AUDIO_S, Recording
 from gateway.contracts.embeddings import EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import TAKEN
 from gateway.contracts.features import Feature
@@ -39,6 +48,8 @@ MEMORY_LIMIT = 0.98
 ERROR_RATE_LIMIT = 0.5
 DEEP_TIMEOUT_S = 10.0
 DEEP_TOKENS = 5
+# Whisper's rate.
+SILENCE_HZ: Final = 16_000
 # The caller of the probes.
 HEALTH = Caller("health", CallerRole.OPERATOR, "health")
 
@@ -140,7 +151,7 @@ class HealthProbe:
         return bool(healthy) and served, body
 
     async def probe(self, names: Sequence[str]) -> dict[str, Mapping[str, object]]:
-        """Probe each of these backends with a few tokens or a vector; return its latency or failure."""
+        """Probe each of these backends with a little work; return its latency or failure."""
         async with asyncio.TaskGroup() as tasks:
             probes = {name: tasks.create_task(self._probe(self.fleet.backends[name])) for name in names}
         return {name: probe.result() for name, probe in probes.items()}
@@ -191,10 +202,25 @@ class HealthProbe:
 
 
 async def short_work(backend: Backend, work: Work) -> Usage:
-    """Let a backend do ``work``; one that generates nothing makes a vector or, if it makes none, a score.
+    """Let a backend do ``work``; of one that generates nothing, the first other work that it has a path for.
 
     Raises BackendFailure.
     """
+    if not generates(backend):
+        others = list(_other_work(backend))
+        for last, do in enumerate(others, 1 - len(others)):
+            try:
+                return await do()
+            except BackendFailure as error:
+                # A worker's server answers so where it has no path for this work.
+                if error.kind is not FailureKind.MODEL_NOT_FOUND or not last:
+                    raise
+    completion: Completion = await backend.generate(work, lambda delta: TAKEN)
+    return completion.usage
+
+
+def _other_work(backend: Backend) -> Iterator[Callable[[], Awaitable[Usage]]]:
+    """Short pieces of the work that a backend may do: vectors, scores by either path, a transcript."""
     asked = structs.asdict(
         PooledRequest(
             request_id="health",
@@ -206,15 +232,45 @@ async def short_work(backend: Backend, work: Work) -> Usage:
             tokens=1,
         )
     )
-    if not generates(backend) and makes_vectors(backend):
-        try:
-            return Usage((await backend.embed(EmbeddingsRequest(**asked, inputs=("test",)))).input_tokens)
-        except BackendFailure as error:
-            # Workers that only score have no path for vectors.
-            if error.kind is not FailureKind.MODEL_NOT_FOUND or not scores_texts(backend):
-                raise
-    if not generates(backend) and scores_texts(backend):
+    if makes_vectors(backend):
+        yield partial(_embedded, backend, EmbeddingsRequest(**asked, inputs=("test",)))
+    if scores_texts(backend):
         pairs = ScoreRequest(**asked, pairs=(("test", "test"),), endpoint="rerank", options={})
-        return Usage((await backend.score(pairs)).input_tokens)
-    completion: Completion = await backend.generate(work, lambda delta: TAKEN)
-    return completion.usage
+        yield partial(_scored, backend, pairs)
+        yield partial(_scored, backend, structs.replace(pairs, endpoint="score"))
+    if transcribes(backend):
+        yield partial(_transcribed, backend)
+
+
+async def _embedded(backend: Embeds, part: EmbeddingsRequest) -> Usage:
+    return Usage((await backend.embed(part)).input_tokens)
+
+
+async def _scored(backend: Ranks, part: ScoreRequest) -> Usage:
+    return Usage((await backend.score(part)).input_tokens)
+
+
+async def _transcribed(backend: Transcribes) -> Usage:
+    """Let a backend transcribe a second of silence."""
+    with BytesIO() as file:
+        with wave.open(file, "wb") as recording:
+            recording.setnchannels(1)
+            recording.setsampwidth(2)
+            recording.setframerate(SILENCE_HZ)
+            recording.writeframes(bytes(2 * SILENCE_HZ))
+        silence = Recording(
+            task="transcriptions",
+            file=file,
+            size=file.getbuffer().nbytes,
+            filename="silence.wav",
+            content_type="audio/wav",
+            fields=(("response_format", "json"),),
+            stream=False,
+            wants_usage=False,
+            tokens=TOKENS_PER_AUDIO_S,
+        )
+        return Usage((await backend.transcribe(silence, HEALTH, _no_event)).input_tokens)
+
+
+async def _no_event(event: bytes) -> None:
+    """Receives no events: a whole transcript has none."""

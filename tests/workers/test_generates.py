@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Mapping
+
 import pytest
 
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Work
 from gateway.contracts.values import Sampling
 from gateway.health.probe import short_work
-from tests.workers.raw_worker import RawWorker, answers, pool, refuses, until
+from resilience.failures import BackendFailure
+from tests.workers.raw_worker import RawWorker, Request, answers, pool, until
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 
@@ -31,16 +36,44 @@ async def test_a_worker_that_has_only_paths_of_other_work_does_not_generate(
         assert backend.generates is generates
 
 
-async def test_the_test_of_a_pool_that_only_scores_is_a_score() -> None:
-    ranking = {"results": [{"index": 0, "relevance_score": 0.5}], "usage": {"prompt_tokens": 4}}
-    worker = RawWorker(
-        [refuses(404, {"detail": "Not Found"}), refuses(200, ranking)], posts=frozenset({"/v1/rerank"})
-    )
-    async with pool(worker) as backend:
+RANKING = {"results": [{"index": 0, "relevance_score": 0.5}], "usage": {"prompt_tokens": 4}}
+SCORES = {"data": [{"index": 0, "score": 0.5}], "usage": {"prompt_tokens": 4}}
+TRANSCRIPT = {"text": "", "usage": {"type": "tokens", "input_tokens": 4, "output_tokens": 0}}
+
+
+class ScoresOrSpeech(RawWorker):
+    """Has one path, which it answers with ``reply``."""
+
+    def __init__(self, path: str, reply: Mapping[str, object]) -> None:
+        super().__init__([self.answer], posts=frozenset({path}))
+        self.reply = reply
+
+    async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+        return await reader.readexactly(int(headers.get("content-length", "0")))
+
+    async def answer(self, request: Request) -> None:
+        known = request.path in self.posts
+        await request.whole(200 if known else 404, json.dumps(self.reply if known else {}).encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "reply"),
+    [("/v1/rerank", RANKING), ("/v1/score", SCORES), ("/v1/audio/transcriptions", TRANSCRIPT)],
+)
+async def test_the_test_of_a_pool_that_only_scores_or_transcribes_is_that_work(
+    path: str, reply: Mapping[str, object]
+) -> None:
+    async with pool(ScoresOrSpeech(path, reply)) as backend:
         work = Work("test", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
         assert (await short_work(backend, work)).input_tokens == 4
         assert backend.state is BackendState.READY
-    assert [one.path for one in worker.requests] == ["/v1/embeddings", "/v1/rerank"]
+
+
+async def test_the_test_of_a_pool_without_any_path_fails() -> None:
+    async with pool(ScoresOrSpeech("/v1/embeddings", {})) as backend:
+        work = Work("test", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
+        with pytest.raises(BackendFailure):
+            await short_work(backend, work)
 
 
 async def test_a_pool_generates_while_one_of_its_workers_does() -> None:
