@@ -108,9 +108,12 @@ class ImageUrlBody(StrictObject):
 
 
 class PartBody(StrictObject):
-    """A part of a message: a text, or an image in a user's message or a tool's result."""
+    """A part of a message: a text, or an image in a user's message or a tool's result.
 
-    type: Literal["text", "image_url"]
+    ``type`` is ``text`` or ``image_url``; a contract's further ones are converted before parts are read.
+    """
+
+    type: str
     text: Text | None = None
     image_url: ImageUrlBody | None = None
 

@@ -45,6 +45,7 @@ class NativeImageUrl(ImageUrlBody, Body):
 class NativePart(PartBody, Body):
     """A part of a message: a text, or an image in a user's message or a tool's result."""
 
+    type: Literal["text", "image_url"]
     image_url: NativeImageUrl | None = None
 
 

@@ -43,9 +43,11 @@ class ImageUrl(ImageUrlBody, MessagePart):
 
 
 class ContentPart(PartBody, MessagePart):
-    """A part of a message: a text, or an image in a user's message or a tool's result."""
+    """A part of a message: a text, an image in a user's message or a tool's result, the model's refusal."""
 
+    type: Literal["text", "image_url", "refusal"]
     text: str | None = None
+    refusal: str | None = None
     image_url: ImageUrl | None = None
 
 
@@ -64,17 +66,28 @@ def _needed(value: T | None, at: tuple[int | str, ...]) -> T:
 
 
 def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Check messages for what types cannot express: null characters, unknown and missing fields."""
+    """Check messages for what types cannot express: null characters, unknown and missing fields.
+
+    A part with a refusal becomes one with its text.
+    """
     for index, message in enumerate(messages):
         content = message.content
         if isinstance(content, str):
             if "\x00" in content:
                 no_null(content, index, "content")
-        else:
-            for number, part in enumerate(content or ()):
+        elif content:
+            for number, part in enumerate(content):
                 at = (index, "content", number)
                 if part.type == "text":
                     no_null(_needed(part.text, (*at, "text")), *at, "text")
+                elif part.type == "refusal":
+                    if message.role != "assistant":
+                        allowed = "'text' or 'image_url' in this message"
+                        raise PydanticCustomError(
+                            "unsupported_field", "is not supported", {"allowed": allowed, "at": (*at, "type")}
+                        )
+                    text = no_null(_needed(part.refusal, (*at, "refusal")), *at, "refusal")
+                    content[number] = ContentPart(type="text", text=text)
                 else:
                     check_known(_needed(part.image_url, (*at, "image_url")), at=(*at, "image_url"))
                 check_known(part, at=at)

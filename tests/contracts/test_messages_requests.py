@@ -32,7 +32,17 @@ def read(**fields: Any) -> GenerateRequest:
 PICTURE = {"type": "base64", "media_type": "image/png", "data": "eA=="}
 
 
-def shown(source: dict[str, str]) -> dict[str, Any]:
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+FOUND = {
+    "type": "search_result",
+    "source": "https://example.org/a",
+    "title": "A page",
+    "content": [{"type": "text", "text": "What it says."}],
+    "citations": {"enabled": True},
+}
+
+
+def shown(source: dict[str, str] | str) -> dict[str, Any]:
     return {
         "role": "user",
         "content": [{"type": "text", "text": "This?"}, {"type": "image", "source": source}],
@@ -252,6 +262,12 @@ def test_a_json_schema_in_output_config_becomes_the_response_format() -> None:
         ({"messages": [{"role": "user", "content": " "}]}, "messages.0.content"),
         ({"messages": [HI, {"role": "assistant", "content": "Yes, "}]}, "messages.1.role"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [FOUND]}]}, "messages.0.content.0.type"),
+        (
+            {"messages": [{"role": "user", "content": [{**RESULT, "content": [FOUND]}]}]},
+            "messages.0.content.0.content.0.type",
+        ),
+        ({"messages": [shown("https://example.org/a.png")]}, "messages.0.content.1.source"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source"),
         ({"messages": [shown({"type": "file", "file_id": "f"})]}, "messages.0.content.1.source.type"),
         ({"messages": [shown({"type": "url"})]}, "messages.0.content.1.source.url"),

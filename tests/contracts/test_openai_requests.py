@@ -289,6 +289,12 @@ def test_an_image_of_a_tools_result_is_a_part_of_it() -> None:
     assert Feature.IMAGES in request.needs
 
 
+def test_a_refusal_in_an_assistants_parts_is_its_text() -> None:
+    parts = [{"type": "text", "text": "Sorry. "}, {"type": "refusal", "refusal": SECRET}]
+    request = chat(messages=[TURN, {"role": "assistant", "content": parts}, TURN]).request
+    assert request.messages[1] == Message(Role.ASSISTANT, f"Sorry. {SECRET}")
+
+
 REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model"),
     ({"model": None}, "model"),
@@ -299,6 +305,14 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0.type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
+        "messages.0.content.0.type",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}, TURN]},
+        "messages.0.content.0.refusal",
+    ),
     ({"messages": [image_turn(None)]}, "messages.0.content.1.image_url"),
     ({"messages": [image_turn({})]}, "messages.0.content.1.image_url.url"),
     ({"messages": [image_turn("data:,x")]}, "messages.0.content.1.image_url"),

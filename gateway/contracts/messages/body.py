@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from gateway.contracts.fields import (
     ANYTHING,
+    Either,
     Listed,
     MaxTokens,
     Name,
@@ -47,7 +48,7 @@ class ContentBlock(StrictObject):
     content: "TextOr[ContentBlock] | None" = None
     is_error: bool | None = None
     thinking: Text | None = None
-    source: ImageSource | None = None
+    source: Either[ImageSource, Text] | None = None  # a text in search results, which are refused
 
 
 BlockContent = TextOr[ContentBlock]

@@ -106,6 +106,8 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
 
 
 def _image(block: ContentBlock, at: str) -> ImageContent:
+    if isinstance(block.source, str):
+        raise not_allowed(at, "is a string", "an object")
     source = required(block.source, at)
     if source.type == "url":
         return ImageContent(required(source.url, f"{at}.url"), param=f"{at}.url")
