@@ -1,6 +1,7 @@
 """Validates a routing configuration and turns it into a frozen revision."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -98,7 +99,13 @@ def make_revision(number: int, data: Any, known: KnownNames, *, source: str = "r
     try:
         config = RoutingConfig.model_validate(data)
     except ValidationError as error:
-        raise RoutingFileError(explain(error, RoutingConfig, lambda loc: source)) from None
+        found = explain(error, RoutingConfig, lambda loc: source).split("\n")
+        if (rest := _without_unknown_keys(data, error)) is not None:
+            try:
+                make_revision(number, rest, known, source=source)
+            except RoutingFileError as further:
+                found += str(further).split("\n")
+        raise RoutingFileError("\n".join(dict.fromkeys(found))) from None
     faults = check_names(config, known)
     openai_route = config.openai_route or (
         DEFAULT_ROUTE if DEFAULT_ROUTE in config.routes else next(iter(config.routes))
@@ -117,6 +124,20 @@ def make_revision(number: int, data: Any, known: KnownNames, *, source: str = "r
         MappingProxyType(route_of),
         MappingProxyType(targets),
     )
+
+
+def _without_unknown_keys(data: Any, error: ValidationError) -> Any:
+    """A copy of ``data``, whose other faults are found only without them; ``None`` if there are none."""
+    unknown = [fault["loc"] for fault in error.errors() if fault["type"] == "extra_forbidden"]
+    if not unknown:
+        return None
+    rest = deepcopy(data)
+    for *path, key in unknown:
+        at = rest
+        for part in path:
+            at = at[part]
+        del at[key]
+    return rest
 
 
 def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Route:

@@ -119,6 +119,20 @@ def test_a_fault_is_told_with_its_path_and_what_is_allowed(data: object, expecte
         assert part in str(caught.value)
 
 
+def test_all_faults_are_told_at_once_also_those_beside_unknown_keys() -> None:
+    data = changed(surprise=1, slo={"fast": 1}, prompt_version="none", fallback=["mars"])
+    with pytest.raises(RoutingFileError) as caught:
+        make_revision(1, {**data, "more": 1, "openai_route": "nowhere"}, KNOWN, source="routing.yaml")
+    lines = str(caught.value).splitlines()
+    told = ("surprise'", "fast'", "'more'", "'none'", "'mars'", "'nowhere'")
+    assert [sum(part in line for line in lines) for part in told] == [1] * len(lines)
+
+    # Values that are wrong are told once, and hide the names.
+    with pytest.raises(RoutingFileError) as caught:
+        make_revision(1, changed(surprise=1, timeout_ms=0, fallback=["mars"]), KNOWN)
+    assert len(str(caught.value).splitlines()) == 2
+
+
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RoutingFileError, match="cannot be read"):
         load_yaml(tmp_path / "routing.yaml", RoutingFileError)
