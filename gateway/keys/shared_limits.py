@@ -327,7 +327,7 @@ class SharedLimits:
                 error.reason if isinstance(error, StateUnavailable) else f"no answer in {self.timeout_s:g} s"
             )
             self._log.error(
-                "keys' limits are counted by this process alone: their store is away", reason=shown
+                "keys' limits are counted by this process alone: their store is unreachable", reason=shown
             )
         self._away_until = self.clock() + self.cool_off_s
 

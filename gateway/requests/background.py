@@ -275,7 +275,7 @@ class BackgroundResponses:
             except LedgerUnavailable as error:
                 self._leases.query_failed()
                 if not away:
-                    self._log.warning("stored responses away", reason=str(error))
+                    self._log.warning("stored responses unreachable", reason=str(error))
                 away = True
             await asyncio.sleep(self.look_s)
 

@@ -138,7 +138,9 @@ class RoutingProjection(FollowedStream):
                 faults = (self.seed.fault, self.unusable and self.unusable.reason)
                 raise RoutingFileError("\n".join(str(fault) for fault in faults if fault))
             self._adopt(Stored(0, self.unix_time(), SEED_AUTHOR, 0, _seed_draft(self.seed)))
-            self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
+            self._log.warning(
+                "routing by routing.file", store="unreachable" if not self.head else "not usable here"
+            )
 
     async def compare_file(self) -> None:
         """Warn if the routing file equals none of the last revisions, and set ``pending`` to its changes."""

@@ -166,7 +166,7 @@ class StateStore(ABC):
     def _failed(self, operation: str, reason: str) -> None:
         if not self._away:
             self._log.warning(
-                "state store is away; serving goes on with the last good state, changes are refused",
+                "state store is unreachable; serving goes on with the last good state, changes are refused",
                 store=self._shown,
                 operation=operation,
                 reason=reason,

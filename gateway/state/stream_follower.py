@@ -61,7 +61,7 @@ class StreamFollower(StreamProjection):
                 await self._catch_up()
         except (StateUnavailable, TimeoutError):
             self._log.warning(
-                "state store away at the start; the local copy is in force",
+                "state store unreachable at the start; the local copy is in force",
                 stream=self.stream,
                 number=self.number,
             )
@@ -118,7 +118,7 @@ class StreamFollower(StreamProjection):
             try:
                 await self._save(copy)
             except StateUnavailable:
-                self._log.info("local copy not written: the store is away", stream=self.stream)
+                self._log.info("local copy not written: the store is unreachable", stream=self.stream)
             except OSError as error:
                 self._log.warning("local copy not written", file=str(copy.path), reason=error_kind(error))
             await asyncio.sleep(COPY_S)

@@ -777,7 +777,7 @@ async def test_a_database_that_is_away_is_logged_once_and_so_is_its_return(rig: 
         async with rig.serving(), asyncio.timeout(60):
             while len(log) < 2:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
-    assert [one["event"] for one in log] == ["stored responses away", "stored responses are back"]
+    assert [one["event"] for one in log] == ["stored responses unreachable", "stored responses are back"]
 
 
 class Reachable(ResponseStore):

@@ -104,7 +104,9 @@ async def test_a_gateway_starts_with_the_last_good_state_while_the_store_is_away
             assert await follower.caught_up_to(5, 5.0)
             assert late.numbers == [1, 2, 3, 4, 5]
             await until(lambda: follower.state is ProjectionState.FOLLOWING)
-    assert sum("state store is away;" in line["event"] for line in logs) == 1, "said once, not at every poll"
+    assert sum("state store is unreachable;" in line["event"] for line in logs) == 1, (
+        "said once, not at every poll"
+    )
     assert sum("state store is back" in line["event"] for line in logs) == 1
 
 

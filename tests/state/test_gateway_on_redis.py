@@ -54,7 +54,7 @@ def test_a_gateway_serves_on_while_its_redis_is_away_and_keeps_its_state_there(t
             wait_for_store(live, 1.0)
             assert ask(live, "k").content == first.content
         log = live.log.read_text()
-        assert "state store is away" in log and "state store is back" in log and "s3cret" not in log
+        assert "state store is unreachable" in log and "state store is back" in log and "s3cret" not in log
 
 
 def fleet_when(live: LiveGateway, gone: list[bool]) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_
     assert all(kept[number - 1].data == data for number, data in acknowledged)
     assert seen == [record.data for record in kept], "each once, in order, through three restarts"
     assert follower.state is ProjectionState.FOLLOWING
-    assert sum("state store is away" in line["event"] for line in logs) <= 6, "not at every poll"
+    assert sum("state store is unreachable" in line["event"] for line in logs) <= 6, "not at every poll"
     await store.close()
     await watching.close()
 
