@@ -74,7 +74,7 @@ class GenerationStore:
             self._engine = make_engine(url, self._connections)
         except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError) as error:
             raise LedgerUnavailable(f"ledger.url: {url.drivername!r} is not installed") from error
-        self.in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+        self.in_memory = _in_memory(url)
 
     async def prepare(self) -> None:
         """Create the tables, or migrate them to this version."""
@@ -235,11 +235,21 @@ def _is_locked(error: BaseException) -> bool:
     return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
 
 
+def _in_memory(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
 def make_engine(url: URL, connections: int) -> AsyncEngine:
-    """A SQLAlchemy engine for the ledger's url, with at most this many ``connections`` to a server."""
+    """A SQLAlchemy engine for the ledger's url, with at most this many ``connections``.
+
+    SQLite in memory has one. The file of a closed connection stays open, for the next one, while another
+    connection of this process has the same database open, since closing a file ends the process's locks. So
+    the bound is that of open files too.
+    """
     if url.get_backend_name() != "sqlite":
         return create_async_engine(url, pool_size=connections, max_overflow=0, pool_pre_ping=True)
-    engine = create_async_engine(url)
+    bounds = {} if _in_memory(url) else {"pool_size": connections, "max_overflow": 0}
+    engine = create_async_engine(url, **bounds)
 
     def set_up(connection: DBAPIConnection, _: object) -> None:
         cursor = connection.cursor()

@@ -1,10 +1,15 @@
-"""The first use of a ledger's file, while another store or process migrates it."""
+"""The first use of a ledger's file, while another store or process migrates it; its open files."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import sys
 from pathlib import Path
+
+import pytest
+from sqlalchemy import text
 
 from accounting.store import BUSY_TIMEOUT_MS, GenerationStore
 
@@ -25,3 +30,34 @@ async def test_a_store_waits_for_another_ones_migration_however_long_sqlite_itse
             other.execute("COMMIT")
         await store.close(5.0)
     other.close()
+
+
+def open_files(path: Path) -> int:
+    files = Path("/proc/self/fd").iterdir()
+    return sum(os.path.exists(one) and os.path.samefile(one, path) for one in files)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
+async def test_a_storm_of_calls_opens_no_more_files_than_the_store_may_have_connections(
+    tmp_path: Path,
+) -> None:
+    path, calls = tmp_path / "ledger.db", 40
+    # SQLite keeps the files of closed connections while another one is open.
+    one, other = (GenerationStore(f"sqlite+aiosqlite:///{path}", 3) for _ in range(2))
+    for store in (one, other):
+        store.connect()
+        await store.prepare()
+
+    async def call() -> None:
+        async with one.transaction("not now") as connection:
+            await connection.execute(text("SELECT 1"))
+            await asyncio.sleep(0.001)
+
+    for _ in range(3):
+        async with asyncio.TaskGroup() as storm:
+            for _ in range(calls):
+                storm.create_task(call())
+    assert open_files(path) <= 3 + 1
+    for store in (one, other):
+        await store.close(5.0)
+    assert open_files(path) == 0
