@@ -5,7 +5,7 @@ indices with gaps, several calls under one index, a call without arguments.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -37,15 +37,33 @@ class CallNotAllowed(IllegalEvent):
 
 @dataclass(slots=True)
 class _Call:
-    """A call of one choice; ``index`` and ``id`` are the worker's."""
+    """A call of one choice; ``index`` and ``id`` are the worker's.
+
+    ``pieces``: those of the arguments, if the worker's calls may be interleaved.
+    """
 
     index: int | None
     id: str | None
     name: str
     kind: ToolKind
+    shown_id: str
     empty: bool = True
     open: bool = True
     custom: CustomInput | None = None
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing can follow; unknown, so true, of a custom tool's plain text."""
+        if self.kind is ToolKind.CUSTOM:
+            return True
+        if not self.pieces or not self.pieces[-1].rstrip().endswith("}"):
+            return False
+        try:
+            msgspec.json.decode("".join(self.pieces))
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return False
+        return True
 
 
 class ToolCallReader(msgspec.Struct, eq=False):
@@ -56,6 +74,8 @@ class ToolCallReader(msgspec.Struct, eq=False):
         wrapped: names of custom tools that the model calls as functions with one argument.
         names: names of all tools; a call that is cut inside its name is dropped.
         allowed: names of the tools that may be called; empty: any.
+        interleaved: whether pieces of a call may follow the beginning of the next one. Its events never do:
+            those of the next one wait until its arguments are whole.
 
     ``began``: whether there is a call.
     """
@@ -64,6 +84,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
     wrapped: Collection[str] = ()
     names: Collection[str] = ()
     allowed: Collection[str] = ()
+    interleaved: bool = False
     began: bool = False
     _calls: dict[int, list[_Call]] = {}
     _ids: set[str] = set()
@@ -88,13 +109,12 @@ class ToolCallReader(msgspec.Struct, eq=False):
             if self.allowed and called.name not in self.allowed:
                 raise CallNotAllowed("the model called a tool that is not allowed")
             self.began = True
-            events += self.end(choice)
+            if not (self.interleaved and self.in_call(choice) and self._goes_on(calls)):
+                events += self.end(choice)
             custom = CustomInput() if called.name in self.wrapped else None
-            calls.append(_Call(delta.index, delta.id, called.name, kind, custom=custom))
-            shown = kind if custom is None else ToolKind.CUSTOM
-            events.append(
-                ToolBegin(called.name, 0, index=choice, call=number, id=self._id(delta.id), kind=shown)
-            )
+            calls.append(_Call(delta.index, delta.id, called.name, kind, self._id(delta.id), custom=custom))
+            if _open(calls) == number:
+                events += _begun(choice, number, calls[number])
         call = calls[number]
         text = called.arguments if kind is ToolKind.FUNCTION else called.input
         if called.name and called.name != call.name:
@@ -103,13 +123,23 @@ class ToolCallReader(msgspec.Struct, eq=False):
             if not call.open:
                 raise IllegalEvent(f"tool call {number} of the stream goes on after it has ended")
             call.empty = False
-            text = text if call.custom is None else call.custom.take(text)
-        if text:
-            events.append(ToolArgs(text, 0, index=choice, call=number))
+            if self.interleaved:
+                call.pieces.append(text)
+            if _open(calls) == number:
+                events += _arguments(choice, number, call, text)
+                while number < len(calls) - 1 and calls[number].whole:
+                    events += self._ended(choice, number)
+                    number += 1
+                    events += _begun(choice, number, calls[number])
         return events
 
+    def _goes_on(self, calls: list[_Call]) -> bool:
+        """Whether the arguments of the open call are not whole; if others wait for them, they are not."""
+        at = _open(calls)
+        return at < len(calls) - 1 or not calls[at].whole
+
     def end(self, choice: int, *, stopped: bool = False) -> list[Delta]:
-        """End the choice's open call, since something else follows or the choice is complete.
+        """End the choice's open calls, since something else follows or the choice is complete.
 
         ``stopped``: a stop string ended the choice; a call that it has cut stays open. Whether a function's
         arguments are complete is checked where they are read.
@@ -117,7 +147,15 @@ class ToolCallReader(msgspec.Struct, eq=False):
         if not self.in_call(choice):
             return []
         calls = self._calls[choice]
-        number, call = len(calls) - 1, calls[-1]
+        first, last = _open(calls), len(calls) - 1
+        events = self._ended(choice, first, stopped=stopped and first == last)
+        for number in range(first + 1, last + 1):
+            events += _begun(choice, number, calls[number])
+            events += self._ended(choice, number, stopped=stopped and number == last)
+        return events
+
+    def _ended(self, choice: int, number: int, *, stopped: bool = False) -> list[Delta]:
+        call = self._calls[choice][number]
         whole = call.kind is ToolKind.FUNCTION and not call.empty
         if stopped and not (whole if call.custom is None else call.custom.closed):
             return []
@@ -134,7 +172,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
         """Whether an entry belongs to the choice's open call."""
         calls = self._calls.get(choice) or []
         called = delta.function or delta.custom or ToolText()
-        return self.in_call(choice) and self._number(calls, delta, called) == len(calls) - 1
+        return self.in_call(choice) and self._number(calls, delta, called) == _open(calls)
 
     def in_call(self, choice: int) -> bool:
         """Whether a call of the choice has not ended."""
@@ -158,3 +196,23 @@ class ToolCallReader(msgspec.Struct, eq=False):
         made = given if given and given not in self._ids else f"call_{self.generation_id}_{len(self._ids)}"
         self._ids.add(made)
         return made
+
+
+def _open(calls: list[_Call]) -> int:
+    """The number of the first call that has not ended; calls end in order."""
+    number = len(calls)
+    while number and calls[number - 1].open:
+        number -= 1
+    return number
+
+
+def _begun(choice: int, number: int, call: _Call) -> list[Delta]:
+    """The beginning of a call, with the arguments that have waited."""
+    kind = call.kind if call.custom is None else ToolKind.CUSTOM
+    begin = ToolBegin(call.name, 0, index=choice, call=number, id=call.shown_id, kind=kind)
+    return [begin, *_arguments(choice, number, call, "".join(call.pieces))]
+
+
+def _arguments(choice: int, number: int, call: _Call, text: str) -> list[Delta]:
+    text = text if call.custom is None else call.custom.take(text)
+    return [ToolArgs(text, 0, index=choice, call=number)] if text else []

@@ -15,7 +15,7 @@ from gateway.backends.port import Completion, Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.dialect import ParsedRequest
-from gateway.contracts.events import AnswerFold, Delta
+from gateway.contracts.events import AnswerFold, Delta, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -131,6 +131,56 @@ def test_unambiguous_calls_are_repaired(deltas: list[dict[str, Any]], expected: 
     assert found.tool_calls() == expected
 
 
+THREE = (
+    ToolCall("c1", "stock", '{"a":{"b":1}}'),
+    ToolCall("c2", "order", '{"c":2}'),
+    ToolCall("c3", "stock", "{}"),
+)
+
+
+@pytest.mark.parametrize(
+    "order", ["000111222", "012012012", "001212012", "010011222", "021120102", "012221100"], ids=str
+)
+def test_pieces_of_several_calls_may_come_interleaved_and_are_written_one_call_after_the_other(
+    order: str,
+) -> None:
+    named = [begin(one.name, number, one.id) for number, one in enumerate(THREE)]
+    pieces = [['{"a":{"b', '":1}', "}"], ['{"c', '":2', "}"], ["", "{", "}"]]
+    entries: list[dict[str, Any]] = []
+    begun = 0
+    for number in map(int, order):
+        entries += [calls(one) for one in named[begun : number + 1]]
+        begun = max(begun, number + 1)
+        entries.append(calls(piece(pieces[number].pop(0), number)))
+    deltas, completion = read(stream_of(*entries))
+    assert folded(deltas, completion).tool_calls() == THREE, "the fold refuses events of two open calls"
+
+
+def test_a_custom_tools_call_waits_until_its_function_form_is_whole() -> None:
+    tools = (Tool("patch", ToolKind.CUSTOM), Tool("stock"))
+    work = Work("gen_1", (1,), (), Sampling(), tools=tools)
+    reader = CompletionReader(work, lambda token: b"", custom_tools=False)
+    entries = [
+        begin("patch"),
+        begin("stock", 1, "c2", "{"),
+        piece('{"input": "a b"'),
+        piece("}"),
+        piece("}", 1),
+    ]
+    deltas = reader.feed(stream_of(*map(calls, entries)))
+    expected = (ToolCall("c1", "patch", "a b", ToolKind.CUSTOM), ToolCall("c2", "stock", "{}"))
+    assert folded(deltas, reader.finish()[1]).tool_calls() == expected
+
+
+def test_a_call_after_a_whole_one_does_not_wait() -> None:
+    reader = CompletionReader(Work("gen_1", (1,), (), Sampling()), lambda token: b"")
+    stream = stream_of(calls(begin("stock", arguments='{"a":1}')), calls(begin("order", 1, "c2", '{"b')))
+    first, second, *_ = stream.split(b"\n\n")
+    reader.feed(first + b"\n\n")
+    found = reader.feed(second + b"\n\n")
+    assert [type(one) for one in found if type(one) is not Delta] == [ToolEnd, ToolBegin, ToolArgs]
+
+
 @pytest.mark.parametrize("name", ["", "sto"])
 def test_a_call_that_the_length_cuts_inside_its_name_is_none(name: str) -> None:
     chunk = {"choices": [{"index": 0, "delta": calls(begin(name)), "finish_reason": "length"}]}
@@ -147,7 +197,7 @@ def test_a_call_that_the_length_cuts_inside_its_name_is_none(name: str) -> None:
         ([calls(begin("")), calls(piece("{}"))], "tool call 0 of the stream has no name"),
         ([calls(begin("stock")), calls(begin("order"))], "tool call 0 of the stream has two names"),
         (
-            [calls(begin("stock"), begin("order", 1, "c2")), calls(piece("{}", 0))],
+            [calls(begin("stock", arguments="{}"), begin("order", 1, "c2")), calls(piece("{}", 0))],
             "tool call 0 of the stream goes on after it has ended",
         ),
         (

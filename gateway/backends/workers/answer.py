@@ -135,7 +135,7 @@ class CompletionReader:
         names = [one.name for one in work.tools] if work.tools else ()
         wrapped_names = [one.name for one in wrapped] if wrapped else ()
         allowed = () if work.tool_choice is None else work.tool_choice.allowed
-        self._tools = ToolCallReader(work.generation_id, wrapped_names, names, allowed)
+        self._tools = ToolCallReader(work.generation_id, wrapped_names, names, allowed, interleaved=True)
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self.has_usage = False
