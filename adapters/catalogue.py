@@ -43,7 +43,7 @@ class CatalogueError(AdapterError):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One registered version; only state, pin, labels and report ever change.
+    """One registered version; only state, pin and report ever change.
 
     ``engine_id`` is the number of the event that registered the version, so it is never reused; ``location``
     is the source (a folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed``, ``signed``
@@ -210,11 +210,6 @@ def _evaluated(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     return _with(catalogue, replace(catalogue.version(event["id"]), report=MappingProxyType(report)))
 
 
-def _labelled(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
-    labels = MappingProxyType({str(key): str(value) for key, value in event["labels"].items()})
-    return _with(catalogue, replace(catalogue.version(event["id"]), labels=labels))
-
-
 def _pinned(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     version = catalogue.version(event["id"])
     if event["pinned"] and version.state is AdapterState.RETIRED:
@@ -230,7 +225,6 @@ _CHANGES = MappingProxyType(
         "canary_ended": _ended_canary,
         "retired": _retired,
         "evaluated": _evaluated,
-        "labelled": _labelled,
         "pinned": _pinned,
     }
 )

@@ -59,7 +59,11 @@ def register(
 def check_new(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) -> None:
     """Refuse an invalid name or labels before anything is fetched. Raises CatalogueError."""
     _check_name("id", adapter_id)
-    _checked_labels(labels)
+    if len(labels) > MAX_LABELS:
+        raise CatalogueError(f"labels: given {len(labels)}; allowed: at most {MAX_LABELS}")
+    for key, value in labels.items():
+        if not 1 <= len(key) <= MAX_LABEL or len(value) > MAX_LABEL:
+            raise CatalogueError(f"labels: {key[:40]!r} is too long; allowed: {MAX_LABEL} characters each")
     held = catalogue.versions.get(adapter_id)
     if adapter_id in catalogue.aliases or (held is not None and held.state is AdapterState.RETIRED):
         what = "retired" if held is not None else "an alias"
@@ -168,10 +172,6 @@ def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any], *
     return _checked(catalogue, _event("evaluated", id=adapter_id, report=stored))
 
 
-def label(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) -> bytes:
-    return _checked(catalogue, _event("labelled", id=adapter_id, labels=_checked_labels(labels)))
-
-
 def pin(catalogue: Catalogue, adapter_id: str, pinned: bool) -> bytes:
     return _checked(catalogue, _event("pinned", id=adapter_id, pinned=pinned))
 
@@ -189,12 +189,3 @@ def _checked(catalogue: Catalogue, event: bytes) -> bytes:
 def _check_name(field: str, name: str) -> None:
     if _NAME.fullmatch(name) is None:
         raise CatalogueError(f"{field}: given {name[:140]!r}; allowed: {_NAME_ALLOWED}")
-
-
-def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    if len(labels) > MAX_LABELS:
-        raise CatalogueError(f"labels: given {len(labels)}; allowed: at most {MAX_LABELS}")
-    for key, value in labels.items():
-        if not 1 <= len(key) <= MAX_LABEL or len(value) > MAX_LABEL:
-            raise CatalogueError(f"labels: {key[:40]!r} is too long; allowed: {MAX_LABEL} characters each")
-    return dict(labels)

@@ -58,12 +58,6 @@ class RollbackBody(CommentBody):
     to: str | None = None
 
 
-class LabelsBody(Body):
-    """The new labels of a version; they replace the old ones."""
-
-    labels: _Labels
-
-
 class ReportBody(Body):
     """An evaluation's report; it is valid if `sluice evaluate` signed it."""
 
@@ -279,11 +273,6 @@ class AdapterAdmin:
             return changes.pin(catalogue, adapter_id, pinned)
 
         return await self._change(who, "pin" if pinned else "unpin", adapter_id, pinning)
-
-    async def label(self, adapter_id: str, given: LabelsBody, *, who: str) -> AdapterOrAlias:
-        return await self._change(
-            who, "label", adapter_id, lambda now: changes.label(now, adapter_id, given.labels)
-        )
 
     async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> AdapterOrAlias:
         signed = is_signed(given.report, self.evaluation_key)

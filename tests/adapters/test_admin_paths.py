@@ -17,7 +17,6 @@ from adapters.errors import AdapterRejected, Rejection
 from gateway.admin.adapters import (
     AddBody,
     CommentBody,
-    LabelsBody,
     PromoteBody,
     ReportBody,
     RollbackBody,
@@ -109,9 +108,6 @@ class FakeAdapters:
     async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> Mapping[str, object]:
         return self._done("pin", adapter_id, pinned, who)
 
-    async def label(self, adapter_id: str, given: LabelsBody, *, who: str) -> Mapping[str, object]:
-        return self._done("label", adapter_id, given, who)
-
     async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> Mapping[str, object]:
         return self._done("evaluated", adapter_id, given, who)
 
@@ -145,7 +141,6 @@ async def test_a_callers_key_may_do_none_of_it(method: str, path: str) -> None:
         ("/v1/preload", None, ("preload", "v1")),
         ("/v1/pin", {}, ("pin", "v1", True)),
         ("/v1/unpin", {}, ("pin", "v1", False)),
-        ("/v1/labels", {"labels": {"a": "b"}}, ("label", "v1", LabelsBody(labels={"a": "b"}))),
         (
             "/v1/evaluation",
             {"report": {"passed": True}},

@@ -8,7 +8,6 @@ from gateway.admin.adapters import (
     AdaptersBody,
     AddBody,
     CommentBody,
-    LabelsBody,
     PromoteBody,
     ReportBody,
     RollbackBody,
@@ -80,12 +79,6 @@ async def pin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> Adap
 async def unpin_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> AdapterOrAlias:
     """Remove a version's pin."""
     return await by.services.adapters.pin(id, False, who=by.who)
-
-
-@router.post("/{id}/labels")
-async def label_adapter(id: str, given: Json[LabelsBody], by: ExchangeDep) -> AdapterOrAlias:
-    """Replace a version's labels."""
-    return await by.services.adapters.label(id, given, who=by.who)
 
 
 @router.post("/{id}/evaluation")
