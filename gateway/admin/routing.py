@@ -102,8 +102,8 @@ class AuditEntry(TypedDict):
     target: str
     result: str
     comment: str
-    previous: NotRequired[str]
-    """The hash of the previous record; missing in records of earlier versions."""
+    previous: str
+    """The hash of the previous record."""
     mac: NotRequired[str]
     """The signature of the record, if the gateway has a key for it."""
     hash: str

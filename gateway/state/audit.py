@@ -38,12 +38,10 @@ class AuditChain:
     """The result of a check of the whole audit log.
 
     Args:
-        unchained: the number of first records that an earlier version wrote without a hash.
         unsigned: the number of first records written before there was a key; 0 if checked without keys.
     """
 
     records: int
-    unchained: int
     unsigned: int
     hashes: Sequence[str]
 
@@ -77,15 +75,13 @@ def verify(entries: Iterable[Mapping[str, Any]], keys: Sequence[bytes] = ()) -> 
     detect that the last records were removed.
     """
     hashes: list[str] = []
-    unchained = unsigned = 0
+    unsigned = 0
     for number, entry in enumerate(entries, 1):
         if entry["number"] != number:
             raise AuditBroken(f"record {number} is missing; record {entry['number']} comes instead")
         if entry.get("hash") != digest(entry):
             raise AuditBroken(f"record {number} is not what its hash was made of")
-        if "previous" not in entry and unchained == len(hashes):
-            unchained += 1
-        elif entry.get("previous") != (hashes[-1] if hashes else ""):
+        if entry.get("previous") != (hashes[-1] if hashes else ""):
             raise AuditBroken(f"record {number} does not hold the hash of the record before it")
         if keys and "mac" not in entry and unsigned == len(hashes):
             unsigned += 1
@@ -96,7 +92,7 @@ def verify(entries: Iterable[Mapping[str, Any]], keys: Sequence[bytes] = ()) -> 
         hashes.append(entry["hash"])
     if hashes and unsigned == len(hashes):
         raise AuditBroken(f"no record is signed, up to the last one, {unsigned}")
-    return AuditChain(len(hashes), unchained, unsigned, hashes)
+    return AuditChain(len(hashes), unsigned, hashes)
 
 
 def _entry(number: int, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,7 +214,6 @@ def verify(
         raise AdminError(f"the audit log was truncated: no record has the hash {head}")
     told = {
         "records": found.records,
-        "unchained": found.unchained,
         "signed": found.records - found.unsigned if keys else 0,
         "head": (found.hashes or [""])[-1],
     }
@@ -222,9 +221,8 @@ def verify(
 
 
 def _print_chain(told: Any) -> None:
-    before = f", the first {told['unchained']} without hashes" if told["unchained"] else ""
-    before += f", {told['signed']} signed" if told["signed"] else ""
-    print_lines(f"{told['records']} records{before}; the last one's hash: {told['head'] or 'none'}")
+    signed = f", {told['signed']} signed" if told["signed"] else ""
+    print_lines(f"{told['records']} records{signed}; the last one's hash: {told['head'] or 'none'}")
 
 
 def _records(gateway: Operator) -> Iterator[Any]:
