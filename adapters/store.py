@@ -40,7 +40,7 @@ class AdapterStore:
         """Copy, check and store the adapter in a folder or an archive.
 
         Args:
-            source: a folder, ``.tar.gz``, ``.tgz``, ``.tar`` or ``.zip``.
+            source: a folder, ``.tar.gz``, ``.tgz`` or ``.tar``.
             base: the base model that the adapter must fit.
             sha256: the expected SHA-256 of the content, if known.
 

@@ -2,18 +2,16 @@
 
 import gzip
 import tarfile
-import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from adapters.errors import AdapterRejected, Rejection
 from adapters.verify import MAX_BYTES, MAX_FILES
 
-SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
+SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _PIECE = 1 << 20
 # Most bytes of an archive's headers: 2 * MAX_FILES entries take a few hundred bytes each. A tar's extended
 # header may claim any length, and reading it would take as much memory.
@@ -21,18 +19,10 @@ _MAX_HEADER_BYTES = 1 << 20
 # Most characters of an entry's whole name, as in file systems; the name also creates folders.
 _MAX_NAME = 255
 _GZIP = b"\x1f\x8b"
-_Read = Callable[[str], IO[bytes]]  # opens a member by its name
 
 
 def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    name: str
-    plain: bool
-    folder: bool
 
 
 def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
@@ -45,8 +35,8 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
     if not archive.is_file():
         raise AdapterRejected(Rejection.NOT_FOUND, f"{archive.name}: no such file")
     try:
-        with _opened(archive, max_bytes) as (members, read):
-            files = [member for member in members if not member.folder]
+        with _opened(archive, max_bytes) as (tar, members):
+            files = [member for member in members if not member.isdir()]
             names = [_safe_name(member) for member in files]
             tops = {name.parts[0] for name in names if len(name.parts) > 1}
             around = tops.pop() if len(tops) == 1 and all(len(name.parts) > 1 for name in names) else None
@@ -54,7 +44,7 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
             for member, name in zip(files, names, strict=True):
                 target = into / (name.relative_to(around) if around else name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with read(member.name) as source, target.open("xb") as out:
+                with _content(tar, member) as source, target.open("xb") as out:
                     while piece := source.read(_PIECE):
                         written += len(piece)
                         if written > max_bytes:
@@ -63,7 +53,7 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
                                 f"{archive.name}: unpacks to more than {max_bytes:,} bytes",
                             )
                         out.write(piece)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError, RuntimeError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise AdapterRejected(
             Rejection.BAD_ARCHIVE, f"{archive.name}: cannot be unpacked ({type(error).__name__})"
         ) from error
@@ -101,52 +91,36 @@ class _BoundedHeaders:
 
 
 @contextmanager
-def _opened(archive: Path, max_bytes: int) -> Iterator[tuple[list[_Member], _Read]]:
+def _opened(archive: Path, max_bytes: int) -> Iterator[tuple[tarfile.TarFile, list[tarfile.TarInfo]]]:
     with archive.open("rb") as file:
         compressed = file.read(2) == _GZIP
     with gzip.open(archive) if compressed else archive.open("rb") as file:
         # The bound on the content does not include headers and padding.
         bounded = _BoundedHeaders(cast("IO[bytes]", file), max_bytes + 2 * _MAX_HEADER_BYTES)
-        with _listed(archive, cast("IO[bytes]", bounded)) as found:
+        with tarfile.open(fileobj=cast("IO[bytes]", bounded), mode="r:") as tar:
+            found: list[tarfile.TarInfo] = []
+            for info in tar:
+                found.append(info)
+                if len(found) > 2 * MAX_FILES:
+                    raise AdapterRejected(
+                        Rejection.TOO_LARGE, f"{archive.name}: more than {2 * MAX_FILES} entries"
+                    )
             bounded.listed = True
-            yield found
+            yield tar, found
 
 
-@contextmanager
-def _listed(archive: Path, file: IO[bytes]) -> Iterator[tuple[list[_Member], _Read]]:
-    if archive.name.lower().endswith(".zip"):
-        with zipfile.ZipFile(file) as packed:
-            infos = packed.infolist()
-            _check_number(archive, len(infos))
-            # The upper half of the attributes is the Unix mode; its type 0o12 is a link.
-            members = [_Member(i.filename, (i.external_attr >> 28) in (0, 0o10), i.is_dir()) for i in infos]
-            yield members, packed.open
-        return
-    with tarfile.open(fileobj=file, mode="r:") as tar:
-        found: list[_Member] = []
-        for info in tar:
-            found.append(_Member(info.name, info.isreg(), info.isdir()))
-            _check_number(archive, len(found))
-
-        def read(name: str) -> IO[bytes]:
-            source = tar.extractfile(name)
-            if source is None:
-                raise tarfile.TarError(f"{name} is no file")
-            return source
-
-        yield found, read
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    source = tar.extractfile(member)
+    if source is None:
+        raise tarfile.TarError(f"{member.name} is no file")
+    return source
 
 
-def _check_number(archive: Path, number: int) -> None:
-    if number > 2 * MAX_FILES:
-        raise AdapterRejected(Rejection.TOO_LARGE, f"{archive.name}: more than {2 * MAX_FILES} entries")
-
-
-def _safe_name(member: _Member) -> PurePosixPath:
+def _safe_name(member: tarfile.TarInfo) -> PurePosixPath:
     name = PurePosixPath(member.name)
     short = len(member.name) <= _MAX_NAME
     inside = short and not name.is_absolute() and ".." not in name.parts and "\\" not in member.name
-    if not member.plain or not inside or not name.parts or "\x00" in member.name:
+    if not member.isreg() or not inside or not name.parts or "\x00" in member.name:
         raise AdapterRejected(
             Rejection.OUTSIDE_FOLDER,
             f"archive entry {member.name[:100]!r}: only plain files within it are taken, "

@@ -40,7 +40,7 @@ def show(gateway: Operator, name: Id) -> None:
 def add(
     gateway: Operator,
     location: Annotated[
-        str, typer.Argument(metavar="LOCATION", help="A folder, a .tar.gz or .zip, or s3://bucket/prefix.")
+        str, typer.Argument(metavar="LOCATION", help="A folder, a .tar.gz, or s3://bucket/prefix.")
     ],
     name: Annotated[
         str, typer.Option("--id", help="The version's id; default: the location's last part.")
@@ -56,7 +56,7 @@ def add(
     """
     place = location if location.startswith("s3://") else str(Path(location).absolute())
     body = {
-        "id": name or re.sub(r"\.(tar\.gz|tgz|tar|zip)$", "", location.rstrip("/").rpartition("/")[2]),
+        "id": name or re.sub(r"\.(tar\.gz|tgz|tar)$", "", location.rstrip("/").rpartition("/")[2]),
         "location": place,
         "sha256": sha256,
         "labels": _labels(label or ()),

@@ -10,7 +10,6 @@ import re
 import struct
 import tarfile
 import tracemalloc
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -269,19 +268,9 @@ def files_of(folder: Path) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("prefix", ["", "my-adapter/"])
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_an_archive_is_unpacked_with_or_without_a_folder_around(
-    tmp_path: Path, kind: str, prefix: str
-) -> None:
+def test_an_archive_is_unpacked_with_or_without_a_folder_around(tmp_path: Path, prefix: str) -> None:
     members = [(prefix + name, data) for name, data in files_of(write(tmp_path / "a"))]
-    if kind == "tar":
-        archive = tar_of(tmp_path / "a.tar.gz", *members)
-    else:
-        archive = tmp_path / "a.zip"
-        with zipfile.ZipFile(archive, "w") as packed:
-            for name, data in members:
-                packed.writestr(name, data)
-    unpack(archive, tmp_path / "out")
+    unpack(tar_of(tmp_path / "a.tar.gz", *members), tmp_path / "out")
     assert verify(tmp_path / "out", base()) == verify(tmp_path / "a", base())
 
 
@@ -361,13 +350,10 @@ def test_headers_that_unpack_to_much_are_refused_before_they_are_in_memory(
     assert peak < 8 << 20 and not list(tmp_path.rglob("out"))
 
 
-def test_a_zip_of_very_many_entries_is_refused_before_they_are_in_memory(tmp_path: Path) -> None:
-    bomb = tmp_path / "bomb.zip"
-    with zipfile.ZipFile(bomb, "w") as packed:
-        for number in range(300):
-            packed.writestr(f"{number:04}{'x' * 8_000}", b"")
-    with pytest.raises(AdapterRejected) as caught:
-        unpack(bomb, tmp_path / "out")
+def test_an_archive_of_very_many_entries_is_refused(tmp_path: Path) -> None:
+    crowd = tar_of(tmp_path / "crowd.tar.gz", *((f"{number:04}", b"") for number in range(300)))
+    with pytest.raises(AdapterRejected, match="more than 128 entries") as caught:
+        unpack(crowd, tmp_path / "out")
     assert caught.value.code is Rejection.TOO_LARGE
 
 
@@ -378,7 +364,7 @@ def test_a_name_longer_than_any_file_system_takes_is_refused(tmp_path: Path) -> 
     assert not list(tmp_path.rglob("out"))
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip", "a.tar"])
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tar"])
 @pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08broken"])
 def test_what_is_no_archive_is_told_so(tmp_path: Path, name: str, data: bytes) -> None:
     path = tmp_path / name
