@@ -114,22 +114,20 @@ def doctor(
     plan: Annotated[bool, typer.Option("--plan", help="Check nothing; compute what fits on a GPU.")] = False,
     *,
     options: PlanOptions,
-    markdown: Annotated[bool, typer.Option(help="For --plan: print the table as Markdown.")] = False,
 ) -> None:
     """Check configuration, model, engine, state store, ledger, routing, prompts and adapters.
 
     Loads the model and generates a few tokens, so it takes a few seconds. Exit code 1 if a check fails;
     each line says what to do about it.
 
-    With --plan it loads nothing: it computes from the configuration how many sequences fit on a GPU. The
-    tables of deploy/engine-tuning.md are its output.
+    With --plan it loads nothing: it computes from the configuration how many sequences fit on a GPU.
 
     Example: sluice doctor --plan --model llama-3-8b-awq --gpu A10G
     """
     if plan:
         from ops.cli.plan import plan as run_plan
 
-        run_plan(config_path(config), options, as_json=as_json, as_markdown=markdown)
+        run_plan(config_path(config), options, as_json=as_json)
         raise typer.Exit
     with ended_by_ctrl_c():
         from ops.cli.doctor import doctor as run

@@ -15,7 +15,7 @@ from ops.planning.options import PlanOptions
 from ops.planning.shape import GIB, GPUS, Gpu, ModelShape, PlanError, find_model
 
 
-def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdown: bool) -> None:
+def plan(config: Path | None, options: PlanOptions, *, as_json: bool) -> None:
     """Compute and print the plans; exit code 1 if no plan can be made."""
     with one_line_errors(PlanError):
         plans = make_plans(load_settings(config), options)
@@ -23,8 +23,6 @@ def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdow
         print_json(
             [{**asdict(one), "tokens": one.tokens, "workspace_bytes": one.workspace_bytes} for one in plans]
         )
-    elif as_markdown:
-        print(markdown(plans))
     else:
         _print_table(plans)
 
@@ -106,22 +104,15 @@ def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
         f"sequences of {asked.max_model_len:,} tokens (the longest)": [
             f"{p.full_sequences:,}" for p in plans
         ],
-        "recommended `max_num_seqs`": [f"{p.recommended_max_num_seqs:,}" for p in plans],
-        "recommended `max_num_batched_tokens`": [f"{p.recommended_max_num_batched_tokens:,}" for p in plans],
+        "recommended max_num_seqs": [f"{p.recommended_max_num_seqs:,}" for p in plans],
+        "recommended max_num_batched_tokens": [f"{p.recommended_max_num_batched_tokens:,}" for p in plans],
     }
     return [(name, *cells) for name, cells in lines.items()]
 
 
-def markdown(plans: Sequence[EnginePlan]) -> str:
-    head = (plans[0].request.model.name, *(p.request.gpu.name for p in plans))
-    lines = [head, ("---", *("---:" for _ in plans)), *rows(plans)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _print_table(plans: Sequence[EnginePlan]) -> None:
     gpus = [p.request.gpu.name for p in plans]
-    cells = ((name.replace("`", ""), *rest) for name, *rest in rows(plans))
-    print_rows((plans[0].request.model.name, *gpus), cells, right=gpus)
+    print_rows((plans[0].request.model.name, *gpus), rows(plans), right=gpus)
     for one in plans:
         for warning in one.warnings:
             screen().print(f"[yellow]{one.request.gpu.name}:[/] {warning}", highlight=False)
