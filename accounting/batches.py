@@ -5,7 +5,8 @@ result, and its usage row is written in the same transaction. So each line is an
 when a gateway ends in between.
 """
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from accounting.batch_tables import (
     files,
     lines,
 )
+from accounting.leases import LeaseClock
 from accounting.store import FurtherTables
 from accounting.tables import value_of
 from accounting.values import UsageRow
@@ -39,12 +41,13 @@ _TOKENS: Final = tuple(one.name for one in fields(LineTokens))
 class BatchStore(FurtherTables):
     """Files and batches by tenant, shared by all gateways of the database. Methods raise LedgerUnavailable.
 
-    ``owner`` names this process in claims.
+    ``owner`` names this process in claims. Times are of the gateway's clock, ``unix_time``.
     """
 
-    def __init__(self, url: str, owner: str) -> None:
+    def __init__(self, url: str, owner: str, unix_time: Callable[[], float] = time.time) -> None:
         super().__init__(url, "files and batches cannot be reached now", timeout_s=TIMEOUT_S)
         self._owner = owner
+        self._clock = LeaseClock(url, unix_time)
 
     # Files
 
@@ -115,16 +118,16 @@ class BatchStore(FurtherTables):
 
     async def claim(self, batch_id: str, was: str, now: float, until: float) -> bool:
         """Claim a batch to validate or finish; false when another gateway holds it or its status differs."""
-        is_free = or_(batches.c.owner.is_(None), batches.c.lease_until < now)
+        is_free = or_(batches.c.owner.is_(None), batches.c.lease_until < self._clock.stored(now))
         free = update(batches).filter_by(batch_id=batch_id, status=was).where(is_free)
-        return await self._change(free.values(owner=self._owner, lease_until=until))
+        return await self._change(free.values(owner=self._owner, lease_until=self._clock.stored(until)))
 
     async def extend_leases(self, until: float) -> None:
         """Extend the leases of all batches and lines that this process has claimed."""
         async with self._transaction() as connection:
             for table in (batches, lines):
                 held = update(table).filter_by(owner=self._owner)
-                await connection.execute(held.values(lease_until=until))
+                await connection.execute(held.values(lease_until=self._clock.stored(until)))
 
     async def counts(self, batch_id: str) -> BatchCounts:
         sums = [func.coalesce(func.sum(lines.c[name]), 0) for name in _TOKENS]
@@ -165,7 +168,7 @@ class BatchStore(FurtherTables):
         free = and_(
             lines.c.batch_id == batch_id,
             lines.c.failures > 0 if failed_before else lines.c.failures == 0,
-            _waits(now),
+            _waits(self._clock.stored(now)),
         )
         query = select(lines).where(free).order_by(lines.c.place).limit(most)
         claimed: list[BatchLine] = []
@@ -177,7 +180,12 @@ class BatchStore(FurtherTables):
                 taken = await connection.execute(
                     update(lines)
                     .where(free, lines.c.place == row["place"])
-                    .values(status="running", owner=self._owner, lease_until=until, takeovers=takeovers)
+                    .values(
+                        status="running",
+                        owner=self._owner,
+                        lease_until=self._clock.stored(until),
+                        takeovers=takeovers,
+                    )
                 )
                 if taken.rowcount:
                     claimed.append(value_of({**row, "takeovers": takeovers}, BatchLine))
@@ -212,7 +220,7 @@ class BatchStore(FurtherTables):
     async def end_lines(self, batch_id: str, now: float) -> bool:
         """Mark waiting lines, and lines of ended gateways, as ``unrun``; true when no line is running."""
         async with self._transaction() as connection:
-            waiting = update(lines).filter_by(batch_id=batch_id).where(_waits(now))
+            waiting = update(lines).filter_by(batch_id=batch_id).where(_waits(self._clock.stored(now)))
             await connection.execute(waiting.values(status="unrun", **UNCLAIMED))
             running = select(lines.c.place).filter_by(batch_id=batch_id, status="running")
             return (await connection.execute(running.limit(1))).first() is None
@@ -245,7 +253,7 @@ def _is_unexpired(expires_at: Any, now: float) -> Any:
     return or_(expires_at.is_(None), expires_at > now)
 
 
-def _waits(now: float) -> Any:
+def _waits(now: Any) -> Any:
     """The condition that a line waits: it is pending, or the lease of the gateway that ran it is over."""
     return or_(lines.c.status == "pending", and_(lines.c.status == "running", lines.c.lease_until < now))
 

@@ -1,7 +1,38 @@
-"""Which leases in the ledger's database are over: those of gateways that no longer extend them."""
+"""Leases in the ledger's database: by which clock they are stored, and which are over."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+# Of the statement, not of each row, so that an index serves the comparison.
+_CLOCK: Final = sa.cast(sa.extract("epoch", sa.func.statement_timestamp()), sa.Double)
+
+
+class LeaseClock:
+    """Converts ends of leases between the clocks of this gateway, in Unix seconds, and of the database.
+
+    Leases are stored by PostgreSQL's clock, because those of several machines differ. The gateways on a
+    SQLite file are on one machine, so theirs is used as it is.
+    """
+
+    def __init__(self, url: str, unix_time: Callable[[], float]) -> None:
+        self._unix_time = unix_time
+        self._shared = url.startswith("postgresql")
+
+    def stored(self, at: float | None) -> Any:
+        """What to store, or to compare with stored ends, for a time of this gateway's clock."""
+        if at is None or not self._shared:
+            return at
+        return _CLOCK + sa.literal(at - self._unix_time(), sa.Double)
+
+    def own(self, end: sa.Column[Any]) -> sa.ColumnElement[Any]:
+        """A column of stored ends, by this gateway's clock."""
+        if not self._shared:
+            return end
+        now = sa.bindparam(None, callable_=self._unix_time, type_=sa.Double)
+        return (end - _CLOCK + now).label(end.name)
 
 
 @dataclass

@@ -1,10 +1,13 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses API asked to store."""
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from accounting.leases import LeaseClock
 from accounting.store import FurtherTables
 from accounting.tables import columns_of, metadata, value_of
 
@@ -62,39 +65,43 @@ responses = sa.Table(
 )
 
 
-# Made once: an idle gateway asks this again and again.
-_FIRST_LEASE: Final = (
-    sa.select(responses.c.alive_until)
-    .where(responses.c.alive_until.is_not(None), responses.c.status.in_(UNFINISHED))
-    .order_by(responses.c.alive_until)
-    .limit(1)
-)
-
-
 class ResponseStore(FurtherTables):
     """Stores responses by tenant; any gateway on the database reads them. Methods raise LedgerUnavailable.
 
-    A tenant's oldest responses are deleted when all of them take more than ``tenant_bytes``.
+    A tenant's oldest responses are deleted when all of them take more than ``tenant_bytes``. Times are of
+    the gateway's clock, ``unix_time``.
     """
 
-    def __init__(self, url: str, *, tenant_bytes: int) -> None:
+    def __init__(self, url: str, *, tenant_bytes: int, unix_time: Callable[[], float] = time.time) -> None:
         super().__init__(url, "stored responses cannot be reached now", timeout_s=TIMEOUT_S)
         self._tenant_bytes = tenant_bytes
+        self._clock = LeaseClock(url, unix_time)
+        lease = responses.c.alive_until
+        self._read = [self._clock.own(one) if one is lease else one for one in responses.c]
+        # Made once: an idle gateway asks this again and again.
+        self._first_lease = (
+            sa.select(self._clock.own(lease))
+            .where(lease.is_not(None), responses.c.status.in_(UNFINISHED))
+            .order_by(lease)
+            .limit(1)
+        )
 
     async def put(self, response: StoredResponse) -> None:
-        await self._change(sa.insert(responses).values(_columns(response)))
+        await self._change(sa.insert(responses).values(self._columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished response; false when it was deleted, or cancelled or ended elsewhere.
 
         A cancelled response replaces what the gateway that cancelled it stored, which has no stream.
         """
-        return await self._change(_unfinished(response, CANCELLED).values(_columns(response)))
+        return await self._change(_unfinished(response, CANCELLED).values(self._columns(response)))
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
         """Extend the lease until ``until``; false when it was deleted, or cancelled or ended elsewhere."""
         return await self._change(
-            _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
+            _unfinished(response).values(
+                alive_until=self._clock.stored(until), status=response.status, body=response.body
+            )
         )
 
     async def forbid_rerun(self, response: StoredResponse) -> None:
@@ -103,8 +110,8 @@ class ResponseStore(FurtherTables):
 
     async def claim(self, response: StoredResponse, now: float, until: float) -> bool:
         """Claim an abandoned response to run it a last time; false when claimed elsewhere or ended."""
-        late = _unfinished(response).where(responses.c.alive_until < now)
-        return await self._change(late.values(alive_until=until, again=None))
+        late = _unfinished(response).where(responses.c.alive_until < self._clock.stored(now))
+        return await self._change(late.values(alive_until=self._clock.stored(until), again=None))
 
     async def thread(
         self, tenant: str, response_id: str, now: float, *, most: int, most_bytes: int
@@ -114,7 +121,7 @@ class ResponseStore(FurtherTables):
         Empty when one of them is missing, or belongs to another tenant. A thread over ``most`` responses or
         ``most_bytes`` lacks its beginning: the first one returned then has a ``previous_id``.
         """
-        columns = [one for one in responses.c if one.name not in ("size", "events", "again")]
+        columns = [one for one in self._read if one.name not in ("size", "events", "again")]
         found: list[StoredResponse] = []
         wanted: str | None = response_id
         async with self._transaction() as connection:
@@ -131,7 +138,7 @@ class ResponseStore(FurtherTables):
 
     async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
         """The response with its stream; ``None`` when it does not exist, expired, or is another tenant's."""
-        query = sa.select(responses).filter_by(tenant=tenant, response_id=response_id)
+        query = sa.select(*self._read).filter_by(tenant=tenant, response_id=response_id)
         return await self._first(query.where(responses.c.expires_at > now), StoredResponse)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
@@ -140,13 +147,13 @@ class ResponseStore(FurtherTables):
 
     async def first_lease_end(self) -> float | None:
         """When the first lease of an unfinished response ends; ``None``: there is none."""
-        rows = await self._rows(_FIRST_LEASE)
+        rows = await self._rows(self._first_lease)
         return rows[0]["alive_until"] if rows else None
 
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
         """Unfinished responses whose lease is over: their gateway has stopped extending it."""
-        late = responses.c.status.in_(UNFINISHED) & (responses.c.alive_until < now)
-        return await self._all(sa.select(responses).where(late).limit(most), StoredResponse)
+        late = responses.c.status.in_(UNFINISHED) & (responses.c.alive_until < self._clock.stored(now))
+        return await self._all(sa.select(*self._read).where(late).limit(most), StoredResponse)
 
     async def sweep(self, now: float) -> None:
         """Delete expired responses, and the oldest ones of tenants that exceed ``tenant_bytes``."""
@@ -161,9 +168,9 @@ class ResponseStore(FurtherTables):
             surplus = surplus.where(ranked.c.taken > self._tenant_bytes)
             await connection.execute(sa.delete(responses).where(sa.tuple_(tenant, key).in_(surplus)))
 
-
-def _columns(response: StoredResponse) -> dict[str, Any]:
-    return {**asdict(response), "size": response.size}
+    def _columns(self, response: StoredResponse) -> dict[str, Any]:
+        lease = self._clock.stored(response.alive_until)
+        return {**asdict(response), "alive_until": lease, "size": response.size}
 
 
 def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:

@@ -46,7 +46,7 @@ def make_batches(core: Core) -> BatchParts:
     section, ledger = base.settings.batches, base.settings.ledger
     files = Files(section=section)
     if section.enabled and not ledger.in_memory:
-        store = BatchStore(ledger.url, uuid.uuid4().hex)
+        store = BatchStore(ledger.url, uuid.uuid4().hex, base.unix_time)
         files = Files(store, make_storage(base), section, base.unix_time)
     controller = core.control.admission
     capacity = IdleCapacity(lambda: controller.gates, base.clock, section.headroom)

@@ -72,7 +72,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         core.generation.answers.cache.embedder = QuestionEmbedder(embeddings, base.clock, base.new_id)
     store = None
     if section.store and not ledger.in_memory:
-        store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes)
+        store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes, unix_time=base.unix_time)
     responses = StoredResponses(store, section, base.unix_time)
 
     def answered(job: Job, outcome: GenerationOutcome, answer: Answer) -> None:

@@ -413,14 +413,18 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
     try:
         await store.put(made)
         await store.put(following)
-        assert await other.get("acme", "resp_1", 99.0) == made
-        assert await other.thread("acme", "resp_2", 99.0, most=9, most_bytes=9) == [made, following]
+        found = await other.get("acme", "resp_1", 99.0)
+        assert found is not None and found.alive_until == pytest.approx(20.0, abs=0.4)
+        assert replace(found, alive_until=20.0) == made
+        thread = await other.thread("acme", "resp_2", 99.0, most=9, most_bytes=9)
+        assert [replace(one, alive_until=20.0) for one in thread] == [made, following]
         for bound in ({"most": 1, "most_bytes": 9}, {"most": 9, "most_bytes": 4}):
-            assert await other.thread("acme", "resp_2", 99.0, **bound) == [following]
+            thread = await other.thread("acme", "resp_2", 99.0, **bound)
+            assert [replace(one, alive_until=20.0) for one in thread] == [following]
         assert await other.get("umbra", "resp_1", 99.0) is None
         assert await other.get("acme", "resp_1", 100.0) is None
         assert [one.response_id for one in await other.abandoned(20.5, 9)] == ["resp_1"]
-        assert await other.first_lease_end() == 20.0
+        assert await other.first_lease_end() == pytest.approx(20.0, abs=0.4)
         assert await other.claim(made, 20.5, 40.0) and not await store.claim(made, 20.5, 40.0)
         assert await other.keep_alive(made, 40.0) and not await other.abandoned(20.5, 9)
         assert await other.finish(replace(made, status="failed", events=b"ev"))
@@ -428,8 +432,59 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
         assert not await store.finish(made) and not await store.keep_alive(made, 50.0)
         await store.sweep(50.0)  # together they exceed the tenant's share: the older one is removed
         assert await other.get("acme", "resp_1", 99.0) is None
-        assert await other.get("acme", "resp_2", 99.0) == following
+        found = await other.get("acme", "resp_2", 99.0)
+        assert found is not None and replace(found, alive_until=20.0) == following
         assert await other.delete("acme", "resp_2") and not await other.delete("acme", "resp_2")
     finally:
         await store.close()
         await other.close()
+
+
+@pytest.mark.parametrize("ahead_s", [60.0, -60.0])
+async def test_a_gateway_whose_clock_is_wrong_takes_no_live_lease_and_takes_those_that_are_over(
+    server: str, ahead_s: float
+) -> None:
+    name, right = f"{ahead_s:+g}", time.time
+
+    def wrong() -> float:
+        return time.time() + ahead_s
+
+    lines, other_lines = BatchStore(server, f"a{name}", right), BatchStore(server, f"b{name}", wrong)
+    answers, other_answers = (ResponseStore(server, tenant_bytes=99, unix_time=at) for at in (right, wrong))
+    made = StoredResponse("acme", f"resp_{name}", None, "queued", 1.0, 1e12, b"", b"", None, right() + 15.0)
+    batch = BatchRow(f"b{name}", "acme", "key_1", None, "/v1/completions", "f", "validating", 1.0, 9.0, b"{}")
+    try:
+        await lines.add(batch)
+        await lines.set_lines(batch.batch_id, [BatchLine(batch.batch_id, 0, 1, "r", 0, 9)])
+        await answers.put(made)
+        assert await lines.claim(batch.batch_id, "validating", right(), right() + 20)
+        assert len(await lines.claim_lines(batch.batch_id, right(), right() + 20, 9)) == 1
+
+        assert not await other_lines.claim(batch.batch_id, "validating", wrong(), wrong() + 20)
+        assert await other_lines.claim_lines(batch.batch_id, wrong(), wrong() + 20, 9) == []
+        assert not await other_lines.end_lines(batch.batch_id, wrong())
+        assert not await other_answers.abandoned(wrong(), 9)
+        assert not await other_answers.claim(made, wrong(), wrong() + 15)
+        first = await other_answers.first_lease_end()
+        assert first is not None and 0 < first - wrong() <= 15.5, "by the clock of the gateway that asks"
+        seen = await other_answers.get("acme", made.response_id, 2.0)
+        assert seen is not None
+        ended = replace(seen, status="cancelled")
+        assert ended.open(wrong()) and not ended.open(wrong() + 16)
+
+        later = 21.0  # the leases are over, and the wrong clock's gateway takes them ...
+        assert await other_lines.claim(batch.batch_id, "validating", wrong() + later, wrong() + 20)
+        taken = await other_lines.claim_lines(batch.batch_id, wrong() + later, wrong() + 20, 9)
+        assert [one.takeovers for one in taken] == [1]
+        assert await other_answers.claim(made, wrong() + later, wrong() + 15)
+        # ... and keeps them from one whose clock is right
+        await other_lines.extend_leases(wrong() + 20)
+        assert await lines.claim_lines(batch.batch_id, right(), right() + 20, 9) == []
+        assert not await answers.claim(made, right(), right() + 15)
+        assert await other_answers.keep_alive(made, wrong() + 15)
+        assert not await answers.abandoned(right(), 9)
+        assert [one.response_id for one in await answers.abandoned(right() + 16, 9)] == [made.response_id]
+    finally:
+        await answers.delete("acme", made.response_id)
+        for store in (lines, other_lines, answers, other_answers):
+            await store.close()
