@@ -44,7 +44,7 @@ from gateway.ports import Services
 from gateway.prompts.text import ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.body_memory import BODIES, RECORDINGS, UPLOADS, BodyMemory
-from gateway.state.idempotency import StoredReply
+from gateway.state.idempotency import Claim, StoredReply
 
 CALLER_KEY = "sk-caller"
 OTHER_KEY = "sk-other"
@@ -272,11 +272,19 @@ class MemoryIdempotency:
     broken_get: bool = False
     broken_put: bool = False
 
-    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+    async def get(
+        self, tenant: str, key: str, claim: Claim | None = None
+    ) -> tuple[str, StoredReply | None] | None:
         await asyncio.sleep(0)
         if self.broken_get:
             raise OSError("the disk is gone")
         return self.kept.get((tenant, key))
+
+    async def renew(self, tenant: str, key: str, claim: Claim) -> None:
+        """Claims are not stored."""
+
+    async def release(self, tenant: str, key: str, claim: Claim) -> None:
+        """Claims are not stored."""
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
         await asyncio.sleep(0)

@@ -3,7 +3,8 @@
 * Whole 200 answers that a model made and that were billed are stored, and answers about created objects.
   Errors and answers from the response cache or the degraded fallback are not: a retry gets a real answer.
 * While the first request of a key is in flight in this process, the same request waits for it; if the
-  first one fails or its caller disconnects, the next one runs. Another body is a conflict at once.
+  first one fails or its caller disconnects, the next one runs. Another body is a conflict at once. A claim
+  in the store does the same between gateways; it ends soon after its gateway.
 * An answer that is too large for the store, with logprobs for example, is not stored.
 * The store fails closed when read (a caller that sends a key prefers waiting to paying twice) and open
   when written (the answer exists and is sent; the loss is logged).
@@ -12,6 +13,7 @@
 import asyncio
 import hashlib
 import logging
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Final
@@ -27,12 +29,14 @@ from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConf
 from gateway.http.body import form_content
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
-from gateway.state.idempotency import IdempotencyStore, StoredReply
+from gateway.state.idempotency import CLAIM_S, Claim, IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255
 """Longest key, in characters, as in other public APIs."""
 MAX_WAITING: Final = 64
 """Most requests that wait for one key; more mean a loop on the caller's side."""
+POLL_S: Final = 0.2
+"""Seconds between two looks at a request that runs at another gateway."""
 RETRY_MS: Final = 1_000
 """``Retry-After`` if the wait was too long or the store failed, in milliseconds."""
 HEADER: Final = "Idempotency-Key"
@@ -103,23 +107,20 @@ class Idempotency:
         if turn.users > MAX_WAITING:
             raise _still_running()
         turn.users += 1
+        until = asyncio.get_running_loop().time() + self._wait_s
         try:
             try:
-                async with asyncio.timeout(self._wait_s):
+                async with asyncio.timeout_at(until):
                     await turn.lock.acquire()
             except TimeoutError:
                 raise _still_running() from None
             try:
-                found = await self._read(tenant, key)
-                if found is not None and found[0] != fingerprint:
-                    raise _conflict()
-                if found is not None and allowed():
-                    stored, exchange.replayed = found[1], True
+                claim = Claim(uuid.uuid4().hex, fingerprint)
+                stored = await self._read(tenant, key, claim, until)
+                if stored is not None and allowed():
+                    exchange.replayed = True
                     return Reply(stored.status, stored.body, stored.content_type.encode(), (_REPLAY,))
-                reply = await run()
-                if reply.keep:
-                    await self._write(tenant, key, fingerprint, reply)
-                return reply
+                return await self._run(tenant, key, claim, run)
             finally:
                 turn.lock.release()
         finally:
@@ -127,16 +128,67 @@ class Idempotency:
             if not turn.users:
                 del self._turns[tenant, key]
 
-    async def _read(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+    async def _read(self, tenant: str, key: str, claim: Claim, until: float) -> StoredReply | None:
+        """The stored reply; ``None``: the request may run, under ``claim`` if the store takes writes."""
+        while True:
+            found = await self._get(tenant, key, claim)
+            if found is not None and found[0] != claim.fingerprint:
+                raise _conflict()
+            if found is None or found[1] is not None:
+                return None if found is None else found[1]
+            if asyncio.get_running_loop().time() + POLL_S > until:
+                raise _still_running()
+            await asyncio.sleep(POLL_S)
+
+    async def _run(self, tenant: str, key: str, claim: Claim, run: Callable[[], Awaitable[Reply]]) -> Reply:
+        kept, failure = False, None
         try:
-            return await self._store.get(tenant, key)
+            async with asyncio.TaskGroup() as group:
+                renewing = group.create_task(self._renew(tenant, key, claim))
+                try:
+                    reply = await run()
+                    kept = reply.keep and await self._write(tenant, key, claim.fingerprint, reply)
+                except Exception as error:
+                    failure = error  # the group would wrap it
+                renewing.cancel()
+            if failure is not None:
+                raise failure
+            return reply
+        finally:
+            if not kept:
+                await self._release(tenant, key, claim)
+
+    async def _renew(self, tenant: str, key: str, claim: Claim) -> None:
+        while True:
+            await asyncio.sleep(CLAIM_S / 5)
+            try:
+                await self._store.renew(tenant, key, claim)
+            except Exception as error:
+                log_defect(error, "-")
+
+    async def _release(self, tenant: str, key: str, claim: Claim) -> None:
+        try:
+            await self._store.release(tenant, key, claim)
+        except Exception as error:
+            log_defect(error, "-")  # it is void soon
+
+    async def _get(self, tenant: str, key: str, claim: Claim) -> tuple[str, StoredReply | None] | None:
+        try:
+            return await self._store.get(tenant, key, claim)
+        except asyncio.CancelledError:
+            await self._release(tenant, key, claim)
+            raise
+        except Exception as refused:
+            log_defect(refused, "-")
+        try:
+            return await self._store.get(tenant, key)  # a store that takes no writes, or is locked
         except Exception as error:
             log_defect(error, "-")
             raise BackendUnavailable(
                 f"the store of {HEADER} does not answer", param=HEADER, retry_after_ms=RETRY_MS
             ) from None
 
-    async def _write(self, tenant: str, key: str, fingerprint: str, reply: Reply) -> None:
+    async def _write(self, tenant: str, key: str, fingerprint: str, reply: Reply) -> bool:
         stored = StoredReply(reply.status, reply.content_type.decode(), reply.body)
         try:
             kept = await self._store.put(tenant, key, fingerprint, stored)
@@ -147,6 +199,7 @@ class Idempotency:
             _log.warning(
                 "an answer was not stored under its idempotency key; a retry will be generated again"
             )
+        return kept
 
 
 def _conflict() -> IdempotencyConflict:

@@ -1,12 +1,21 @@
 """Replies stored under the caller's idempotency key: the interface of the stores."""
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 KEEP_S: Final = 24 * 3600.0
 """How long a reply is stored, in seconds."""
+CLAIM_S: Final = 10.0
+"""Seconds after which a claim that is not renewed is void: its gateway has ended."""
 ENTRY_BYTES: Final = 1_024
 """Bytes of a reply besides its body, including indexes; thus a limit of bytes also limits the number."""
+
+
+class Claim(NamedTuple):
+    """What one request with an idempotency key holds while it runs: its own token, and its fingerprint."""
+
+    token: str
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +55,20 @@ class IdempotencyStore(Protocol):
     async def close(self) -> None:
         """Close connections."""
 
-    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        """Return the fingerprint of the request's body and the reply, if there is one."""
+    async def get(
+        self, tenant: str, key: str, claim: Claim | None = None
+    ) -> tuple[str, StoredReply | None] | None:
+        """Return the fingerprint of the request's body and the reply, if there is one.
+
+        Without a reply, ``claim`` is stored for ``CLAIM_S`` by the store's clock; if the key has another
+        claim, its fingerprint is returned, without a reply.
+        """
+
+    async def renew(self, tenant: str, key: str, claim: Claim) -> None:
+        """Renew a claim that is not void."""
+
+    async def release(self, tenant: str, key: str, claim: Claim) -> None:
+        """Delete the claim, unless the key has another one."""
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
         """Store a reply unless the key has one that has not expired. ``False``: the reply is too large."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 from redis.asyncio import Redis
 
-from gateway.state.idempotency import KEEP_S, ReplyBounds, StoredReply
+from gateway.state.idempotency import CLAIM_S, KEEP_S, Claim, ReplyBounds, StoredReply
 from gateway.state.redis_client import ask, prefix
 
 # Stores the reply unless there is one that has not expired by the gateway's clock (Redis expires keys by its
@@ -60,6 +60,19 @@ return 1
 """
 
 
+# The reply in KEYS[1], or else the claim in KEYS[2] unless it is new or cannot be written.
+_CLAIM = f"""
+local reply = redis.call('GET', KEYS[1])
+if reply then return {{reply, false}} end
+local claim = redis.call('GET', KEYS[2])
+if claim then return {{false, claim}} end
+redis.pcall('SET', KEYS[2], ARGV[1], 'PX', {int(CLAIM_S * 1000)})
+return {{false, false}}
+"""
+# ARGV: the claim, and the milliseconds for which it is valid from now on.
+_RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end"
+
+
 class _Stored(msgspec.Struct, array_like=True):
     fingerprint: str
     reply: StoredReply
@@ -86,13 +99,26 @@ class RedisIdempotencyStore:
         self._indexes = (f"{keys}replies-by-time", f"{keys}reply-sizes", f"{keys}reply-bytes")
         self._unix_time = unix_time
         self._bounds = bounds or ReplyBounds()
+        self._claims = f"{keys}reply-claim:"
+        self._claim: Callable[..., object] = client.register_script(_CLAIM)
+        self._renew: Callable[..., object] = client.register_script(_RENEW)
         self._put: Callable[..., object] = client.register_script(_PUT)
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        found = await ask(self._client, "get", self._client.get(self._prefix + _digest(tenant, key)))
+    async def get(
+        self, tenant: str, key: str, claim: Claim | None = None
+    ) -> tuple[str, StoredReply | None] | None:
+        digest = _digest(tenant, key)
+        if claim is None:
+            found = await ask(self._client, "get", self._client.get(self._prefix + digest))
+        else:
+            names = self._prefix + digest, self._claims + digest
+            asked = self._claim(keys=names, args=(" ".join(claim),))
+            found, other = await ask(self._client, "get", asked)
+            if other is not None:
+                return other.decode().partition(" ")[2], None
         if found is None:
             return None
         stored = msgspec.msgpack.decode(found, type=_Stored)
@@ -100,6 +126,14 @@ class RedisIdempotencyStore:
         if stored.stored_at < self._unix_time() - KEEP_S:
             return None
         return stored.fingerprint, stored.reply
+
+    async def renew(self, tenant: str, key: str, claim: Claim, for_s: float = CLAIM_S) -> None:
+        name, milliseconds = self._claims + _digest(tenant, key), int(for_s * 1000)
+        renewing = self._renew(keys=(name,), args=(" ".join(claim), milliseconds))
+        await ask(self._client, "renew", renewing)
+
+    async def release(self, tenant: str, key: str, claim: Claim) -> None:
+        await self.renew(tenant, key, claim, 0.0)
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
         if reply.size > self._bounds.reply:

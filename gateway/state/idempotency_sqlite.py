@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.state.idempotency import ENTRY_BYTES, KEEP_S, ReplyBounds, StoredReply
+from gateway.state.idempotency import CLAIM_S, ENTRY_BYTES, KEEP_S, Claim, ReplyBounds, StoredReply
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, SqliteFile
 
 _TABLES = (
@@ -15,6 +15,8 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS ix_idempotent_replies_stored_at ON idempotent_replies (stored_at)",
     # The bytes of each tenant, so that a write need not sum them up.
     "CREATE TABLE IF NOT EXISTS reply_bytes (tenant VARCHAR(128) PRIMARY KEY, bytes INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS reply_claims (tenant VARCHAR(128) NOT NULL, key VARCHAR(256) NOT NULL,"
+    " token TEXT NOT NULL, fingerprint TEXT NOT NULL, until FLOAT NOT NULL, PRIMARY KEY (tenant, key))",
     "CREATE TRIGGER IF NOT EXISTS reply_added AFTER INSERT ON idempotent_replies BEGIN"
     f" INSERT INTO reply_bytes VALUES (new.tenant, {ENTRY_BYTES} + LENGTH(new.body))"
     " ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes; END",
@@ -48,7 +50,9 @@ class SqliteIdempotencyStore:
     async def close(self) -> None:
         await self._file.close()
 
-    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+    async def get(
+        self, tenant: str, key: str, claim: Claim | None = None
+    ) -> tuple[str, StoredReply | None] | None:
 
         def find(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | None:
             found: tuple[str, int, str, bytes] | None = connection.execute(
@@ -58,8 +62,34 @@ class SqliteIdempotencyStore:
             ).fetchone()
             return found
 
-        row = await self._file.run("get", find, writes=False)
-        return None if row is None else (row[0], StoredReply(*row[1:]))
+        def find_or_claim(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | tuple[str] | None:
+            if claim is None or (found := find(connection)) is not None:
+                return found if claim else find(connection)
+            now = self._unix_time()
+            connection.execute("DELETE FROM reply_claims WHERE until < ?", (now,))
+            other: tuple[str] | None = connection.execute(
+                "SELECT fingerprint FROM reply_claims WHERE tenant = ? AND key = ?", (tenant, key)
+            ).fetchone()
+            if other is None:
+                values = (tenant, key, *claim, now + CLAIM_S)
+                connection.execute("INSERT INTO reply_claims VALUES (?, ?, ?, ?, ?)", values)
+            return other
+
+        row = await self._file.run("get", find_or_claim, writes=claim is not None)
+        if row is None:
+            return None
+        return row[0], None if len(row) == 1 else StoredReply(*row[1:])
+
+    async def renew(self, tenant: str, key: str, claim: Claim) -> None:
+        await self._end_at(tenant, key, claim, self._unix_time() + CLAIM_S)
+
+    async def release(self, tenant: str, key: str, claim: Claim) -> None:
+        await self._end_at(tenant, key, claim, 0.0)
+
+    async def _end_at(self, tenant: str, key: str, claim: Claim, until: float) -> None:
+        change = "UPDATE reply_claims SET until = ? WHERE tenant = ? AND key = ? AND token = ?"
+        values = until, tenant, key, claim.token
+        await self._file.run("renew", lambda connection: connection.execute(change, values))
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
         if reply.size > self._bounds.reply:

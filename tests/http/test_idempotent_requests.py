@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Fallback
-from gateway.errors import DuplicateRequest, PublicError
+from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict, PublicError
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import MAX_WAITING, Idempotency
+from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
 from tests.http.fakes import exchange_of
 
@@ -177,6 +180,49 @@ async def test_cancelled_requests_of_one_key_leave_none_in_flight() -> None:
     assert calls[1].result().body == calls[3].result().body == b"{}"
     assert runs == 2
     assert replies.in_flight == 0
+
+
+async def outcome_of(call: Awaitable[Reply]) -> Reply | BaseException:
+    try:
+        return await call
+    except (BackendUnavailable, asyncio.CancelledError) as error:
+        return error
+
+
+@pytest.mark.parametrize("ends", ["stored", "fails", "cancelled"])
+async def test_of_concurrent_repeats_at_two_gateways_one_runs_at_a_time(ends: str) -> None:
+    store = SqliteIdempotencyStore(Path(":memory:"), unix_time=lambda: 1.0)
+    here, there = Idempotency(store, wait_s=60), Idempotency(store, wait_s=60)
+    begun, release, runs = asyncio.Event(), asyncio.Event(), 0
+
+    async def run() -> Reply:
+        nonlocal runs
+        runs += 1
+        begun.set()
+        await release.wait()
+        if ends == "fails" and runs == 1:
+            raise BackendUnavailable("busy")
+        return Reply(200, b"{}", keep=True)
+
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(outcome_of(here.answer(exchange_of("t"), "k", "f", run, lambda: True)))
+        await begun.wait()
+        second = group.create_task(there.answer(exchange_of("t"), "k", "f", run, lambda: True))
+        with pytest.raises(IdempotencyConflict):
+            await Idempotency(store, wait_s=60).answer(exchange_of("t"), "k", "x", run, lambda: True)
+        with pytest.raises(DuplicateRequest):
+            await Idempotency(store, wait_s=0.3).answer(exchange_of("t"), "k", "f", run, lambda: True)
+        assert runs == 1 and not second.done()
+        if ends == "cancelled":
+            first.cancel()
+        release.set()
+    outcome = first.result()
+    assert second.result().body == b"{}"
+    kinds = {"stored": Reply, "fails": BackendUnavailable, "cancelled": asyncio.CancelledError}
+    assert isinstance(outcome, kinds[ends])
+    assert runs == (1 if ends == "stored" else 2)
+    assert here.in_flight == there.in_flight == 0
+    await store.close()
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "caf\xe9"])

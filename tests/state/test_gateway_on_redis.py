@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -89,3 +91,39 @@ def test_the_console_shows_the_gateways_of_one_redis_and_the_one_that_was_killed
         two.process.kill()
         here, gone = fleet_when(one, [False, True])
         assert gone["gateway"] == there[1]["gateway"] and there[1]["at"] <= gone["at"] < here["at"]
+
+
+def test_of_concurrent_repeats_at_two_gateways_one_runs_and_a_killed_gateways_claim_ends(
+    tmp_path: Path,
+) -> None:
+    with redis_server(tmp_path / "redis") as server, ExitStack() as stack:
+        gateways = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            settings = {"SLUICE_STATE__URL": server.url, "SLUICE_STATE__CACHE_DIR": str(tmp_path / name)}
+            gateways.append(stack.enter_context(gateway(tmp_path / name, **settings)))
+        one, two = gateways
+        pool = stack.enter_context(ThreadPoolExecutor(8))
+        answers = [done.result() for done in [pool.submit(ask, live, "both") for live in gateways * 4]]
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.content for answer in answers}) == 1
+        assert sum("x-idempotent-replay" not in answer.headers for answer in answers) == 1
+
+        client = stack.enter_context(redis.Redis.from_url(server.url))
+        long = {**ASKED, "sampling": {"max_tokens": 400}}
+        headers = {**one.headers, "Idempotency-Key": "killed"}
+        deadline = time.monotonic() + 60
+        known = set(client.scan_iter("*reply-claim*"))
+        pool.submit(httpx.post, f"{one.url}/v1/generate", json=long, headers=headers, timeout=60.0)
+        while not set(client.scan_iter("*reply-claim*")) - known:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        one.process.send_signal(signal.SIGSTOP)  # it does not end the request
+        other = {**two.headers, "Idempotency-Key": "killed"}
+        conflict = httpx.post(f"{two.url}/v1/generate", json=ASKED, headers=other, timeout=60.0)
+        one.process.kill()
+        assert conflict.json()["error"]["code"] == "idempotency_conflict"
+        while (taken := ask(two, "killed")).status_code == 409:
+            assert time.monotonic() < deadline, taken.text
+            time.sleep(0.2)
+        assert taken.status_code == 200 and "x-idempotent-replay" not in taken.headers

@@ -10,8 +10,10 @@ import pytest
 
 from gateway.state.errors import StateUnavailable
 from gateway.state.idempotency import (
+    CLAIM_S,
     ENTRY_BYTES,
     KEEP_S,
+    Claim,
     IdempotencyStore,
     ReplyBounds,
     StoredReply,
@@ -63,6 +65,58 @@ async def test_a_reply_is_kept_for_a_day_per_tenant_and_key(make: Make) -> None:
     await store.put("acme", "k", "third", REPLY)
     assert await store.get("acme", "k") == ("third", REPLY)
     await store.close()
+
+
+async def test_one_of_two_gateways_claims_a_key_until_it_releases_it_or_stores_its_reply(make: Make) -> None:
+    time = Time()
+    here = make(time)
+    there = here if here_only(here) else make(time)
+    mine, other = Claim("t1", "print"), Claim("t2", "print 2")
+    assert await here.get("acme", "k", mine) is None
+    assert await there.get("acme", "k", other) == ("print", None)
+    assert await there.get("umbra", "k", other) is None, "keys are the tenant's"
+    await there.release("acme", "k", other)
+    assert await there.get("acme", "k", other) == ("print", None), "only the holder releases it"
+    await here.release("acme", "k", mine)
+    assert await there.get("acme", "k", other) is None
+    await there.put("acme", "k", "print 2", REPLY)
+    assert await here.get("acme", "k", mine) == ("print 2", REPLY)
+    await here.close()
+    if there is not here:
+        await there.close()
+
+
+async def test_a_claim_that_is_not_renewed_is_void_by_the_stores_clock(
+    tmp_path: Path, one_redis: RedisServer
+) -> None:
+    time = Time()
+    one_redis.flush()
+    client = connect(one_redis.url)
+    redis, file = (
+        RedisIdempotencyStore(client, namespace="test", unix_time=time),
+        SqliteIdempotencyStore(tmp_path / "s.db", unix_time=time),
+    )
+    mine, other = Claim("t1", "print"), Claim("t2", "print")
+    for store in (redis, file):
+        assert await store.get("acme", "k", mine) is None
+    time.now += CLAIM_S - 1
+    for store in (redis, file):
+        await store.renew("acme", "k", mine)
+        await store.renew("acme", "k", other)
+    time.now += CLAIM_S - 1
+    assert await file.get("acme", "k", other) == ("print", None), "it was renewed"
+    time.now += 60
+    assert await file.get("acme", "k", other) is None
+    assert await redis.get("acme", "k", other) == ("print", None), "a gateway's clock does not count"
+    [name] = [key async for key in client.scan_iter("*reply-claim*")]
+    assert 0 < await client.pttl(name) <= CLAIM_S * 1000
+    await redis.close()
+    await file.close()
+
+
+def here_only(store: IdempotencyStore) -> bool:
+    """Whether no other store has the same data."""
+    return isinstance(store, SqliteIdempotencyStore) and str(store._file.path) == ":memory:"
 
 
 async def test_replies_survive_a_restart(make: Make) -> None:
