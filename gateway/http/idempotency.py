@@ -159,7 +159,8 @@ class Idempotency:
                 await self._release(tenant, key, claim)
 
     async def _renew(self, tenant: str, key: str, claim: Claim) -> None:
-        while True:
+        task = asyncio.current_task()
+        while task is None or not task.cancelling():  # a client may suppress the cancellation
             await asyncio.sleep(CLAIM_S / 5)
             try:
                 await self._store.renew(tenant, key, claim)
