@@ -207,14 +207,17 @@ async def short_work(backend: Backend, work: Work) -> Usage:
     Raises BackendFailure.
     """
     if not generates(backend):
-        others = list(_other_work(backend))
-        for last, do in enumerate(others, 1 - len(others)):
+        missing: BackendFailure | None = None
+        for do in _other_work(backend):
             try:
                 return await do()
             except BackendFailure as error:
                 # A worker's server answers so where it has no path for this work.
-                if error.kind is not FailureKind.MODEL_NOT_FOUND or not last:
+                if error.kind is not FailureKind.MODEL_NOT_FOUND:
                     raise
+                missing = error
+        if missing is not None:
+            raise missing
     completion: Completion = await backend.generate(work, lambda delta: TAKEN)
     return completion.usage
 

@@ -134,8 +134,10 @@ class Idempotency:
             found = await self._get(tenant, key, claim)
             if found is not None and found[0] != claim.fingerprint:
                 raise _conflict()
-            if found is None or found[1] is not None:
-                return None if found is None else found[1]
+            if found is None:
+                return None
+            if found[1] is not None:
+                return found[1]
             if asyncio.get_running_loop().time() + POLL_S > until:
                 raise _still_running()
             await asyncio.sleep(POLL_S)

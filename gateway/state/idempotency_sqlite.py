@@ -63,8 +63,9 @@ class SqliteIdempotencyStore:
             return found
 
         def find_or_claim(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | tuple[str] | None:
-            if claim is None or (found := find(connection)) is not None:
-                return found if claim else find(connection)
+            found = find(connection)
+            if claim is None or found is not None:
+                return found
             now = self._unix_time()
             connection.execute("DELETE FROM reply_claims WHERE until < ?", (now,))
             other: tuple[str] | None = connection.execute(

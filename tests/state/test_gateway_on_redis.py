@@ -74,13 +74,19 @@ def fleet_when(live: LiveGateway, gone: list[bool]) -> list[dict[str, Any]]:
     raise AssertionError(live.log.read_text())
 
 
+def two_gateways(stack: ExitStack, folder: Path, url: str) -> list[LiveGateway]:
+    """Two gateways on one Redis; the stack stops them."""
+    gateways = []
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        settings = {"SLUICE_STATE__URL": url, "SLUICE_STATE__CACHE_DIR": str(folder / name)}
+        gateways.append(stack.enter_context(gateway(folder / name, **settings)))
+    return gateways
+
+
 def test_the_console_shows_the_gateways_of_one_redis_and_the_one_that_was_killed(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as server, ExitStack() as stack:
-        gateways = []
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-            settings = {"SLUICE_STATE__URL": server.url, "SLUICE_STATE__CACHE_DIR": str(tmp_path / name)}
-            gateways.append(stack.enter_context(gateway(tmp_path / name, **settings)))
+        gateways = two_gateways(stack, tmp_path, server.url)
         one, two = gateways
         assert ask(two).status_code == 200
         there = fleet_when(one, [False, False])
@@ -97,11 +103,7 @@ def test_of_concurrent_repeats_at_two_gateways_one_runs_and_a_killed_gateways_cl
     tmp_path: Path,
 ) -> None:
     with redis_server(tmp_path / "redis") as server, ExitStack() as stack:
-        gateways = []
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-            settings = {"SLUICE_STATE__URL": server.url, "SLUICE_STATE__CACHE_DIR": str(tmp_path / name)}
-            gateways.append(stack.enter_context(gateway(tmp_path / name, **settings)))
+        gateways = two_gateways(stack, tmp_path, server.url)
         one, two = gateways
         pool = stack.enter_context(ThreadPoolExecutor(8))
         answers = [done.result() for done in [pool.submit(ask, live, "both") for live in gateways * 4]]
