@@ -42,8 +42,9 @@ from rich.table import Table
 from budgeting.template import GENERATES
 from budgeting.values import Message, Plan, Role
 from gateway.config.settings import Settings, load_settings
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
-from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import PublicError
 from gateway.prompts.canonical import Canonicalizer
 from gateway.wiring.build import build

@@ -26,10 +26,10 @@ from starlette.types import ASGIApp
 
 from budgeting.values import Plan
 from gateway.app import create_app
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.native_answer import AnswerBody, NativeFrames, answer_json
-from gateway.contracts.values import Answer
 from gateway.errors import PublicError
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange
 from gateway.http.generate import origin_of, run_journey

@@ -24,8 +24,9 @@ from rich.table import Table
 
 from budgeting.values import EvidenceChunk, Message, Plan, Role
 from gateway.config.settings import Settings, load_settings
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
-from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import PublicError
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway

@@ -19,7 +19,8 @@ from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.plan import Offload
 from gateway.backends.port import Fleet
-from gateway.contracts.values import Answer, GenerateRequest
+from gateway.contracts.answer import Answer
+from gateway.contracts.values import GenerateRequest
 from gateway.errors import public_error
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of
@@ -153,7 +154,6 @@ class Journey:
                 except (Refused, BackendFailure, DeadlinePassed) as cause:
                     outcome = await self.fallback.answer(cause, job, stream)
                 ended_at["generate"] = self.clock()
-
                 warnings = warnings_of(request, canonical, lease)
                 answer = respond(request, outcome, stream, timer, trace_id=trace_id, warnings=warnings)
                 account.settle(closing_row(row, answer, model=outcome.model))

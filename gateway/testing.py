@@ -18,21 +18,13 @@ from budgeting.template import GENERATES
 from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
+from gateway.contracts.answer import Answer, BudgetReport, Timings
 from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
-from gateway.contracts.values import (
-    Answer,
-    BudgetReport,
-    Caller,
-    CallerRole,
-    FinishReason,
-    GenerateRequest,
-    Timings,
-    Usage,
-)
+from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest, Usage
 from gateway.errors import InvalidKey, MissingKey, PublicError
 from gateway.generation.sink import Sink
 from gateway.http.protocol import GatewayProtocol

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from budgeting.values import ToolCall
-from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FinishReason
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
@@ -40,6 +40,13 @@ class EventSequence:
             for begin in mine
             if isinstance(begin, ToolBegin)
         )
+
+    def in_order(self) -> tuple[Delta, ...]:
+        """What a whole answer has of the first choice's order."""
+        fold = AnswerFold(len(self.reasons))
+        for one in self.events:
+            fold.take(one)
+        return fold.in_order()
 
 
 @st.composite

@@ -6,9 +6,10 @@ from typing import Protocol
 from msgspec import Struct
 
 from budgeting.values import Plan
+from gateway.contracts.answer import Answer, BudgetReport
 from gateway.contracts.events import Delta
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.values import Answer, BudgetReport, GenerateRequest
+from gateway.contracts.values import GenerateRequest
 from gateway.errors import PublicError
 
 Header = tuple[bytes, bytes]

@@ -107,14 +107,32 @@ class IllegalEvent(ValueError):
     """An event that the order does not allow."""
 
 
-class _OpenChoice(Struct, eq=False):
-    """What one choice has so far; ``open``: whether the last call has not ended."""
+class _Part(Struct, eq=False):
+    """A run of text or of reasoning, or a call with its arguments; ``begin`` is its first event."""
 
-    text: list[str] = []
-    reasoning: list[str] = []
-    calls: list[tuple[ToolBegin, list[str]]] = []
+    begin: Delta
+    pieces: list[str] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class _OpenChoice(Struct, eq=False):
+    """What one choice has so far, in order; ``open``: whether the last call has not ended."""
+
+    parts: list[_Part] = []
+    calls: int = 0
     open: bool = False
     ended: bool = False
+
+    def add(self, event: Delta) -> None:
+        """Add a piece of text or of reasoning; another kind than before begins a part."""
+        if not self.parts or self.parts[-1].begin.__class__ is not event.__class__:
+            self.parts.append(_Part(event))
+        part = self.parts[-1]
+        part.pieces.append(event.text)
+        part.logprobs += event.logprobs
+
+    def joined(self, kind: type[Delta]) -> str:
+        return "".join(["".join(part.pieces) for part in self.parts if part.begin.__class__ is kind])
 
 
 class AnswerFold:
@@ -142,26 +160,24 @@ class AnswerFold:
                 self._in_call(choice, event.call)
                 if not event.text:
                     raise IllegalEvent(f"an empty piece of arguments of call {event.call}")
-                choice.calls[-1][1].append(event.text)
+                choice.parts[-1].pieces.append(event.text)
             case ToolEnd():
                 self._in_call(choice, event.call)
                 if event.text:
                     raise IllegalEvent(f"the end of call {event.call} has text")
                 choice.open = False
-            case _ if not event.text:
+            case _ if not event.text and not (event.logprobs and event.__class__ is Delta):
                 pass  # the event only counts tokens
             case _ if choice.open:
-                raise IllegalEvent(f"text inside call {len(choice.calls) - 1}")
-            case Reasoning():
-                choice.reasoning.append(event.text)
+                raise IllegalEvent(f"text inside call {choice.calls - 1}")
             case _:
-                choice.text.append(event.text)
+                choice.add(event)
 
     def _begin(self, choice: _OpenChoice, event: ToolBegin) -> None:
         if choice.open:
-            raise IllegalEvent(f"call {event.call} begins inside call {len(choice.calls) - 1}")
-        if event.call != len(choice.calls):
-            raise IllegalEvent(f"call {event.call} follows {len(choice.calls)} calls")
+            raise IllegalEvent(f"call {event.call} begins inside call {choice.calls - 1}")
+        if event.call != choice.calls:
+            raise IllegalEvent(f"call {event.call} follows {choice.calls} calls")
         if event.call >= MAX_CALLS:
             raise IllegalEvent(f"more than {MAX_CALLS} calls")
         if not event.text or not event.id:
@@ -169,11 +185,12 @@ class AnswerFold:
         if event.id in self._ids:
             raise IllegalEvent(f"call {event.call} has the id of another call")
         self._ids.add(event.id)
-        choice.calls.append((event, []))
+        choice.parts.append(_Part(event))
+        choice.calls += 1
         choice.open = True
 
     def _in_call(self, choice: _OpenChoice, call: int) -> None:
-        if not choice.open or call != len(choice.calls) - 1:
+        if not choice.open or call != choice.calls - 1:
             raise IllegalEvent(f"call {call} is not open")
 
     def end(self, reasons: Sequence[FinishReason]) -> None:
@@ -191,26 +208,44 @@ class AnswerFold:
             if reason is FinishReason.TOOL_CALLS and not choice.calls:
                 raise IllegalEvent(f"choice {index} ends for its tool calls and has none")
             if choice.open and reason in (FinishReason.TOOL_CALLS, FinishReason.STOP):
-                raise IllegalEvent(f"choice {index} ends with {reason} inside call {len(choice.calls) - 1}")
+                raise IllegalEvent(f"choice {index} ends with {reason} inside call {choice.calls - 1}")
         for choice in self._choices:
             choice.ended = True
 
     def text(self, index: int = 0) -> str:
-        return "".join(self._choices[index].text)
+        return self._choices[index].joined(Delta)
 
     def reasoning(self, index: int = 0) -> str | None:
         """A choice's reasoning so far; ``None`` when there is none."""
-        return "".join(self._choices[index].reasoning) or None
+        return self._choices[index].joined(Reasoning) or None
 
     def tool_calls(self, index: int = 0) -> tuple[ToolCall, ...]:
         """A choice's calls so far; the last one may lack arguments."""
         return tuple(
             [
-                ToolCall(begin.id, begin.text, "".join(arguments), begin.kind)
-                for begin, arguments in self._choices[index].calls
+                ToolCall(begin.id, begin.text, "".join(part.pieces), begin.kind)
+                for part in self._choices[index].parts
+                if isinstance(begin := part.begin, ToolBegin)
             ]
         )
 
     def in_call(self, index: int = 0) -> bool:
         """Whether a call of the choice has not ended."""
         return self._choices[index].open
+
+    def in_order(self, index: int = 0) -> tuple[Delta, ...]:
+        """The choice as the fewest events that fold to it; they count no tokens."""
+        choice, events = self._choices[index], list[Delta]()
+        for part in choice.parts:
+            begin, text = part.begin, "".join(part.pieces)
+            if not isinstance(begin, ToolBegin):
+                events.append(type(begin)(text, 0, index=index, logprobs=tuple(part.logprobs)))
+                continue
+            events.append(
+                ToolBegin(begin.text, 0, index=index, call=begin.call, id=begin.id, kind=begin.kind)
+            )
+            if text:
+                events.append(ToolArgs(text, 0, index=index, call=begin.call))
+            if not choice.open or part is not choice.parts[-1]:
+                events.append(ToolEnd("", 0, index=index, call=begin.call))
+        return tuple(events)

@@ -8,12 +8,13 @@ from msgspec import to_builtins
 from typing_extensions import TypedDict
 
 from budgeting.values import Plan, ToolCall, ToolKind
+from gateway.contracts.answer import Answer, BudgetReport, Fallback, Timings
 from gateway.contracts.dialect import ContractDialect, Header, ParsedRequest, TrimReport
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, Usage
+from gateway.contracts.values import Usage
 from gateway.errors import PublicError
 
 

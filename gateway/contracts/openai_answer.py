@@ -7,9 +7,10 @@ import orjson
 from typing_extensions import TypedDict
 
 from budgeting.values import ToolCall, ToolKind
+from gateway.contracts.answer import Answer
 from gateway.contracts.native_answer import AnswerReport, answer_report
 from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.contracts.values import CUT_SHORT, WHOLE, Answer, Contract, FinishReason, Usage
+from gateway.contracts.values import CUT_SHORT, WHOLE, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
 

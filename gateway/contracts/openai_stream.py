@@ -6,6 +6,7 @@ from typing import Final
 import orjson
 
 from budgeting.values import Plan, ToolCall, ToolChoiceMode, ToolKind
+from gateway.contracts.answer import Answer, Choice
 from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
@@ -25,7 +26,7 @@ from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain_chat import plain_chat
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest
+from gateway.contracts.values import FinishReason, GenerateRequest
 from gateway.errors import PublicError
 
 DONE: Final = b"data: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""The internal values of a request and its answer, to and from which every public contract is converted."""
+"""The internal values of a request, and those that its answer shares with its events."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from accounting.keys import CallerRole as CallerRole
-from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice, ToolChoiceMode
+from budgeting.values import EvidenceChunk, Message, Tool, ToolChoice, ToolChoiceMode
 from gateway.contracts.features import Feature
 from gateway.contracts.origin import Caller as Caller
 from gateway.contracts.origin import RequestOrigin
@@ -213,14 +213,6 @@ class Usage(AnswerPart, frozen=True):
     cache_write_tokens: int = 0
 
 
-class Timings(AnswerPart, frozen=True):
-    """Milliseconds: the wait in queues, and the time from arrival to the first token and to the end."""
-
-    queue_wait_ms: float
-    ttft_ms: float | None
-    total_ms: float
-
-
 class TokenLogprob(Struct, frozen=True):
     """A token and its log-probability; ``top`` has the most likely tokens at its position, best first.
 
@@ -236,75 +228,3 @@ class TokenLogprob(Struct, frozen=True):
     def text(self) -> str:
         """The token as text; incomplete characters are replaced by U+FFFD."""
         return self.data.decode(errors="replace")
-
-
-class Choice(Struct, frozen=True):
-    """One of the ``n`` requested texts; ``logprobs`` has an entry per token if requested."""
-
-    text: str
-    finish_reason: FinishReason
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """How and why the answer did not come from the intended backend."""
-
-    kind: str
-    reason: str
-    retry_after_ms: int | None = None
-
-
-class BudgetReport(AnswerPart, frozen=True, omit_defaults=True):
-    """The tokens of each section of the prompt, and what the prompt leaves out."""
-
-    system: int
-    retrieval: int
-    recent_turns: int
-    older_summary: int
-    generation_reserve: int
-    dropped_chunks: tuple[str, ...]
-    dropped_turns: int
-    # These were added later: an answer has them only if they are not empty.
-    cut_chunks: tuple[str, ...] = ()
-    merged_chunks: tuple[str, ...] = ()
-    summarized_turns: int = 0
-    tools: int = 0
-
-
-class Answer(Struct, frozen=True):
-    """The backend-neutral answer. ``backend`` is the backend's kind, ``backend_name`` its name in the config;
-    ``adapter_id`` is the adapter that actually answered.
-
-    ``output_text``, ``finish_reason``, ``stop_sequence`` (the stop string that ended it, if known),
-    ``logprobs``, ``reasoning`` and ``tool_calls`` belong to the first choice; ``others`` are the others.
-    """
-
-    request_id: str
-    generation_id: str
-    backend: str
-    backend_name: str
-    backend_version: str
-    model: str
-    trace_id: str
-    output_text: str
-    finish_reason: FinishReason
-    usage: Usage
-    timings: Timings
-    budget: BudgetReport
-    created: int
-    fallback: Fallback | None = None
-    warnings: tuple[str, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    others: tuple[Choice, ...] = ()
-    adapter_id: str | None = None
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    stop_sequence: str | None = None
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        first = Choice(self.output_text, self.finish_reason, self.logprobs, self.reasoning, self.tool_calls)
-        return (first, *self.others)

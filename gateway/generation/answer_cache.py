@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from budgeting.token_ids import joined
 from budgeting.values import Message, Role
-from gateway.contracts.values import Answer, FinishReason, GenerateRequest
+from gateway.contracts.answer import Answer
+from gateway.contracts.values import FinishReason, GenerateRequest
 from gateway.generation.job import Job
 from gateway.prompts.canonical import render_context
 from resilience.question_vectors import numbers_in

@@ -125,6 +125,8 @@ class AnswerStream:
     def take(self, delta: Delta) -> Awaitable[None]:
         """Count one chunk and pass it on to the sink."""
         text = delta.text
+        if delta.logprobs:
+            delta = self._store_logprobs(delta)
         if delta.__class__ is Delta:
             if self.events is not None:
                 self._check(delta)
@@ -137,8 +139,6 @@ class AnswerStream:
         if delta.token_ids:
             self._ids += delta.token_ids
         self.chars += len(text)
-        if delta.logprobs:
-            delta = self._store_logprobs(delta)
         if not self._streamed:
             return TAKEN
         if self._buffer is not None and self._buffer.holding:
@@ -164,13 +164,19 @@ class AnswerStream:
     def _check(self, event: Delta) -> None:
         """Raise BackendFailure for an event that is out of order."""
         if self.events is None:
-            self.events = AnswerFold(self._choices)
+            self.events = self._text_so_far()
         try:
             self.events.take(event)
         except IllegalEvent as error:
             raise _illegal(error) from None
         if isinstance(event, Reasoning):
             self.reasoning_tokens += event.tokens
+
+    def _text_so_far(self) -> AnswerFold:
+        fold = AnswerFold(self._choices)
+        for index, pieces in enumerate(self._parts):
+            fold.take(Delta("".join(pieces), 0, index=index, logprobs=self.logprobs(index)))
+        return fold
 
     def _store_logprobs(self, delta: Delta) -> Delta:
         stored = self._logprobs.setdefault(delta.index, [])

@@ -13,7 +13,8 @@ from admission.queue import Slot
 from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
 from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
-from gateway.contracts.values import Fallback, FinishReason, Usage
+from gateway.contracts.answer import Fallback
+from gateway.contracts.values import FinishReason, Usage
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.job import Job

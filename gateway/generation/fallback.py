@@ -10,8 +10,9 @@ from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand, Reason
 from gateway.backends.port import Backend, BackendState, Completion, Restarting, configured_name, generates
+from gateway.contracts.answer import Answer, Fallback
 from gateway.contracts.events import Delta, Reasoning
-from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
+from gateway.contracts.values import FinishReason, Usage
 from gateway.errors import DeadlineExceeded
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.answer_stream import AnswerStream

@@ -4,8 +4,8 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from budgeting.values import Plan
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
-from gateway.contracts.values import Answer
 from gateway.errors import PublicError
 
 

@@ -10,13 +10,14 @@ from accounting.account import HeldRows
 from accounting.batch_tables import BatchLine, BatchRow
 from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
+from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.embeddings import EmbeddingsBody, embeddings_request
 from gateway.contracts.openai_answer import error_json
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.body import ResponsesBody
-from gateway.contracts.values import Answer, Caller, CallerRole
+from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey, PublicError, public_error
 from gateway.http.embeddings import vectors_body
 from gateway.http.generate import run_journey

@@ -10,8 +10,9 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from budgeting.values import Plan
+from gateway.contracts.answer import Answer, BudgetReport, Timings
 from gateway.contracts.events import Delta
-from gateway.contracts.values import Answer, BudgetReport, GenerateRequest, Timings, Usage
+from gateway.contracts.values import GenerateRequest, Usage
 from gateway.errors import PublicError
 from gateway.generation.sink import Sink
 

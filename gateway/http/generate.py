@@ -8,11 +8,12 @@ from typing import Final, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
 from gateway.contracts.fields import label_or_none
 from gateway.contracts.images import LONG_BYTES, parse_around_images
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.values import Answer, GenerateRequest
+from gateway.contracts.values import GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
 from gateway.http.authorize import caller_of

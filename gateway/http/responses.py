@@ -14,16 +14,16 @@ from msgspec import structs
 from starlette.responses import StreamingResponse
 
 from accounting.stored_responses import UNFINISHED, StoredResponse
+from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.openai_answer import DeletedBody, PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
-from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of, sealed_items
+from gateway.contracts.responses.answer import ResponseBody, sealed_items
 from gateway.contracts.responses.body import CompactBody, Includable, InputItem, ResponsesBody
 from gateway.contracts.responses.compact import compacted, summary_body
 from gateway.contracts.responses.request import INCLUDED_SEALED, ResponsesRequest, responses_request
-from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
-from gateway.contracts.values import Answer
+from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect, whole_response
 from gateway.errors import InvalidKey
 from gateway.http.disconnect_watch import Release
 from gateway.http.exchange import Exchange, Reply
@@ -135,7 +135,7 @@ async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> R
 
 async def body_of(services: Services, asked: ResponsesRequest, answer: Answer) -> bytes:
     """Store the response if requested, and return it as JSON."""
-    response = ended_response(asked, answer, output_of(asked, answer))
+    response = whole_response(asked, answer)
     if asked.store:
         await services.responses.keep(asked, response)
     return orjson.dumps(response)

@@ -9,10 +9,10 @@ from msgspec import Struct
 from websockets.frames import CloseCode
 
 from budgeting.values import Plan
+from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import ContractDialect, Frames, Header, ParsedRequest
 from gateway.contracts.events import TAKEN, Delta
 from gateway.contracts.native_answer import answer_event, done_event, error_event
-from gateway.contracts.values import Answer
 from gateway.errors import PublicError
 from gateway.http.exchange import EVENT_STREAM, Exchange
 from gateway.http.respond import error_reply

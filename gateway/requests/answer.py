@@ -8,14 +8,8 @@ from accounting.values import PartialUsage, UsageRow
 from adapters.selection import Lease
 from budgeting.values import SectionCounts
 from gateway.backends.port import Backend
-from gateway.contracts.values import (
-    Answer,
-    BudgetReport,
-    Choice,
-    Contract,
-    GenerateRequest,
-    Timings,
-)
+from gateway.contracts.answer import Answer, BudgetReport, Choice, Timings
+from gateway.contracts.values import Contract, GenerateRequest
 from gateway.errors import DeadlineExceeded, public_error
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.dispatcher import GenerationOutcome
@@ -88,6 +82,7 @@ def respond(
         if completion.others
         else (),
         adapter_id=adapter_id,
+        events=() if stream.events is None else stream.events.in_order(),
     )
 
 

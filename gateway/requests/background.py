@@ -14,11 +14,11 @@ from accounting.errors import LedgerUnavailable
 from accounting.leases import LeaseEnds
 from accounting.stored_responses import CANCELLED, StoredResponse
 from budgeting.values import Plan
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
 from gateway.contracts.responses.answer import failed_response
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponseFrames
-from gateway.contracts.values import Answer
 from gateway.errors import Draining, Internal, NotFound, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
 from gateway.requests.stored_responses import RETRY_MS, StoredResponses, response_of

@@ -17,9 +17,10 @@ from msgspec import Struct
 from accounting.values import UsageRow
 from adapters.selection import Lease
 from budgeting.values import Plan
+from gateway.contracts.answer import Answer
 from gateway.contracts.openai_answer import sent_status
 from gateway.contracts.origin import EdgeRequest, RequestOrigin
-from gateway.contracts.values import Answer, GenerateRequest
+from gateway.contracts.values import GenerateRequest
 from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.tool_calls import CallOutcome

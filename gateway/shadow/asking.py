@@ -24,9 +24,10 @@ from budgeting.token_ids import TokenIds
 from budgeting.values import NO_KWARGS, Message, Plan, SectionCounts, Tool, ToolCall
 from gateway.backends.port import Backend, BackendState, Completion, Work
 from gateway.backends.sampling import features_asked
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
 from gateway.contracts.features import TOOL_FEATURES, Feature
-from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage
+from gateway.contracts.values import Contract, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import HINTS, Attempts

@@ -8,7 +8,7 @@ import orjson
 
 from accounting.shadow_values import ShadowPair, ShadowSide
 from budgeting.values import Role, ToolCall
-from gateway.contracts.values import Answer
+from gateway.contracts.answer import Answer
 from gateway.shadow.asking import ShadowAnswer
 from gateway.shadow.checks import Checks, exam_of, sent_evidence
 from gateway.shadow.language import language_of

@@ -7,7 +7,7 @@ checks are those of the section ``shadow``; they run one answer at a time in a t
 import asyncio
 from collections import deque
 
-from gateway.contracts.values import Answer
+from gateway.contracts.answer import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
 from gateway.routing.canary_tally import CanaryTally

@@ -14,7 +14,7 @@ import structlog
 from accounting.errors import AccountingError
 from accounting.shadow_pairs import ShadowPairStore
 from accounting.shadow_values import ShadowPair
-from gateway.contracts.values import Answer
+from gateway.contracts.answer import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
 from gateway.keys.ceilings import NANOUSD

@@ -7,7 +7,8 @@ from enum import StrEnum
 from adapters.selection import stable_fraction
 from adapters.values import Adapter
 from budgeting.values import Plan
-from gateway.contracts.values import Answer, GenerateRequest
+from gateway.contracts.answer import Answer
+from gateway.contracts.values import GenerateRequest
 from gateway.routing.target import Target
 
 

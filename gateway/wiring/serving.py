@@ -9,7 +9,7 @@ import psutil
 from accounting.stored_responses import ResponseStore
 from budgeting.learned_counter import LearnedCounter
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
-from gateway.contracts.values import Answer
+from gateway.contracts.answer import Answer
 from gateway.embedding.journey import MAX_WAIT_S, EmbeddingJourney
 from gateway.embedding.questions import QuestionEmbedder
 from gateway.generation.dispatcher import GenerationOutcome

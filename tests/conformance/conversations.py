@@ -26,11 +26,12 @@ from budgeting.values import Plan, ToolKind
 from gateway.backends.custom_input import wrapped
 from gateway.backends.hermes import call_format
 from gateway.backends.port import Backend
+from gateway.contracts.answer import Answer, Choice
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_stream import ChunkFrames, OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest, Usage
+from gateway.contracts.values import FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError, public_error
 from resilience.events import Resumed
 from tests.conformance.harness import MAX_MODEL_LEN, REPOSITORY, Specimen

@@ -3,8 +3,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.contracts.answer import BudgetReport
 from gateway.contracts.native_answer import answer_report
-from gateway.contracts.values import BudgetReport, Caller, CallerRole, Contract, GenerateRequest
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.testing import answer_for
 
 REQUEST = GenerateRequest("r", "g", Caller("shop", CallerRole.CALLER, "k"), 0.0, 0, contract=Contract.NATIVE)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from gateway.contracts.answer import Answer, Choice
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.openai_logprobs import Offsets
 from gateway.contracts.openai_stream import OpenAIDialect
-from gateway.contracts.values import Answer, Choice, FinishReason, TokenLogprob
+from gateway.contracts.values import FinishReason, TokenLogprob
 from gateway.testing import answer_for
 from tests.contracts.test_stream_frames import REQUEST, events
 

@@ -11,12 +11,13 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from budgeting.values import ToolCall, ToolKind
+from gateway.contracts.answer import Answer, Choice
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.contracts.openai_stream import ChunkFrames, OpenAIDialect
-from gateway.contracts.values import Answer, Choice, FinishReason
+from gateway.contracts.values import FinishReason
 from gateway.testing import answer_for
 from tests.answer_events import EventSequence, answers
 from tests.contracts.test_stream_frames import REQUEST, events
@@ -39,6 +40,7 @@ def whole(sequence: EventSequence) -> Answer:
         reasoning=first.reasoning,
         tool_calls=first.tool_calls,
         others=tuple(others),
+        events=sequence.in_order(),
     )
 
 

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import example, given
 from msgspec.structs import replace
 
-from budgeting.values import Plan, SectionCounts, ToolCall
+from budgeting.values import Plan, SectionCounts
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.openai_answer import sent_status
-from gateway.contracts.values import Answer, Contract, FinishReason, Sampling, Usage
+from gateway.contracts.values import Contract, FinishReason, Sampling, Usage
 from gateway.errors import PublicError
 from gateway.testing import answer_for
 from tests.answer_events import EventSequence, answers
+from tests.contracts.test_event_writers import whole
 from tests.contracts.test_stream_frames import REQUEST
 from tests.message_events import accumulated, check_grammar, parsed
 
@@ -28,28 +29,10 @@ LOOK = (ToolBegin("look", 1, id="call_1"), ToolArgs('{"a": [1', 1), ToolArgs("]}
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-def answer(sequence: EventSequence) -> Answer:
-    return answer_for(
-        REQUEST,
-        sequence.text(),
-        finish_reason=sequence.reasons[0],
-        reasoning=sequence.reasoning(),
-        tool_calls=sequence.tool_calls(),
-    )
-
-
 def stream(sequence: EventSequence) -> list[dict[str, Any]]:
     frames = DIALECT.frames(ASKED, "demo", PLAN)
     pieces = [frames.delta(one) if type(one) is Delta else frames.event(one) for one in sequence.events]
-    return parsed(frames.opening + b"".join(pieces) + frames.finish(answer(sequence)))
-
-
-def by_kind(content: list[dict[str, Any]]) -> tuple[str, str, list[tuple[str, str, Any]]]:
-    """Thinking, text and calls of a message, for comparison; trailing blanks are cut: a stream may omit them."""
-    thinking = "".join(one["thinking"] for one in content if one["type"] == "thinking")
-    text = "".join(one["text"] for one in content if one["type"] == "text")
-    calls = [(one["id"], one["name"], one["input"]) for one in content if one["type"] == "tool_use"]
-    return thinking, text.rstrip(), calls
+    return parsed(frames.opening + b"".join(pieces) + frames.finish(whole(sequence)))
 
 
 @pytest.mark.slow
@@ -62,11 +45,10 @@ def test_the_official_client_adds_every_stream_up_to_the_whole_answer(sequence: 
     events = stream(sequence)
     check_grammar(events)
     streamed = accumulated(events).to_dict()
-    whole: Any = json.loads(DIALECT.whole(ASKED, answer(sequence)))
-    assert by_kind(streamed["content"]) == by_kind(whole["content"])  # type: ignore[arg-type]
-    for field in ("id", "type", "role", "model", "stop_reason", "stop_sequence"):
-        assert streamed[field] == whole[field]
-    assert {name: streamed["usage"][name] for name in whole["usage"]} == whole["usage"]  # type: ignore[index]
+    body: Any = json.loads(DIALECT.whole(ASKED, whole(sequence)))
+    for field in ("id", "type", "role", "model", "content", "stop_reason", "stop_sequence"):
+        assert streamed[field] == body[field]
+    assert {name: streamed["usage"][name] for name in body["usage"]} == body["usage"]  # type: ignore[index]
 
 
 def test_the_frames_of_a_text_are_anthropics() -> None:
@@ -92,15 +74,15 @@ def test_the_frames_of_a_text_are_anthropics() -> None:
 
 def test_thinking_has_a_signature_streamed_and_whole() -> None:
     sequence = EventSequence((Reasoning("Hm.", 1), Delta("Hi", 1)), (STOP,))
-    whole = json.loads(DIALECT.whole(ASKED, answer(sequence)))["content"]
-    assert whole[0]["signature"]
-    assert whole == [
-        {"type": "thinking", "thinking": "Hm.", "signature": whole[0]["signature"]},
+    content = json.loads(DIALECT.whole(ASKED, whole(sequence)))["content"]
+    assert content[0]["signature"]
+    assert content == [
+        {"type": "thinking", "thinking": "Hm.", "signature": content[0]["signature"]},
         {"type": "text", "text": "Hi"},
     ]
     streamed = accumulated(stream(sequence)).content[0]
     assert streamed.type == "thinking"
-    assert streamed.signature == whole[0]["signature"]
+    assert streamed.signature == content[0]["signature"]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +126,9 @@ def test_a_call_that_a_stop_sequence_cuts_has_not_filled_the_context(tokens: int
     ],
 )
 def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str, given: object) -> None:
-    calls = (ToolCall("call_1", "look", arguments),)
-    body = json.loads(DIALECT.whole(ASKED, answer_for(REQUEST, "\n", tool_calls=calls)))
+    pieces = (ToolArgs(arguments, 1),) if arguments else ()
+    call = (Delta("\n", 1), ToolBegin("look", 1, id="call_1"), *pieces, ToolEnd("", 0))
+    body = json.loads(DIALECT.whole(ASKED, whole(EventSequence(call, (FinishReason.TOOL_CALLS,)))))
     assert body["content"] == [
         {"type": "tool_use", "id": "toolu_sluice_call_1", "name": "look", "input": given}
     ]

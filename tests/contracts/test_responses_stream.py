@@ -17,7 +17,7 @@ from budgeting.values import ToolKind
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponsesDialect
-from gateway.contracts.values import FinishReason
+from gateway.contracts.values import FinishReason, TokenLogprob
 from gateway.errors import BackendUnavailable, PublicError, public_error
 from gateway.testing import answer_for
 from tests.answer_events import EventSequence, answers
@@ -56,21 +56,30 @@ def test_every_stream_is_legal_and_adds_up_in_the_official_client(sequence: Even
         state.handle_event(EVENT.validate_python(event))
     final = sent[-1]["response"]
     body = json.loads(RESPONSES.whole(ASKED, whole(sequence)))
-    for one in (final, body):
-        response = Response.model_validate(one)
-        assert response.output_text == sequence.text()
-        calls = [item for item in response.output if item.type == "function_call"]
-        assert [(call.call_id, call.name, call.arguments) for call in calls] == [
-            (call.id, call.name, call.arguments) for call in sequence.tool_calls()
-        ]
-        reasoning: list[Any] = [item for item in response.output if item.type == "reasoning"]
-        assert "".join(item.content[0].text for item in reasoning) == (sequence.reasoning() or "")
-        expected = "incomplete" if sequence.reasons[0] is FinishReason.LENGTH else "completed"
-        assert response.status == expected
-        assert (response.incomplete_details is not None) == (expected == "incomplete")
-    assert {name: final[name] for name in final if name != "output"} == {
-        name: body[name] for name in body if name != "output"
-    }
+    assert final == body
+    response = Response.model_validate(body)
+    assert response.output_text == sequence.text()
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert [(call.call_id, call.name, call.arguments) for call in calls] == [
+        (call.id, call.name, call.arguments) for call in sequence.tool_calls()
+    ]
+    reasoning: list[Any] = [item for item in response.output if item.type == "reasoning"]
+    assert "".join(item.content[0].text for item in reasoning) == (sequence.reasoning() or "")
+    expected = "incomplete" if sequence.reasons[0] is FinishReason.LENGTH else "completed"
+    assert response.status == expected
+    assert (response.incomplete_details is not None) == (expected == "incomplete")
+
+
+def test_a_whole_response_has_each_text_with_its_logprobs_where_it_was_generated() -> None:
+    call = (ToolBegin("stock", 1, id="call_1"), ToolArgs("{}", 1), ToolEnd("", 0))
+    texts = [Delta(text, 1, logprobs=(TokenLogprob(text.encode(), -0.5),)) for text in ("Let me ", "Done")]
+    sequence = EventSequence((texts[0], *call, Reasoning("Hm.", 1), texts[1]), (FinishReason.STOP,))
+    output = json.loads(RESPONSES.whole(ASKED, whole(sequence)))["output"]
+    assert [item["type"] for item in output] == ["message", "function_call", "reasoning", "message"]
+    for item, text in zip(output[::3], ("Let me ", "Done"), strict=True):
+        [part] = item["content"]
+        assert part["text"] == text
+        assert [one["token"] for one in part["logprobs"]] == [text]
 
 
 def test_a_background_response_is_queued_before_it_is_in_progress() -> None:

@@ -10,21 +10,14 @@ from msgspec import structs
 
 from budgeting.values import ToolChoice, ToolChoiceMode
 from gateway.contracts import native_answer, openai_answer
+from gateway.contracts.answer import Fallback
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.messages.answer import message_usage
 from gateway.contracts.native_answer import NativeFrames
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.responses import answer as responses_answer
-from gateway.contracts.values import (
-    Caller,
-    CallerRole,
-    Contract,
-    Fallback,
-    FinishReason,
-    GenerateRequest,
-    Usage,
-)
+from gateway.contracts.values import Caller, CallerRole, Contract, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
 from gateway.testing import answer_for
 

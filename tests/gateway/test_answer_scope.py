@@ -14,20 +14,16 @@ from adapters.selection import Lease
 from adapters.values import Adapter
 from budgeting.values import EvidenceChunk, Message, Plan, Role, SectionCounts
 from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.answer import Answer, BudgetReport, Choice, Fallback, Timings
 from gateway.contracts.values import (
-    Answer,
-    BudgetReport,
     Caller,
     CallerRole,
-    Choice,
     Contract,
-    Fallback,
     FinishReason,
     FormatType,
     GenerateRequest,
     ResponseFormat,
     Sampling,
-    Timings,
     Usage,
 )
 from gateway.generation.answer_cache import key_of, question_of, worth_keeping

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.contracts.answer import Choice, Fallback
 from gateway.contracts.events import Delta
-from gateway.contracts.values import Choice, Fallback, FinishReason, GenerateRequest
+from gateway.contracts.values import FinishReason, GenerateRequest
 from gateway.errors import PublicError
 from gateway.generation.sink import Sink
 from gateway.http.fan_out import AT_ONCE

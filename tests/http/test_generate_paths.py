@@ -6,7 +6,7 @@ import pytest
 
 from budgeting.values import Plan, SectionCounts
 from gateway.config.settings import ServerConfig
-from gateway.contracts.values import BudgetReport, Fallback
+from gateway.contracts.answer import BudgetReport, Fallback
 from gateway.errors import PublicError
 from gateway.testing import ADMIN_KEY, FakeJourney, fake_services
 from tests.sse import json_events

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import ServerConfig
-from gateway.contracts.values import Fallback
+from gateway.contracts.answer import Fallback
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict, PublicError
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import MAX_WAITING, Idempotency

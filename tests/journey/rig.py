@@ -22,8 +22,9 @@ from budgeting.values import Plan
 from gateway.backends.port import Absence, Backend, BackendState, Completion, DeltaSink, Fleet, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.images import ImagesSection
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
-from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
+from gateway.contracts.values import Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.dispatcher import Dispatcher

@@ -70,6 +70,7 @@ def check_whole(rig: JourneyRig, sink: RecordingSink, *, stream: bool) -> None:
             answer.reasoning,
             answer.tool_calls,
         )
+        assert fold.in_order() == answer.events
     assert len(rig.outbox.rows) == 1
     assert rig.in_use() == []
 
@@ -106,7 +107,34 @@ async def test_an_answer_that_breaks_after_any_event_is_resumed_without_a_repeat
     if stream:
         assert folded(sink).tool_calls() == named
         assert folded(sink).reasoning() == "The user wants stock."
+        assert folded(sink).in_order() == sink.answer.events
     assert rig.in_use() == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("k", [None, *range(3, 8)])
+async def test_a_whole_answer_has_its_texts_around_the_calls_where_they_were_generated(
+    build_rig: Build, ask: Ask, k: int | None, stream: bool
+) -> None:
+    call = (ToolBegin("stock", 1, id="call_a"), ToolArgs("{}", 1), ToolEnd("", 1))
+    script = replace(
+        WHOLE,
+        events=(Delta("Let ", 1), Delta("me look.", 1), *call, Reasoning("Hm.", 1), Delta("Done.", 1)),
+        token_ids=IDS[:7],
+        finish_reason=FinishReason.STOP,
+    )
+    scripts = [script] if k is None else [replace(script, failure=BROKEN, breaks_after=k), script]
+    rig = build_rig(backends=[backend(*scripts)])
+    sink = await rig.run(ask(stream=stream))
+    assert sink.answer is not None, sink.error
+    assert [(type(one), one.text) for one in sink.answer.in_order] == [
+        (Delta, "Let me look."),
+        (ToolBegin, "stock"),
+        (ToolArgs, "{}"),
+        (ToolEnd, ""),
+        (Reasoning, "Hm."),
+        (Delta, "Done."),
+    ]
 
 
 @pytest.mark.parametrize("k", [1, 6])

@@ -16,8 +16,9 @@ from budgeting.values import Message, Role
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.config.tracing import TracingConfig
+from gateway.contracts.answer import Answer
 from gateway.contracts.origin import EdgeRequest
-from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import PublicError
 from gateway.journey import Journey
 from gateway.wiring.build import build

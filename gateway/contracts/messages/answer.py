@@ -7,9 +7,11 @@ import orjson
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
+from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.events import Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_answer import ERROR_TYPES, OVERLOADED, SluiceBody, sent_status, sluice_body
-from gateway.contracts.values import CUT_SHORT, WHOLE, Answer, Contract, FinishReason, Usage
+from gateway.contracts.values import CUT_SHORT, WHOLE, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
 _CALL_ID: Final = "toolu_sluice_"
@@ -130,24 +132,40 @@ def message_head(asked: ParsedRequest, model: str, content: list[AnswerBlock]) -
 
 
 def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
-    content: list[AnswerBlock] = []
-    if answer.reasoning is not None:
-        signature = signature_of(asked)
-        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature})
-    if answer.output_text.strip():  # an empty text before a call would end a client's tool loop
-        content.append({"type": "text", "text": answer.output_text})
-    content += [
-        {"type": "tool_use", "id": shown_call_id(call.id), "name": call.name, "input": _input(call.arguments)}
-        for call in answer.tool_calls
-    ]
     body = {
-        **message_head(asked, answer.model, content),
+        **message_head(asked, answer.model, _content(asked, answer)),
         "stop_reason": stop_reason(asked, answer),
         "stop_sequence": answer.stop_sequence,
         "usage": message_usage(answer.usage),
         "sluice": sluice_body(answer),
     }
     return orjson.dumps(body)
+
+
+def _content(asked: ParsedRequest, answer: Answer) -> list[AnswerBlock]:
+    """The blocks that the answer's stream would have; blanks before a text are a part of it, or of none."""
+    content: list[AnswerBlock] = []
+    held = ""
+    for event in answer.in_order:
+        match event:
+            case ToolBegin():
+                content.append(
+                    {"type": "tool_use", "id": shown_call_id(event.id), "name": event.text, "input": {}}
+                )
+            case ToolArgs():
+                content[-1]["input"] = _input(event.text)
+            case ToolEnd():
+                pass
+            case Reasoning() if content and content[-1]["type"] == "thinking":
+                content[-1]["thinking"] += event.text
+            case Reasoning():
+                content.append({"type": "thinking", "thinking": event.text, "signature": signature_of(asked)})
+            case _:
+                held += event.text
+                if held.strip():  # an empty text before a call would end a client's tool loop
+                    content.append({"type": "text", "text": held})
+                    held = ""
+    return content
 
 
 def signature_of(asked: ParsedRequest) -> str:

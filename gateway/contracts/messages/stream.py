@@ -6,6 +6,7 @@ from typing import Any, Final
 import orjson
 
 from budgeting.values import Plan
+from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.messages.answer import (
@@ -23,7 +24,7 @@ from gateway.contracts.messages.request import messages_request
 from gateway.contracts.openai_answer import sluice_body
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, Usage
+from gateway.contracts.values import Usage
 from gateway.errors import PublicError
 
 _EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {

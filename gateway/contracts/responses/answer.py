@@ -6,12 +6,13 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from budgeting.values import ToolCall, ToolKind
+from gateway.contracts.answer import Answer
 from gateway.contracts.openai_answer import SluiceBody, error_body, sluice_body
 from gateway.contracts.openai_logprobs import ChatLogprob, chat_logprobs
 from gateway.contracts.responses.body import InputItem
 from gateway.contracts.responses.conversation import reasoning_of
 from gateway.contracts.responses.request import ResponsesRequest
-from gateway.contracts.values import CUT_SHORT, WHOLE, Answer, FinishReason, TokenLogprob, Usage
+from gateway.contracts.values import CUT_SHORT, WHOLE, FinishReason, TokenLogprob, Usage
 from gateway.errors import PublicError
 
 
@@ -115,21 +116,6 @@ def usage_body(usage: Usage) -> ResponseUsage:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.input_tokens + usage.output_tokens,
     }
-
-
-def output_of(asked: ResponsesRequest, answer: Answer) -> list[Item]:
-    own, items = own_id(answer.generation_id), list[Item]()
-    if answer.reasoning:
-        items.append(reasoning_item(asked, f"rs_{own}_{len(items)}", answer.reasoning, "completed"))
-    if answer.output_text or not (answer.tool_calls or items):
-        items.append(
-            message_item(f"msg_{own}_{len(items)}", answer.output_text, "completed", answer.logprobs or ())
-        )
-    for call in answer.tool_calls:
-        items.append(call_item(asked, f"{call_prefix(call.kind)}_{own}_{len(items)}", call, "completed"))
-    if items and STATUS[answer.finish_reason] != "completed":
-        items[-1]["status"] = "incomplete"
-    return items
 
 
 def reasoning_item(asked: ResponsesRequest, item_id: str, text: str, status: str) -> Item:

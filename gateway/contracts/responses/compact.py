@@ -6,13 +6,14 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from budgeting.values import ImageContent, Role
+from gateway.contracts.answer import Answer
 from gateway.contracts.openai_answer import sluice_body
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.answer import ResponseUsage, own_id, usage_body
 from gateway.contracts.responses.body import CompactBody, InputItem, ResponsesBody
 from gateway.contracts.responses.conversation import SUMMARY_BEGINS
 from gateway.contracts.responses.request import ResponsesRequest
-from gateway.contracts.values import Answer, FinishReason
+from gateway.contracts.values import FinishReason
 
 SUMMARIZE: Final = (
     "Summarize our conversation so far. It will be continued from your summary and my own messages alone, so"

@@ -8,6 +8,7 @@ import orjson
 from msgspec import Struct
 
 from budgeting.values import Plan, ToolCall, ToolKind
+from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_answer import error_json
@@ -21,7 +22,6 @@ from gateway.contracts.responses.answer import (
     ended_response,
     failed_response,
     message_item,
-    output_of,
     own_id,
     reasoning_item,
     response_body,
@@ -30,7 +30,7 @@ from gateway.contracts.responses.answer import (
 )
 from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.responses.request import ResponsesRequest, responses_request
-from gateway.contracts.values import Answer, TokenLogprob
+from gateway.contracts.values import TokenLogprob
 from gateway.errors import PublicError
 
 OPENING_EVENTS: Final = 3
@@ -183,6 +183,14 @@ class ResponseFrames:
         return reasoning_item(self._asked, item.item_id, text, status)
 
 
+def whole_response(asked: ResponsesRequest, answer: Answer) -> dict[str, Any]:
+    """The response object of a whole answer: that of its stream's terminal event."""
+    frames = ResponseFrames(asked, answer.model)
+    for event in answer.in_order:
+        frames.delta(event) if type(event) is Delta else frames.event(event)
+    return frames.ending(answer)
+
+
 def ended_elsewhere(response: Mapping[str, Any], after: int) -> bytes:
     """The first and last events of a response that was ended without the gateway that ran it.
 
@@ -235,7 +243,7 @@ class ResponsesDialect(ContractDialect):
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         own = cast("ResponsesRequest", asked)
-        return orjson.dumps(ended_response(own, answer, output_of(own, answer)))
+        return orjson.dumps(whole_response(own, answer))
 
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
