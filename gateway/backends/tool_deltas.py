@@ -138,21 +138,21 @@ class ToolCallReader(msgspec.Struct, eq=False):
         at = _open(calls)
         return at < len(calls) - 1 or not calls[at].whole
 
-    def end(self, choice: int, *, stopped: bool = False) -> list[Delta]:
+    def end(self, choice: int, *, cut: bool = False, stopped: bool = False) -> list[Delta]:
         """End the choice's open calls, since something else follows or the choice is complete.
 
-        ``stopped``: a stop string ended the choice; a call that it has cut stays open. Whether a function's
-        arguments are complete is checked where they are read.
+        ``cut``: the choice was cut short, so its last call stays open. ``stopped``: a stop string ended the
+        choice; a call that it has cut stays open. Whether a function's arguments are complete is checked
+        where they are read.
         """
         if not self.in_call(choice):
             return []
-        calls = self._calls[choice]
+        calls, events = self._calls[choice], list[Delta]()
         first, last = _open(calls), len(calls) - 1
-        events = self._ended(choice, first, stopped=stopped and first == last)
-        for number in range(first + 1, last + 1):
-            events += _begun(choice, number, calls[number])
-            events += self._ended(choice, number, stopped=stopped and number == last)
-        return events
+        for number in range(first, last):
+            events += self._ended(choice, number)
+            events += _begun(choice, number + 1, calls[number + 1])
+        return events if cut else events + self._ended(choice, last, stopped=stopped)
 
     def _ended(self, choice: int, number: int, *, stopped: bool = False) -> list[Delta]:
         call = self._calls[choice][number]

@@ -181,6 +181,17 @@ def test_a_call_after_a_whole_one_does_not_wait() -> None:
     assert [type(one) for one in found if type(one) is not Delta] == [ToolEnd, ToolBegin, ToolArgs]
 
 
+def test_a_call_that_waits_when_the_length_cuts_the_answer_is_shown_as_far_as_it_is_known() -> None:
+    first = {"choices": [{"index": 0, "delta": calls(begin("stock"), begin("order", 1, "c2"))}]}
+    last = {"choices": [{"index": 0, "delta": calls(piece('{"a', 1)), "finish_reason": "length"}]}
+    chunks = [b"data: " + json.dumps(one).encode() + b"\n\n" for one in (first, last)]
+    deltas, completion = read(b"".join([*chunks, b"data: [DONE]\n\n"]))
+    assert completion.finish_reason is FinishReason.LENGTH
+    found = folded(deltas, completion)
+    assert found.tool_calls() == (ToolCall("c1", "stock", "{}"), ToolCall("c2", "order", '{"a'))
+    assert found.in_call()
+
+
 @pytest.mark.parametrize("name", ["", "sto"])
 def test_a_call_that_the_length_cuts_inside_its_name_is_none(name: str) -> None:
     chunk = {"choices": [{"index": 0, "delta": calls(begin(name)), "finish_reason": "length"}]}

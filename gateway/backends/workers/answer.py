@@ -192,8 +192,8 @@ class CompletionReader:
                 deltas += self._after_calls(self._joined(list(group)))
         if self._tools.began:
             for index, reason in self._reasons.items():
-                if _REASONS.get(reason, FinishReason.STOP) in _WHOLE:
-                    deltas += self._tools.end(index, stopped=index in self._stopped)
+                cut = _REASONS.get(reason, FinishReason.STOP) not in _WHOLE
+                deltas += self._tools.end(index, cut=cut, stopped=index in self._stopped)
         return deltas
 
     def _after_calls(self, deltas: list[Delta]) -> list[Delta]:
