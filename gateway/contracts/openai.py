@@ -57,6 +57,7 @@ class ChatMessage(MessagePart, CallFields):
     neutral = openai_fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Either[str, Listed[ContentPart]] | None = None
+    refusal: str | None = None
 
 
 def _needed(value: T | None, at: tuple[int | str, ...]) -> T:
@@ -72,6 +73,12 @@ def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
     """
     for index, message in enumerate(messages):
         content = message.content
+        if message.refusal:
+            if message.role != "assistant":
+                raise PydanticCustomError(
+                    "unsupported_field", "is not supported", {"allowed": "null", "at": (index, "refusal")}
+                )
+            no_null(message.refusal, index, "refusal")
         if isinstance(content, str):
             if "\x00" in content:
                 no_null(content, index, "content")
@@ -154,6 +161,8 @@ def _unknown(message: ChatMessage, at: str) -> list[str]:
 def _message(one: ChatMessage, index: int) -> Message:
     at = f"messages.{index}"
     text, parts = read_content(one.content, at)
+    if one.refusal:
+        text = (text or "") + one.refusal
     return with_parts(message_of(one, ROLES[one.role], text, at), parts)
 
 

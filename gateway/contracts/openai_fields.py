@@ -96,7 +96,6 @@ MESSAGE: Final[Neutral] = {
     "audio": _NULL,
     "function_call": (None, Instead("tool_calls")),
     "parsed": (ANYTHING,),
-    "refusal": _NULL,
 }
 
 TOKENIZE: Final[Neutral] = {

@@ -295,6 +295,15 @@ def test_a_refusal_in_an_assistants_parts_is_its_text() -> None:
     assert request.messages[1] == Message(Role.ASSISTANT, f"Sorry. {SECRET}")
 
 
+@pytest.mark.parametrize(
+    ("content", "whole"),
+    [(None, SECRET), ("Sorry. ", f"Sorry. {SECRET}"), ([{"type": "text", "text": "No. "}], f"No. {SECRET}")],
+)
+def test_a_refusal_that_a_client_sends_back_is_a_text_of_its_message(content: Any, whole: str) -> None:
+    refused = {"role": "assistant", "content": content, "refusal": SECRET}
+    assert chat(messages=[TURN, refused, TURN]).request.messages[1] == Message(Role.ASSISTANT, whole)
+
+
 REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model"),
     ({"model": None}, "model"),
@@ -313,6 +322,8 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}, TURN]},
         "messages.0.content.0.refusal",
     ),
+    ({"messages": [{**TURN, "refusal": "x"}]}, "messages.0.refusal"),
+    ({"messages": [{"role": "assistant", "content": "", "refusal": "a\0"}, TURN]}, "messages.0.refusal"),
     ({"messages": [image_turn(None)]}, "messages.0.content.1.image_url"),
     ({"messages": [image_turn({})]}, "messages.0.content.1.image_url.url"),
     ({"messages": [image_turn("data:,x")]}, "messages.0.content.1.image_url"),
