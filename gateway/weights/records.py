@@ -19,9 +19,6 @@ class CacheFolder:
         self.folder = folder
         self._state = folder / STATE
 
-    def path(self, name: str) -> Path:
-        return self.folder / name
-
     def part(self, name: str) -> Path:
         return self._state / "files" / f"{name}.part"
 
@@ -34,7 +31,7 @@ class CacheFolder:
     def has(self, file: RemoteFile) -> bool:
         """Whether this version of the file is here and was checked; does not read its content."""
         record = read_json(self._record(file.name))
-        path = self.path(file.name)
+        path = self.folder / file.name
         return (
             record.get("etag") == file.etag
             and record.get("size") == file.size

@@ -70,7 +70,7 @@ class Transfer:
             manifests = [f for f in files if is_manifest(f.name) and f.size <= MANIFEST_BYTES]
             self._all(self._files, (partial(self._file, file) for file in manifests))
             for file in manifests:
-                text = self.cache.path(file.name).read_text(encoding="utf-8", errors="replace")
+                text = (self.cache.folder / file.name).read_text(encoding="utf-8", errors="replace")
                 self._manifest.update(read_manifest(file.name, text))
             rest = sorted(set(files) - set(manifests), key=lambda f: (not is_small(f.name), f.name))
             self._all(self._files, (partial(self._file, file) for file in rest))
@@ -103,7 +103,7 @@ class Transfer:
                 self._count(file.size)
                 return
             expected = self._expected(file)
-            target = self.cache.path(file.name)
+            target = self.cache.folder / file.name
             # A complete file without a record was copied there, or the process died before it was recorded.
             if target.is_file() and fault(target, expected, self._check_stop) is None:
                 self._count(file.size)

@@ -37,11 +37,6 @@ class AdapterParts:
     importer: AdapterImport
     own_state: StateParts | None = None
 
-    @property
-    def ready(self) -> bool:
-        """Whether the adapters to preload are loaded, or the preload timeout has passed."""
-        return self.loader.warm
-
     def states(self) -> dict[str, int]:
         """The number of registered versions in each state."""
         counts = Counter(self.registry.registered.states.values())
@@ -128,8 +123,8 @@ def adapters_folder(settings: Settings, state: StateParts) -> Path:
     """
     if settings.adapters.folder is not None:
         return Path(settings.adapters.folder).expanduser().absolute()
-    if state.path is not None:
-        return state.path.with_name(f"{state.path.name}.adapters").absolute()
+    if (file := state.url.path) is not None:
+        return file.with_name(f"{file.name}.adapters").absolute()
     return Path(settings.weights.cache_folder).expanduser().absolute() / "adapters"
 
 

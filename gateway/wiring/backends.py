@@ -143,7 +143,7 @@ def make_backends(
     if engine_pool is None:
         engines = make_engines(
             base,
-            tokenizer=model.engine_tokenizer,
+            tokenizer=model.tokenizers.of,
             on_step=stepped,
             make_slots=adapters.loader.make_slots,
             encode=partial(part_encoder, model.threads),
@@ -185,7 +185,7 @@ def make_backends(
 
 
 def queued_at(admission: AdmissionController, backend: str) -> int:
-    return sum(admission.gate(backend).queue.counts().values())
+    return admission.gate(backend).queued
 
 
 def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:

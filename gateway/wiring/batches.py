@@ -48,7 +48,7 @@ def make_batches(core: Core) -> BatchParts:
     if section.enabled and not ledger.in_memory:
         store = BatchStore(ledger.url, uuid.uuid4().hex, base.unix_time)
         files = Files(store, make_storage(base), section, base.unix_time)
-    controller = core.control.admission
+    controller = core.backends.admission
     capacity = IdleCapacity(lambda: controller.gates, base.clock, section.headroom)
     runner = BatchRunner(files, capacity, base.clock)
     return BatchParts(files, Batches(files, runner.lines_per_s), runner)

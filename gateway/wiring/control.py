@@ -7,7 +7,6 @@ from pathlib import Path
 
 import structlog
 
-from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.config.yaml_file import load_yaml
 from gateway.contracts.evaluation_report import evaluation_key
@@ -50,7 +49,6 @@ class ControlParts:
     tally: CanaryTally
     evaluations: BackendEvaluations
     limits: AdmissionLimits
-    admission: AdmissionController
 
     @property
     def file_routes(self) -> Collection[str]:
@@ -94,7 +92,6 @@ def make_control(
         tally=tally,
         evaluations=make_evaluations(base),
         limits=limits,
-        admission=backends.admission,
     )
 
 

@@ -49,20 +49,20 @@ class EngineParts:
 def make_engines(
     base: Foundation,
     *,
-    tokenizer: Callable[[str], ChatTokenizer],
+    tokenizer: Callable[[Path], ChatTokenizer],
     on_step: Callable[[str, int], None],
     make_slots: MakeSlots,
     encode: Callable[[ChatTokenizer], EncodePart],
 ) -> Sequence[EngineParts]:
     """Build the engines of ``engine``, if its kind is not ``none``, and of ``engines``.
 
-    ``on_step`` takes the gate and its total of preemptions; ``tokenizer`` takes a model id. Only ``engine``
-    loads adapters.
+    ``on_step`` takes the gate and its total of preemptions; ``tokenizer`` takes a tokenizer's folder. Only
+    ``engine`` loads adapters.
     """
     starting, settings, emit = asyncio.Lock(), base.settings, base.events.emit
     found = []
     for name, section in settings.engine_sections.items():
-        own = tokenizer(section.model_id)
+        own = tokenizer(section.tokenizer_folder)
         make = engine_maker(
             settings, section, own.token_bytes, make_slots if name is None else LoraSlots, encode(own)
         )

@@ -16,12 +16,10 @@ from gateway.generation.retry_loop import RetryLoop
 from gateway.wiring.accounts import AccountParts
 from gateway.wiring.backends import BackendParts
 from gateway.wiring.cache import make_answers, make_leg_limits
-from gateway.wiring.control import ControlParts
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from resilience.blame import Blame
 from resilience.events import ResilienceEvent
-from resilience.leg_limits import LegLimits
 from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
 from resilience.supervisor import EngineLost, EngineRestarted, SupervisorEvent
@@ -34,22 +32,17 @@ class GenerationParts:
     dispatcher: Dispatcher
     fallback: FallbackChain
     answers: AnswerCache
-    target_limits: LegLimits
     retries_left: Callable[[], Mapping[str, float]]
 
 
 def make_generation(
-    base: Foundation,
-    model: ModelParts,
-    backends: BackendParts,
-    accounts: AccountParts,
-    control: ControlParts,
+    base: Foundation, model: ModelParts, backends: BackendParts, accounts: AccountParts
 ) -> GenerationParts:
     """Build the layer. Raises ConfigError for the response cache or a limit of ``fallback.limits``."""
     settings, emit, engines = base.settings, base.events.emit, backends.engines
     resilience = make_resilience(
         settings.resilience,
-        admission=control.admission,
+        admission=backends.admission,
         restart_engine=engines.restart,
         emit=emit,
         clock=base.clock,
@@ -57,18 +50,17 @@ def make_generation(
     base.events.attach(resilience.on_engine_event, EngineLost, EngineRestarted)
     dispatcher = Dispatcher(resilience.retries, resilience.output_guard, model.models.tokenizer, emit)
     answers = make_answers(settings, clock=base.clock, unix_time=base.unix_time, emit=emit)
-    limits = make_leg_limits(settings, clock=base.clock, emit=emit, cost=accounts.target_cost)
     fallback = FallbackChain(
         answers=answers,
-        limits=limits,
-        admission=control.admission,
+        limits=make_leg_limits(settings, clock=base.clock, emit=emit, cost=accounts.target_cost),
+        admission=backends.admission,
         dispatcher=dispatcher,
         backends=backends.fleet.backends,
         clock=base.clock,
         on_engine=engines.on_engine,
         emit=emit,
     )
-    return GenerationParts(dispatcher, fallback, answers, limits, resilience.retries_left)
+    return GenerationParts(dispatcher, fallback, answers, resilience.retries_left)
 
 
 @dataclass(frozen=True, slots=True)

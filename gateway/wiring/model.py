@@ -84,7 +84,7 @@ class Tokenizers:
 class ModelParts:
     """The served models' text; that of ``engine`` is the default of ``models``.
 
-    ``publishing`` records prompt versions in the state store; ``engine_tokenizer`` takes an engine's model.
+    ``publishing`` records prompt versions in the state store.
     """
 
     canonicalizer: Canonicalizer
@@ -94,13 +94,11 @@ class ModelParts:
     grammars: GrammarChecks
     tokenizers: Tokenizers
     models: Models
-    engine_tokenizer: Callable[[str], ChatTokenizer]
 
 
 def make_model(base: Foundation) -> ModelParts:
     """Read the tokenizers and the prompt versions. Raises TokenizerError, PromptFileError."""
     settings, engine = base.settings, base.settings.engine
-    engines = {one.model_id: one for one in settings.engines.values()}
     folders = {one.tokenizer_folder for one in settings.engine_sections.values()}
     folders |= {Path(one.tokenizer) for one in settings.models.values() if one.tokenizer}
     tokenizers = Tokenizers(folders, max_body_bytes=settings.server.max_body_bytes)
@@ -114,7 +112,6 @@ def make_model(base: Foundation) -> ModelParts:
         versions=versions,
         publishing=Publishing(versions, base.state.store, base.unix_time),
         tokenizers=tokenizers,
-        engine_tokenizer=lambda model: tokenizers.of(engines.get(model, engine).tokenizer_folder),
         grammars=GrammarChecks(
             LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
             binds_calls=calls_as_text(settings.engine),

@@ -83,7 +83,7 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
     yield ScrapeCollector(gate_families, admission.figures)
     yield ScrapeCollector(response_cache_families, core.generation.answers.figures)
     yield plain("sluice_batch_lines", lambda: serving.batches.runner.outcomes)
-    yield ScrapeCollector(leg_families, core.generation.target_limits.figures)
+    yield ScrapeCollector(leg_families, core.generation.fallback.limits.figures)
     yield plain("sluice_retry_budget", core.generation.retries_left)
     yield ScrapeCollector(canary_families, core.control.canary_figures)
     yield ScrapeCollector(state_families, base.state.figures)

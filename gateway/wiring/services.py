@@ -71,7 +71,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         unix_time=base.unix_time,
         new_id=base.new_id,
         version=base.version,
-        emit_edge=serving.reporter.edge,
+        emit_edge=serving.journey.reporter.edge,
         open_metrics=not base.settings.auth.metrics,
         admission=admission,
         adapters=make_adapter_admin(core),
@@ -128,7 +128,7 @@ def make_admission_admin(core: Core) -> AdmissionAdmin:
     admin = AdmissionAdmin(
         control.limits, revision=control.revision, clock=core.base.clock, unix_time=core.base.unix_time
     )
-    admin.watch(control.admission)
+    admin.watch(core.backends.admission)
     core.base.events.attach(admin.observe, Admitted, RefusedEvent)
     return admin
 

@@ -48,7 +48,6 @@ class ServingParts:
     responses: StoredResponses
     background: BackgroundResponses
     batches: BatchParts
-    reporter: Reporter
 
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
@@ -93,7 +92,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
             block_size=lambda name: model.models.of(name).block_size,
             shared=base.settings.engine.share_prefix_across_tenants,
         ),
-        admission=control.admission,
+        admission=core.backends.admission,
         dispatcher=core.generation.dispatcher,
         fallback=core.generation.fallback,
         accounts=core.accounts.accounts,
@@ -118,7 +117,6 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         responses=responses,
         background=BackgroundResponses(responses, base.clock, counted=in_flight.counted),
         batches=make_batches(core),
-        reporter=reporter,
     )
 
 
@@ -128,7 +126,7 @@ def make_embeddings(core: Core, in_flight: InFlightRequests, reporter: Reporter)
         in_flight=in_flight,
         revision=control.revision,
         fleet=core.backends.fleet,
-        admission=control.admission,
+        admission=core.backends.admission,
         limits=replace(control.limits, max_wait_s=MAX_WAIT_S),
         accounts=core.accounts.accounts,
         limiter=core.access.limiter,
@@ -167,7 +165,7 @@ def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInsp
         requests=in_flight,
         rolling_stats=base.rolling_stats,
         text=models.of,
-        model_loaded=lambda: engines.loaded and adapters.ready,
+        model_loaded=lambda: engines.loaded and adapters.loader.warm,
         engines={one.gate: one.host.status for one in engines.in_process},
         engine_figures=engines.figures,
         state_store_ok=lambda: base.state.ready,

@@ -42,7 +42,7 @@ def make_shadow(core: Core) -> Shadow:
     )
     asker = Asker(
         backends=fleet.backends,
-        admission=core.control.admission,
+        admission=core.backends.admission,
         adapters=core.adapters.registry,
         limits=limits,
         accounts=accounts.accounts,

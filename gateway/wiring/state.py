@@ -14,20 +14,15 @@ from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import LatestRecord
 from gateway.state.stream_follower import StreamFollower
-from gateway.state.url import parse_state_url
+from gateway.state.url import StateUrl, parse_state_url
 from gateway.wiring.state_store import copies_folder, make_idempotency_store, make_state_store
 
 
 @dataclass(slots=True)
 class StateParts:
-    """The state store.
+    """The state store; ``copies`` is the folder of local copies."""
 
-    ``shown`` is the url without password, ``path`` the SQLite file, ``copies`` the folder of local copies.
-    """
-
-    shown: str
-    path: Path | None
-    shared: bool
+    url: StateUrl
     store: StateStore
     idempotency: IdempotencyStore
     copies: Path | None
@@ -51,7 +46,7 @@ class StateParts:
         if self.healthy:
             self._reached = True
         copied = any(one.number > 0 for one in self.followers.values())
-        return self.healthy or (self.shared and (self._reached or copied))
+        return self.healthy or (self.url.kind == "redis" and (self._reached or copied))
 
     def follow(self, stream: str, apply: Callable[[Record], None]) -> StreamFollower:
         """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream."""
@@ -105,9 +100,7 @@ def make_state(
     if url.path is not None and copies is not None:
         _forget_deleted(url.path, copies)
     return StateParts(
-        shown=url.shown,
-        path=url.path,
-        shared=url.kind == "redis",
+        url=url,
         store=make_state_store(
             url, namespace=config.namespace, unix_time=unix_time, poll_s=config.poll_seconds
         ),

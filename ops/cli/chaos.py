@@ -9,7 +9,7 @@ import typer
 
 from ops.chaos.scenario import ChaosError
 from ops.cli.console import screen, write_figures
-from ops.cli.operator import Operator, with_options
+from ops.cli.operator import Operator, given, with_options
 from ops.cli.startup import need_modules
 
 if TYPE_CHECKING:
@@ -115,12 +115,9 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
     from ops.chaos.scenario import Scenario, ScenarioError
 
     data = scenario.model_dump()
-    if streams is not None:
-        data["load"]["streams"] = streams
-    if for_s is not None:
-        data["load"]["for_s"] = for_s
-    if seed is not None and data["random"] is not None:
-        data["random"]["seed"] = seed
+    data["load"] |= given(streams=streams, for_s=for_s)
+    if data["random"] is not None:
+        data["random"] |= given(seed=seed)
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:

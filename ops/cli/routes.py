@@ -13,11 +13,9 @@ import typer
 from ops.cli.console import opened, print_lines, print_rows, print_text, screen
 from ops.cli.operator import (
     Backend,
-    Comment,
-    DryRun,
+    Change,
     Operator,
     Route,
-    Yes,
     command_group,
     given,
     operator_command,
@@ -39,13 +37,10 @@ Limit = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class RouteChange:
+class RouteChange(Change):
     """The options of a command that changes the routing."""
 
-    comment: Comment = ""
     expected: Expected = None
-    dry_run: DryRun = False
-    yes: Yes = False
 
 
 @operator_command(routes, "show")
@@ -190,15 +185,11 @@ def verify(
 
     Example: sluice audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
     """
-    from gateway.config.errors import ConfigError
     from gateway.config.secret_keys import read_keys
     from gateway.state.audit import KEY_VARIABLE, AuditBroken
     from gateway.state.audit import verify as verified
 
-    try:
-        keys = read_keys(KEY_VARIABLE, key_file, os.environ)
-    except ConfigError as error:
-        raise AdminError(str(error)) from None
+    keys = read_keys(KEY_VARIABLE, key_file, os.environ)
     try:
         if file is None:
             found = verified(_records(gateway), keys)
@@ -250,7 +241,7 @@ def _change(
     change: RouteChange,
 ) -> None:
     """At a terminal, show the changes and ask for confirmation; then make exactly these changes."""
-    body |= {"comment": change.comment, "dry_run": change.dry_run}
+    body |= change.body
     if change.expected is not None:
         body["expected_revision"] = change.expected
     if sys.stdin.isatty() and not change.yes and not change.dry_run:

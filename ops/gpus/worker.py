@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 
 import structlog
 
@@ -153,7 +152,3 @@ def _end_with_the_front() -> None:
     With SIGKILL: nobody receives the answers any more, and a stopped process handles no other signal.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def command_of(config: Path, log_level: str) -> list[str]:
-    return [sys.executable, "-m", "ops.cli", "serve", "--config", str(config), "--log-level", log_level]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from gateway.config.engine import ENGINE_ENV
 from gateway.config.settings import ENV_PREFIX, FRONT_KEY, Settings
 from ops.free_ports import free_ports
 from ops.gpus import layout
-from ops.gpus.worker import GivenUp, GpuWorker, command_of
+from ops.gpus.worker import GivenUp, GpuWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ def make_worker_group(
             worker = layout.worker_of(settings, placement, routing)
             config.write_text(yaml.safe_dump(worker), encoding="utf-8")
             environ = worker_environ(os.environ, placement, key)
-            workers.append(GpuWorker(placement, command_of(config, log_level), environ, clock=time.monotonic))
+            words = ("ops.cli", "serve", "--config", str(config), "--log-level", log_level)
+            command = (sys.executable, "-m", *words)
+            workers.append(GpuWorker(placement, command, environ, clock=time.monotonic))
         front = layout.front_of(settings, placements)
         os.environ[layout.KEY_VARIABLE] = key  # the front's pool reads its key from there, like any pool
         try:

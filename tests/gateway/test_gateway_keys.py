@@ -35,6 +35,7 @@ from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.projection import ProjectionState
+from gateway.state.url import StateUrl
 from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
 
@@ -100,9 +101,8 @@ class Process:
 def in_memory(streams: MemoryStreams, copies: Path | None = None) -> Process:
     numbers = itertools.count(1.0)
     store = MemoryStateStore(streams, unix_time=lambda: next(numbers), poll_s=0.02)
-    return Process(
-        StateParts("memory://", None, True, store, NoReplies(), copies, asyncio.get_event_loop().time)
-    )
+    url = StateUrl("redis", "redis://shared", "redis://shared")
+    return Process(StateParts(url, store, NoReplies(), copies, asyncio.get_event_loop().time))
 
 
 class NoReplies:

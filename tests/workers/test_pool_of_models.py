@@ -169,7 +169,7 @@ async def test_a_new_model_is_served_and_a_gone_one_is_not_found_without_a_resta
         here.listed["second"] = {"big": 4096}
         await here.follow()
         assert await here.shown() == {"big": 4096, "gpus": 4096}
-        assert not here.gateway.core.control.admission.gates  # they were of models that are gone
+        assert not here.gateway.core.backends.admission.gates  # they were of models that are gone
         assert (await here.ask("gpus")).json()["sluice"]["backend_name"] == "gpus"
 
 
@@ -181,7 +181,7 @@ async def test_one_models_outage_leaves_the_other_model_alone(tmp_path: Path) ->
         failed = await here.ask("small", sluice={"deadline_ms": 300})
         assert failed.status_code in (503, 504)
         assert (await here.ask("big")).status_code == 200
-        gates = here.gateway.core.control.admission.gates
+        gates = here.gateway.core.backends.admission.gates
         assert set(gates) == {"gpus/big", "gpus/small"}
 
 
@@ -209,7 +209,7 @@ async def test_requests_under_way_are_answered_while_models_come_and_go(tmp_path
         usage = (await here.client.get("/admin/usage", params={"by": "backend"})).json()["rows"]
         assert {row["backend"] for row in usage} <= {"gpus", "gpus/big"}
         assert sum(row["requests"] for row in usage) == len(done)
-        assert not any(gate.in_flight for gate in here.gateway.core.control.admission.gates.values())
+        assert not any(gate.in_flight for gate in here.gateway.core.backends.admission.gates.values())
 
 
 async def test_an_adapter_that_one_worker_lists_is_asked_for_there_alone_by_its_name(tmp_path: Path) -> None:
