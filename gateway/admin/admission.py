@@ -34,20 +34,15 @@ class AdmissionAdmin:
     """Stores the last decisions, and reads the gates on demand."""
 
     limits: AdmissionLimits
+    controller: AdmissionController
     _: KW_ONLY
     revision: Callable[[], Revision]
     clock: Callable[[], float]
     unix_time: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._gates: Callable[[], Mapping[str, BackendGate]] = dict
-        self._gate_name: Callable[[str], str] = str
         self._admitted: deque[tuple[float, Admitted]] = deque(maxlen=KEPT_ADMITTED)
         self._refused: deque[tuple[float, RefusedEvent]] = deque(maxlen=KEPT_REFUSED)
-
-    def watch(self, controller: AdmissionController) -> None:
-        self._gates = lambda: controller.gates
-        self._gate_name = controller.gate_name
 
     def observe(self, event: AdmissionEvent) -> None:
         if isinstance(event, Admitted):
@@ -57,7 +52,9 @@ class AdmissionAdmin:
 
     def figures(self) -> Iterable[GateFigures]:
         now, ladders = self.clock(), self._ladders()
-        return [_figures(name, gate, ladders.get(name, {}), now) for name, gate in self._gates().items()]
+        return [
+            _figures(name, gate, ladders.get(name, {}), now) for name, gate in self.controller.gates.items()
+        ]
 
     def _ladders(self) -> Mapping[str, Mapping[str, tuple[Rung, ...]]]:
         """Return the routes' own degradation ladders, by gate and route."""
@@ -66,7 +63,7 @@ class AdmissionAdmin:
             if route.limits is None or route.limits.rungs == self.limits.rungs:
                 continue
             for backend in (*(name for name, _ in route.weights), *route.fallback):
-                found.setdefault(self._gate_name(backend), {})[route.name] = route.limits.rungs
+                found.setdefault(self.controller.gate_name(backend), {})[route.name] = route.limits.rungs
         return found
 
     def show(self) -> AdmissionBody:
@@ -81,7 +78,8 @@ class AdmissionAdmin:
         kept.sort(key=lambda entry: entry[0], reverse=True)
         return {
             "backends": {
-                name: _shown(gate, ladders.get(name, {}), now) for name, gate in sorted(self._gates().items())
+                name: _shown(gate, ladders.get(name, {}), now)
+                for name, gate in sorted(self.controller.gates.items())
             },
             "limits": {"default": _limits(self.limits), "routes": {k: v for k, v in routes.items() if v}},
             "decisions": [_decision(at, event) for at, event in kept],

@@ -126,9 +126,12 @@ def make_admission_admin(core: Core) -> AdmissionAdmin:
     """Build the operators' view of admission, which receives the last decisions from the event bus."""
     control = core.control
     admin = AdmissionAdmin(
-        control.limits, revision=control.revision, clock=core.base.clock, unix_time=core.base.unix_time
+        control.limits,
+        core.backends.admission,
+        revision=control.revision,
+        clock=core.base.clock,
+        unix_time=core.base.unix_time,
     )
-    admin.watch(core.backends.admission)
     core.base.events.attach(admin.observe, Admitted, RefusedEvent)
     return admin
 

@@ -12,6 +12,7 @@ import typer
 
 from ops.cli.console import print_lines, print_rows, screen
 from ops.cli.operator import Change, Comment, DryRun, Operator, command_group, operator_command
+from ops.cli.startup import print_errors
 from ops.client import AdminClient, AdminError
 
 # The gateway may fetch a large adapter over the network before it answers.
@@ -235,10 +236,7 @@ def _print_done(gateway: Operator, found: Any) -> None:
     if found.get("dry_run"):
         print("valid; nothing was changed")
     if found.get("others_told") is False:
-        print(
-            "sluice: the state store does not answer: the other gateways do not have this change yet",
-            file=sys.stderr,
-        )
+        print_errors("the state store does not answer: the other gateways do not have this change yet")
 
 
 def _print_one(found: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import print_json
-from ops.cli.startup import one_line_errors
+from ops.cli.startup import one_line_errors, print_errors
 from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError
 
 Url = Annotated[
@@ -81,7 +81,7 @@ class Change:
         """Ask at a terminal. Without one, ``required`` exits unless ``--yes`` or ``--dry-run`` is given."""
         asked = not (self.yes or self.dry_run)
         if asked and required and not sys.stdin.isatty():
-            print(f"sluice: {question} give --yes", file=sys.stderr)
+            print_errors(f"{question} give --yes")
             raise typer.Exit(2)
         confirm(question, not asked)
 

@@ -65,11 +65,10 @@ def ready(facts: Facts) -> Judgement:
 def ready_in_time(facts: Facts) -> Judgement:
     """The gateway was ready soon enough after its start."""
     hint = "use local weights instead of a download, or a longer startup probe"
-    found = list(facts.having("sluice_ready_after_seconds"))
-    if not found:
+    took = next(facts.having("sluice_ready_after_seconds"), None)
+    if took is None:
         return (None, "it has not been ready yet", "run the check again when it is ready")
-    took_s = found[0][1]
-    return (took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (limit {READY_WITHIN_S:.0f})", hint)
+    return (took.value <= READY_WITHIN_S, f"after {took.value:.0f} s (limit {READY_WITHIN_S:.0f})", hint)
 
 
 def generates(facts: Facts) -> Judgement:
@@ -128,7 +127,8 @@ def soaked(facts: Facts) -> Judgement:
 def latency(facts: Facts) -> Judgement:
     """The times of first token and whole answer meet the SLO of the routes."""
     late, seen = [], 0.0
-    for labels, asked in facts.having("sluice_slo_requests_total"):
+    for sample in facts.having("sluice_slo_requests_total"):
+        labels, asked = sample.labels, sample.value
         objective = labels.get("objective", "")
         if asked < LEAST_REQUESTS or objective not in WITHIN:
             continue

@@ -1,20 +1,19 @@
 """The facts for the checklist: answers of a live gateway, and of Prometheus if one is given."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from gateway.config.settings import load_settings
+from observability.metrics_text import samples_of
 from ops.client import AdminClient, AdminError
 from ops.rollout.options import RolloutOptions
 
 DRY_RUN = b'{"dry_run": true}'
-# Labels and value of one sample of a metric family.
-Sample = tuple[Mapping[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Facts:
 
     Args:
         rollback: the result of a dry-run rollback; the gateway's error message if it would refuse.
-        samples: samples of ``/metrics``, by sample name.
+        metrics: the page ``/metrics``.
         open_admin: whether ``/admin`` answers without a key.
         rules: ``GET /api/v1/rules`` of Prometheus, or why there is no answer; None if none was given.
         replay: figures of ``sluice replay --output`` over a trace of the real workload.
@@ -39,7 +38,7 @@ class Facts:
     canary: Mapping[str, Any]
     shadow: Mapping[str, Any]
     evaluations: Mapping[str, Any] = field(default_factory=dict)
-    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    metrics: str = ""
     open_admin: bool = False
     rules: Mapping[str, Any] | str | None = None
     replay: Mapping[str, Any] | None = None
@@ -49,13 +48,11 @@ class Facts:
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
-        return sum(value for _, value in self.having(name, **labels))
+        return sum(sample.value for sample in self.having(name, **labels))
 
     def having(self, name: str, **labels: str) -> Iterator[Sample]:
         """A metric's samples that have these labels."""
-        for found, value in self.samples.get(name, ()):
-            if all(found.get(key) == wanted for key, wanted in labels.items()):
-                yield found, value
+        return (one for one in samples_of(self.metrics, name) if labels.items() <= one.labels.items())
 
 
 def gather(client: AdminClient, options: RolloutOptions) -> Facts:
@@ -77,7 +74,7 @@ def gather(client: AdminClient, options: RolloutOptions) -> Facts:
         canary=client.get("admin", "canary"),
         shadow=client.get("admin", "shadow"),
         evaluations=client.get("admin", "evaluations"),
-        samples=samples_by_name(client.text("metrics")),
+        metrics=client.text("metrics"),
         open_admin=not isinstance(_answer_or_error(lambda: keyless.get("admin", "routing")), str),
         rules=None if prometheus is None else _answer_or_error(lambda: prometheus.get("api", "v1", "rules")),
         replay=_figures(options.replay),
@@ -85,14 +82,6 @@ def gather(client: AdminClient, options: RolloutOptions) -> Facts:
         drain_s=drain_s,
         grace_s=options.grace,
     )
-
-
-def samples_by_name(text: str) -> Mapping[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
 
 
 def _answer_or_error(call: Callable[[], Any]) -> Mapping[str, Any] | str:

@@ -32,20 +32,20 @@ class AdmissionRig:
         known = KnownNames(["local"], [], [], LIMITS)
         plain = {"backends": [{"name": "local", "weight": 100}]}
         self.revision: Revision = make_revision(1, {"routes": {"strict": ROUTE, "plain": plain}}, known)
-        self.admin = AdmissionAdmin(
-            LIMITS,
-            revision=lambda: self.revision,
-            clock=lambda: asyncio.get_running_loop().time(),
-            unix_time=lambda: 1_800_000_000.0,
-        )
         self.controller = AdmissionController(
             LIMITS,
             load=lambda _: structs.replace(IDLE, kv_usage=0.25, max_running=1),
             clock=lambda: asyncio.get_running_loop().time(),
-            emit=self.admin.observe,
+            emit=lambda event: self.admin.observe(event),
             random=random.Random(1),
         )
-        self.admin.watch(self.controller)
+        self.admin = AdmissionAdmin(
+            LIMITS,
+            self.controller,
+            revision=lambda: self.revision,
+            clock=lambda: asyncio.get_running_loop().time(),
+            unix_time=lambda: 1_800_000_000.0,
+        )
 
 
 async def test_a_backend_without_any_request_is_not_shown() -> None:

@@ -8,13 +8,27 @@ from typing import Any
 import pytest
 
 from ops.rollout.checks import CHECKS, CheckVerdict, RolloutCheck, examine
-from ops.rollout.facts import Facts, Sample
+from ops.rollout.facts import Facts
 
 ROUTE = {"backends": [{"name": "local", "weight": 100}], "fallback": ["bedrock", "degraded"]}
 SHADOWED = {**ROUTE, "shadow": {"backend": "bedrock", "sample": 0.05}}
 
 
-def slo(objective: str, asked: float, good: float) -> dict[str, list[Sample]]:
+# Samples of a metric: labels and value.
+Samples = list[tuple[dict[str, str], float]]
+
+
+def page(samples: dict[str, Samples]) -> str:
+    """The samples as the text of ``/metrics``."""
+    lines = []
+    for name, found in samples.items():
+        for labels, value in found:
+            shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
+            lines.append(f"{name}{{{shown}}} {value}\n")
+    return "".join(lines)
+
+
+def slo(objective: str, asked: float, good: float) -> dict[str, Samples]:
     labels = {"route": "chat", "objective": objective}
     return {"sluice_slo_requests_total": [(labels, asked)], "sluice_slo_good_total": [(labels, good)]}
 
@@ -31,6 +45,13 @@ def rules(**changed: Any) -> dict[str, Any]:
     }
 
 
+SAMPLES: dict[str, Samples] = {
+    **slo("total", 1_000, 995),
+    "sluice_ready_after_seconds": [({}, 41.0)],
+    "sluice_prompt_expected_cached_tokens_total": [({}, 1_000.0)],
+    "sluice_prompt_cached_tokens_total": [({}, 950.0)],
+    "sluice_ledger_lag_seconds": [({}, 0.2)],
+}
 GOOD = Facts(
     ready={"ready": True, "status": "ready", "checks": {"workers_ready": True}},
     deep={"backends": {"local": {"status": "healthy"}, "bedrock": {"status": "healthy"}}},
@@ -39,13 +60,7 @@ GOOD = Facts(
     adapters={"adapters": [{"id": "a", "state": "active", "evaluation": {"passed": True, "signed": True}}]},
     canary={"canary": {"phase": "done"}},
     shadow={"pairs": 500},
-    samples={
-        **slo("total", 1_000, 995),
-        "sluice_ready_after_seconds": [({}, 41.0)],
-        "sluice_prompt_expected_cached_tokens_total": [({}, 1_000.0)],
-        "sluice_prompt_cached_tokens_total": [({}, 950.0)],
-        "sluice_ledger_lag_seconds": [({}, 0.2)],
-    },
+    metrics=page(SAMPLES),
     rules=rules(),
     replay=replayed(),
     soak=replayed(),
@@ -54,8 +69,8 @@ GOOD = Facts(
 )
 
 
-def having(**samples: list[Sample]) -> Facts:
-    return replace(GOOD, samples={**GOOD.samples, **samples})
+def having(**samples: Samples) -> Facts:
+    return replace(GOOD, metrics=page({**SAMPLES, **samples}))
 
 
 def of(facts: Facts, check: str) -> RolloutCheck:
@@ -125,7 +140,7 @@ def test_a_line_that_does_not_hold_is_wrong_and_says_what_to_do(check: str, fact
 
 def test_what_a_gateway_cannot_tell_is_asked_of_the_operator() -> None:
     bare = replace(
-        GOOD, samples={}, rules=None, replay=None, soak=None, drain_s=None, rollback="no earlier revision",
+        GOOD, metrics="", rules=None, replay=None, soak=None, drain_s=None, rollback="no earlier revision",
         canary={"canary": None}, routing={"revision": 1, "config": {"routes": {"chat": ROUTE}}},
     )  # fmt: skip
     by_hand = [finding for finding in examine(bare) if finding.verdict is CheckVerdict.MANUAL]
