@@ -167,7 +167,7 @@ class KeyAdmin:
         if expires_at is not None and not now < expires_at <= LATEST:
             allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
             shown = _time(expires_at) if EARLIEST <= expires_at <= LATEST else "beyond it"
-            raise not_allowed("expires_at", f"is {shown}", f"{allowed}")
+            raise not_allowed("expires_at", f"is {shown}", allowed)
         default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
         secret = draw_key()
         record = KeyRecord(

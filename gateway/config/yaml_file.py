@@ -133,28 +133,24 @@ def _found(
     at: list[Any] = [model]
     sections: list[type[BaseModel]] = []
     for part in loc:
-        kinds = [one for one in at if _is_model(one) and "kind" in one.model_fields]
+        kinds = [one for one in at if _is(one, BaseModel) and "kind" in one.model_fields]
         tagged = [one for one in kinds if part in get_args(one.model_fields["kind"].annotation)]
         if tagged:
             at = tagged
-        elif part != "[key]" and not all(get_origin(one) is Literal or _is_enum(one) for one in at):
+        elif part != "[key]" and not all(get_origin(one) is Literal or _is(one, Enum) for one in at):
             keys.append(part)
-            sections = [one for one in at if _is_model(one)]
+            sections = [one for one in at if _is(one, BaseModel)]
             at = [arm for one in at for arm in _arms(_inner(one, part))]
     return tuple(keys), sections
 
 
-def _is_enum(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Enum)
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _is(annotation: Any, kind: type) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, kind)
 
 
 def _inner(annotation: Any, part: int | str) -> Any:
     """Return the type of a field, of a mapping's values or of a list's items."""
-    if _is_model(annotation):
+    if _is(annotation, BaseModel):
         field = annotation.model_fields.get(part)
         return None if field is None else field.annotation
     # The last type argument of a mapping is its value type; the first of a list is its item type.

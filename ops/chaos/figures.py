@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,15 +77,12 @@ def holdings_of(pid: int) -> Holdings:
 
 def read_ledger(path: Path, prefix: str) -> dict[str, list[int]]:
     """Output tokens of each ledger row, by request id, for ids that begin with ``prefix``; read-only."""
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
-    try:
-        found: dict[str, list[int]] = {}
-        query = "select request_id, output_tokens from generations where substr(request_id, 1, ?) = ?"
+    found: dict[str, list[int]] = {}
+    query = "select request_id, output_tokens from generations where substr(request_id, 1, ?) = ?"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
         for request_id, tokens in connection.execute(query, (len(prefix), prefix)):
             found.setdefault(request_id, []).append(tokens)
-        return found
-    finally:
-        connection.close()
+    return found
 
 
 def read_seams(log: Path, prefix: str) -> dict[str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,5 @@ def _percent(weights: Mapping[str, float]) -> list[dict[str, Any]]:
 def _free(name: str, taken: Iterable[str]) -> str:
     """A name that is valid for backends, derived from ``name``, and not in ``taken``."""
     plain = _NOT_A_NAME.sub("-", name).strip("-._")[:48] or "model"
-    number = 1
-    while (free := plain if number == 1 else f"{plain}-{number}") in taken:
-        number += 1
-    return free
+    numbered = (f"{plain}-{number}" for number in count(2))
+    return next(name for name in chain((plain,), numbered) if name not in taken)

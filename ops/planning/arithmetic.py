@@ -175,10 +175,8 @@ def _recommended_tokens(request: PlanRequest, budget: int) -> int:
 
 def _recommended_seqs(request: PlanRequest) -> int:
     """The most sequences that run together without preemption, with room for their logits."""
-    for seqs in chain(range(MOST_CHAT_SEQS, 0, -SEQS_STEP), range(SEQS_STEP - 1, 0, -1)):
-        if _divide(replace(request, max_num_seqs=seqs)).sequences >= seqs:
-            return seqs
-    return 0
+    tried = chain(range(MOST_CHAT_SEQS, 0, -SEQS_STEP), range(SEQS_STEP - 1, 0, -1))
+    return next((n for n in tried if _divide(replace(request, max_num_seqs=n)).sequences >= n), 0)
 
 
 def _warnings(plan: EnginePlan) -> list[str]:

@@ -53,17 +53,15 @@ class TextMaker:
         Requests with the same leading ``block_ids`` begin with the same text.
         """
         wanted = max(1, planned.prompt_tokens - self._lexicon.overhead)
-        if not planned.block_ids or planned.block_tokens <= 0:
-            return self.words(f"request:{planned.index}", wanted)
         parts = []
-        for block in planned.block_ids:
+        for block in planned.block_ids if planned.block_tokens > 0 else ():
             if wanted <= 0:
                 break
             parts.append(self.words(f"block:{block}", min(planned.block_tokens, wanted)))
             wanted -= planned.block_tokens
         if wanted > 0:  # the ids of the trace do not cover the whole prompt
             parts.append(self.words(f"request:{planned.index}", wanted))
-        return " ".join(part for part in parts if part)
+        return " ".join(parts)
 
     def words(self, name: str, tokens: int) -> str:
         """Text of ``tokens`` tokens or a few less, at least one word; texts of one name share their start."""

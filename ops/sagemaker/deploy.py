@@ -10,7 +10,6 @@ from ops.sagemaker.container import VARIANT
 from ops.sagemaker.spec import EndpointSpec
 
 POLL_S = 15.0
-MAX_PAGES = 100
 _NAMED_BY_US = "-[0-9a-f]{12}"
 
 
@@ -157,16 +156,14 @@ def _wait_in_service(spec: EndpointSpec, aws: Aws, reported: Callable[[str], Non
 
 
 def _made_for(name: str, method: str, kind: str, aws: Aws) -> Iterator[str]:
-    arguments: dict[str, Any] = {"NameContains": f"{name}-", "MaxResults": 100}
-    for _ in range(MAX_PAGES):
-        page = getattr(aws.sagemaker, method)(**arguments)
+    pages = aws.sagemaker.get_paginator(method).paginate(
+        NameContains=f"{name}-", PaginationConfig={"PageSize": 100}
+    )
+    for page in pages:
         for row in page[f"{kind}s"]:
             # Another endpoint's name may contain this one's.
             if re.fullmatch(re.escape(name) + _NAMED_BY_US, row[f"{kind}Name"]):
                 yield row[f"{kind}Name"]
-        if not page.get("NextToken"):
-            return
-        arguments["NextToken"] = page["NextToken"]
 
 
 def _code(error: Exception) -> str:
