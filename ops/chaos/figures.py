@@ -79,7 +79,8 @@ def read_ledger(path: Path, prefix: str) -> dict[str, list[int]]:
     """Output tokens of each ledger row, by request id, for ids that begin with ``prefix``; read-only."""
     found: dict[str, list[int]] = {}
     query = "select request_id, output_tokens from generations where substr(request_id, 1, ?) = ?"
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
+    place = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(place, uri=True, timeout=10)) as connection:
         for request_id, tokens in connection.execute(query, (len(prefix), prefix)):
             found.setdefault(request_id, []).append(tokens)
     return found

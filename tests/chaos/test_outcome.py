@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.chaos.figures import grown, read_metrics, read_seams
+from ops.chaos.figures import grown, read_ledger, read_metrics, read_seams
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import (
     AppliedFault,
@@ -188,3 +190,12 @@ def test_a_half_written_line_of_the_log_is_left_out(tmp_path: Path) -> None:
     whole = '{"event": "request", "request_id": "chaos-1", "seams": [' + seam + "]}\n"
     log.write_text(whole + "chaos- as plain text\n" + whole.replace("chaos-1", "chaos-2")[:60])
     assert read_seams(log, "chaos-") == {"chaos-1": ("a→b tokens at 4",)}
+
+
+def test_a_ledger_whose_path_has_signs_of_an_address_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run #1, 50%25?"
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "ledger.db")) as ledger, ledger:
+        ledger.execute("create table generations (request_id, output_tokens)")
+        ledger.execute("insert into generations values ('chaos-1', 3), ('chaos-1', 4), ('other', 5)")
+    assert read_ledger(folder / "ledger.db", "chaos-") == {"chaos-1": [3, 4]}
