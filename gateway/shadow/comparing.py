@@ -55,17 +55,13 @@ class Comparer:
         )
         timings = answer.timings
         primary = replace(
-            self._side(copy, answer, answer.output_text, answer.backend_name),
-            version=answer.backend_version,
-            finish_reason=answer.finish_reason.value,
+            self._side(copy, answer, answer.output_text, answer.backend_name, answer.backend_version),
             ttft_ms=None if timings.ttft_ms is None else max(0.0, timings.ttft_ms - timings.queue_wait_ms),
             total_ms=max(0.0, timings.total_ms - timings.queue_wait_ms),
             text=texts.primary if self.keep_texts else None,
         )
         shadow = replace(
-            self._side(copy, asked, asked.text, asked.backend),
-            version=asked.version,
-            finish_reason=asked.finish_reason.value,
+            self._side(copy, asked, asked.text, asked.backend, asked.version),
             ttft_ms=asked.ttft_ms,
             total_ms=asked.total_ms,
             failure=asked.failure,
@@ -90,15 +86,17 @@ class Comparer:
         yield_thread()
         return self.redact(text)
 
-    def _side(self, copy: Copy, given: Answer | ShadowAnswer, text: str, backend: str) -> ShadowSide:
+    def _side(
+        self, copy: Copy, given: Answer | ShadowAnswer, text: str, backend: str, version: str
+    ) -> ShadowSide:
         """Return one answer's side of the pair, computed from its text, calls and tokens."""
         request, usage, calls = copy.request, given.usage, given.tool_calls
         exam = exam_of(request, copy.plan, text, called=bool(calls))
         cost = self.costs.get(backend, free)
         return ShadowSide(
             backend=backend,
-            version="",
-            finish_reason="",
+            version=version,
+            finish_reason=given.finish_reason.value,
             chars=len(text),
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,

@@ -146,6 +146,15 @@ class Fault(Section):
         return self
 
 
+class RandomFault(Section):
+    """An action that may be drawn, and the action ``then`` that repairs it ``for_s`` seconds later."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    do: FaultAction
+    for_s: Annotated[float, Field(gt=0)] = 1.0
+    then: FaultAction | None = None
+
+
 class RandomFaults(Section):
     """Random faults during the load; each may be followed by an action that repairs it."""
 
@@ -158,15 +167,6 @@ class RandomFaults(Section):
         if self.every_s[0] > self.every_s[1]:
             raise ValueError("every_s: the first is larger than the second")
         return self
-
-
-class RandomFault(Section):
-    """An action that may be drawn, and the action ``then`` that repairs it ``for_s`` seconds later."""
-
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    do: FaultAction
-    for_s: Annotated[float, Field(gt=0)] = 1.0
-    then: FaultAction | None = None
 
 
 class Scenario(Section):
@@ -183,9 +183,6 @@ class Scenario(Section):
     random: RandomFaults | None = None
     allow: Annotated[tuple[Verdict, ...], Field(min_length=1)] = tuple(sorted(set(Verdict) - NEVER))
     settle_s: Annotated[float, Field(ge=0, le=600)] = 30.0
-
-
-RandomFaults.model_rebuild()
 
 
 BUNDLED = Path(__file__).parent / "scenarios"
