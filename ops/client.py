@@ -49,11 +49,12 @@ class AdminClient:
     def text(self, *path: str) -> str:
         return self._call("GET", path).decode("utf-8", errors="replace")
 
-    def post(self, *path: str, body: bytes) -> Any:
-        return self._json("POST", path, body)
+    def post(self, *path: str, body: bytes | Mapping[str, Any]) -> Any:
+        """The JSON answer to ``body``, which is JSON or becomes it."""
+        return self._json("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
 
-    def put(self, *path: str, body: bytes) -> Any:
-        return self._json("PUT", path, body)
+    def put(self, *path: str, body: Mapping[str, Any]) -> Any:
+        return self._json("PUT", path, json.dumps(body).encode())
 
     def delete(self, *path: str) -> None:
         self._call("DELETE", path)

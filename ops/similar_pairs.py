@@ -86,7 +86,7 @@ def embedded(
     all_texts = unique_texts(pairs)
     for start in range(0, len(all_texts), BATCH):
         texts = all_texts[start : start + BATCH]
-        body = json.dumps({"model": model, "input": texts, "encoding_format": "base64"}).encode()
+        body = {"model": model, "input": texts, "encoding_format": "base64"}
         answer = client.post("v1", "embeddings", body=body)
         vectors.update(zip(texts, _vectors(answer, len(texts)), strict=True))
         advance(len(texts))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import math
 import secrets
 import signal
@@ -191,8 +190,7 @@ class ChaosRun:
         if action.inject is not None:
             rules = [rule.model_dump(mode="json", exclude_none=True) for rule in action.inject]
             try:
-                body = json.dumps({"faults": rules}).encode()
-                await asyncio.to_thread(self.testbed.client.post, "admin", "chaos", body=body)
+                await asyncio.to_thread(self.testbed.client.post, "admin", "chaos", body={"faults": rules})
             except AdminError as error:
                 raise TestbedError(
                     f"/admin/chaos does not take the faults ({error}); is chaos.enabled true there?"

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import sys
@@ -110,7 +109,7 @@ class Testbed:
         """Set the fault of the Bedrock stand-in. Raises TestbedError, AdminError."""
         if self.bedrock_control is None:
             raise TestbedError("bedrock: there is no stand-in; set start.bedrock: true")
-        body = json.dumps(fault.model_dump(exclude_defaults=True)).encode()
+        body = fault.model_dump(exclude_defaults=True)
         await asyncio.to_thread(self.bedrock_control.post, body=body)
 
 

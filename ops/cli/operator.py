@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -56,7 +55,7 @@ class Operator:
 
     def post(self, *path: str, timeout_s: float = TIMEOUT_S, **body: Any) -> Any:
         """The JSON answer to a JSON body. Raises AdminError."""
-        return self.client(timeout_s).post(*path, body=json.dumps(body).encode())
+        return self.client(timeout_s).post(*path, body=body)
 
     def show(self, answer: Any, print_table: Callable[[Any], None]) -> None:
         if self.as_json:

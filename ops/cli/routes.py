@@ -63,7 +63,7 @@ def apply(
     Example: sluice routes apply routing.yaml -m "new worker pool" --dry-run
     """
     client, body = gateway.client(), {"config": _read(file)}
-    _change(gateway, "apply", lambda sent: client.put(*AT, body=json.dumps(sent).encode()), body, change)
+    _change(gateway, "apply", lambda sent: client.put(*AT, body=sent), body, change)
 
 
 @operator_command(routes, "set-weight")

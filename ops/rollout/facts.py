@@ -13,7 +13,7 @@ from observability.metrics_text import samples_of
 from ops.client import AdminClient, AdminError
 from ops.rollout.options import RolloutOptions
 
-DRY_RUN = b'{"dry_run": true}'
+DRY_RUN = {"dry_run": True}
 
 
 @dataclass(frozen=True, slots=True)
