@@ -57,6 +57,7 @@ def model_faults(
 ) -> Iterator[str]:
     """Yield one sentence for each contradiction between models, or between a model and the backends."""
     named = {name: model_of(backend, engines) for name, backend in backends.items()}
+    in_process = {named[name]: engines[one.engine] for name, one in backends.items() if one.kind == "engine"}
     owners = {name: f"models.{name}" for name in models}
     owners |= {
         model: f"the model of backends.{name}"
@@ -79,14 +80,7 @@ def model_faults(
                     f"allowed: a backend with model {model!r}"
                 )
         own = section.model_dump(include={"tokenizer", "max_model_len", "block_size"}, exclude_none=True)
-        engine = next(
-            (
-                engines[one.engine]
-                for name, one in backends.items()
-                if one.kind == "engine" and named[name] == model
-            ),
-            None,
-        )
+        engine = in_process.get(model)
         if own and engine is not None:
             yield f"models.{model}.{min(own)}: the engine in process has this model; set engine.{min(own)}"
         if section.images is not None and engine is not None and engine.kind == "embedded":

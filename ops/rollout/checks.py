@@ -77,8 +77,7 @@ def generates(facts: Facts) -> Judgement:
     states = {name: reported.get("status") for name, reported in backends.items()}
     sick = [f"{name}: {state}" for name, state in states.items() if state != "healthy"]
     found = ", ".join(sick) or f"{len(backends)} generated: {', '.join(backends)}"
-    hint = "run `sluice doctor`, and read the backend's log"
-    return (bool(backends) and not sick, found, hint)
+    return (bool(backends) and not sick, found, "run `sluice doctor`, and read the backend's log")
 
 
 def workers_fit(facts: Facts) -> Judgement:
@@ -96,8 +95,7 @@ def has_fallback(facts: Facts) -> Judgement:
         for name, route in _routes(facts).items()
         if not {*route.get("fallback", ())} - {"degraded"} and len(route["backends"]) < 2
     ]
-    hint = "add a second backend to the route's `fallback`"
-    return (not bare, ", ".join(bare) or "all have one", hint)
+    return (not bare, ", ".join(bare) or "all have one", "add a second backend to the route's `fallback`")
 
 
 def real_workload(facts: Facts) -> Judgement:
@@ -206,8 +204,7 @@ def shadowed(facts: Facts) -> Judgement:
 
 def can_go_back(facts: Facts) -> Judgement:
     if isinstance(facts.rollback, str):
-        hint = "make a first change with `sluice routes apply`"
-        return (None, facts.rollback, hint)
+        return (None, facts.rollback, "make a first change with `sluice routes apply`")
     changes = len(facts.rollback.get("changes", ()))
     return (True, f"a rollback would change {changes} settings", "")
 
