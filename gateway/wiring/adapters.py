@@ -38,7 +38,6 @@ class AdapterParts:
     own_state: StateParts | None = None
 
     def states(self) -> dict[str, int]:
-        """The number of registered versions in each state."""
         counts = Counter(self.registry.registered.states.values())
         return {state.value: counts[state] for state in VersionState}
 

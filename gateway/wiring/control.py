@@ -1,7 +1,6 @@
 """The layer of control: the routing in force, its canary, and admission."""
 
 import os
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +48,6 @@ class ControlParts:
     tally: CanaryTally
     evaluations: BackendEvaluations
     limits: AdmissionLimits
-
-    @property
-    def file_routes(self) -> Collection[str]:
-        """The routes of the file, each of which always has its own metrics label."""
-        config = self.routing.seed.config
-        return () if config is None else tuple(config["routes"])
 
     def canary_figures(self) -> CanaryFigures | None:
         state = self.canary.state

@@ -114,7 +114,6 @@ def _make_state_folder() -> None:
 
 
 def new_id(prefix: str) -> str:
-    """Return a new id: the prefix and 80 random bits."""
     return f"{prefix}_{os.urandom(10).hex()}"
 
 

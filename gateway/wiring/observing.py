@@ -36,7 +36,7 @@ def make_metrics(
     base, fleet, ledger, routing = core.base, core.backends.fleet, core.accounts.ledger, core.control.routing
     metrics = Metrics(
         version=base.version,
-        known_routes=core.control.file_routes,
+        known_routes=tuple(routing.seed.config["routes"]) if routing.seed.config is not None else (),
         known_backends=tuple(fleet.backends),
         known_prompt_versions=core.model.versions.ids,
     )

@@ -31,11 +31,6 @@ class StateParts:
     _reached: bool = False
 
     @property
-    def healthy(self) -> bool:
-        """Whether the last operation reached the store; each poll is one."""
-        return self.store.healthy
-
-    @property
     def ready(self) -> bool:
         """Whether this gateway has the state that it needs to serve (``/ready``).
 
@@ -43,10 +38,10 @@ class StateParts:
         is unreachable for all gateways at once, and none would serve if each were not ready. So a gateway
         stays ready with the last good state once it has reached the store or applied a local copy.
         """
-        if self.healthy:
+        if healthy := self.store.healthy:
             self._reached = True
         copied = any(one.number > 0 for one in self.followers.values())
-        return self.healthy or (self.url.kind == "redis" and (self._reached or copied))
+        return healthy or (self.url.kind == "redis" and (self._reached or copied))
 
     def follow(self, stream: str, apply: Callable[[Record], None]) -> StreamFollower:
         """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream."""
@@ -69,7 +64,7 @@ class StateParts:
     def figures(self) -> tuple[bool, Mapping[str, tuple[int, str]]]:
         """Return, for the metrics, whether the store is reached, and the state of each followed stream."""
         streams = {name: (one.number, one.state.value) for name, one in self.followers.items()}
-        return self.healthy, streams
+        return self.store.healthy, streams
 
     async def open(self) -> None:
         """Open the store and apply each followed stream; an unreachable store is not an error."""

@@ -33,7 +33,6 @@ class Scrape:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is in flight."""
         return not any(self.idle.values())
 
 

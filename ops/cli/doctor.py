@@ -105,7 +105,7 @@ async def examine(
     models = gateway.core.model.models
     found.append(DoctorCheck("token counting", True, models.default.tokenizer.encoder))
     state = gateway.core.base.state
-    found.append(await _opened("state store", state.url.shown, state.open, lambda: state.healthy))
+    found.append(await _opened("state store", state.url.shown, state.open, lambda: state.store.healthy))
     found.append(await _routing(gateway))
     found.append(await _published(gateway))
     found.append(await _ledger(gateway))

@@ -138,7 +138,6 @@ def _gateway_class(place: ClusterPlace) -> type:
 
 
 def _lifecycle_options(ray: RaySection) -> dict[str, Any]:
-    """Options for health checks, graceful shutdown and rolling updates."""
     return {
         "graceful_shutdown_wait_loop_s": DRAIN_LOOK_S,
         "graceful_shutdown_timeout_s": ray.drain_seconds,

@@ -109,7 +109,7 @@ async def test_a_full_redis_takes_keys_and_revocations_and_no_answers(
                 await until(lambda: at.other.knows(made["key"]))
                 await at.here.admin.revoke(at.revoked_id, who=WHO)
                 await at.refused_everywhere()
-                assert at.here.state.healthy
+                assert at.here.state.store.healthy
                 assert (await at.ask("full")).body == ANSWER.body
                 assert "was not stored" in caplog.text
                 assert (await at.ask("before")).headers, "what was stored is found"
@@ -134,7 +134,7 @@ async def test_a_read_only_redis_tells_of_a_revocation_and_takes_it_when_it_can(
                 await at.refused_everywhere()
                 with pytest.raises(BackendUnavailable):
                     await at.here.create()
-                assert at.here.state.healthy, "it is read"
+                assert at.here.state.store.healthy, "it is read"
                 assert (await at.ask("before")).headers
                 assert (await at.ask("read-only")).body == ANSWER.body
                 await at.limiter.enter(ONE_A_MINUTE)

@@ -31,7 +31,7 @@ async def test_a_local_file_that_cannot_be_read_makes_a_gateway_not_ready_until_
     path.write_text("no database" * 1_000)
     state = state_of(f"sqlite:///{path}")
     await state.open()
-    assert not state.ready and not state.healthy
+    assert not state.ready and not state.store.healthy
     async with asyncio.TaskGroup() as group:
         loop = group.create_task(state.run())
         path.unlink()
@@ -56,7 +56,7 @@ async def test_a_shared_store_makes_a_gateway_not_ready_until_it_was_reached_or_
             await state.store.append("s", b"1", author="ann")
             await until(lambda: seen == [1] and any((tmp_path / "copies").rglob("s.jsonl")))
             await asyncio.to_thread(server.kill)
-            await until(lambda: not state.healthy)
+            await until(lambda: not state.store.healthy)
             assert state.ready and state.figures()[1]["s"][0] == 1
             loop.cancel()
         await state.close()
@@ -68,7 +68,7 @@ async def test_a_shared_store_makes_a_gateway_not_ready_until_it_was_reached_or_
         follower = held.follow("s", lambda record: later.append(record.number))
         for one, ready in ((nothing, False), (held, True)):
             await one.open()
-            assert one.ready is ready and not one.healthy
+            assert one.ready is ready and not one.store.healthy
         assert later == [1] and follower.state is ProjectionState.AWAY
         for one in (nothing, held):
             await one.close()
