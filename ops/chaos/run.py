@@ -68,7 +68,9 @@ class ChaosRun:
         be injected.
         """
         testbed, report = self.testbed, self._report
-        async with self._caller() as caller:
+        async with ChaosCaller(
+            testbed.url, key=testbed.key, timeout_s=self.scenario.load.timeout_s, clock=self.now_s
+        ) as caller:
             known = await self._reference_answers(caller)
             before = await self._at_rest()
             report.before = None if testbed.gateway_pid is None else holdings_of(testbed.gateway_pid)
@@ -109,11 +111,6 @@ class ChaosRun:
         ]
         report.judge(ready)
         return report
-
-    def _caller(self) -> ChaosCaller:
-        return ChaosCaller(
-            self.testbed.url, key=self.testbed.key, timeout_s=self.scenario.load.timeout_s, clock=self.now_s
-        )
 
     def _on_piece(self) -> None:
         self._pieces += 1
