@@ -1,15 +1,10 @@
 """Reads server-sent events from bytes, however they are split into pieces; sans-I/O."""
 
-from operator import methodcaller
-
 from msgspec import Struct
 
 # Longest event. A chunk with log-probabilities of 20 alternatives for 100 tokens is about 200 KB, a final
 # event with 2,000 dropped chunk ids of 128 characters 260 KB.
 MAX_EVENT_BYTES = 1024 * 1024
-
-
-_line_end = methodcaller("find", b"\n")  # ten times as fast as count(), which looks at each byte
 
 
 class EventTooLarge(ValueError):
@@ -31,7 +26,7 @@ class EventReader(Struct, eq=False):
             return self._by_line(data)
         if data.startswith(b"data: ") and data.endswith(b"\n\n"):
             events = data[6:-2].split(b"\n\ndata: ")
-            if max(map(_line_end, events)) < 0:
+            if b"".join(events).find(b"\n") < 0:  # count() would look at each byte: ten times as long
                 return events  # the common case, whole events of one line: no lists of lines
         *complete, self._rest = data.split(b"\n\n")
         if self._rest:

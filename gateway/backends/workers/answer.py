@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
-from operator import attrgetter
 
 import msgspec
 
@@ -11,7 +10,7 @@ from gateway.backends.port import Completion, Work
 from gateway.backends.tool_deltas import CallNotAllowed, ToolCallDelta, ToolCallReader
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
-from gateway.backends.workers.logprobs import LogprobReader
+from gateway.backends.workers.logprobs import LogprobReader, WorkerLogprobs
 from gateway.backends.workers.refusal import failure_in_stream
 from gateway.contracts.events import Delta, IllegalEvent, Reasoning, counted
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
@@ -29,6 +28,8 @@ _REASONS: Mapping[str, FinishReason] = {
     "error": FinishReason.ERROR,
 }
 
+_NULL = msgspec.Raw(b"null")
+
 
 class _Message(msgspec.Struct):
     content: str | None = None
@@ -44,7 +45,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # vLLM's: the stop string, or the id of a stop token
-    logprobs: msgspec.Raw = msgspec.Raw(b"null")
+    logprobs: WorkerLogprobs | None = None
     token_ids: tuple[int, ...] | None = None
 
 
@@ -67,7 +68,7 @@ class _Timings(msgspec.Struct):
 
 class _Sluice(msgspec.Struct):
     finish_reason: str | None = None
-    fallback: msgspec.Raw = msgspec.Raw(b"null")
+    fallback: msgspec.Raw = _NULL
     timings: _Timings | None = None
 
 
@@ -78,7 +79,7 @@ class _Metrics(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = _NULL
     sluice: _Sluice | None = None
     metrics: _Metrics | None = None
 
@@ -87,8 +88,6 @@ class _Chunk(msgspec.Struct):
 _COUNTED = _Message("-")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 _chunk = msgspec.json.Decoder(_Chunk).decode
-_NULL = msgspec.Raw(b"null")
-_error_of = attrgetter("error")
 
 
 class CompletionReader:
@@ -177,10 +176,10 @@ class CompletionReader:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.done = False
             self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
-        if any(map(_NULL.__ne__, map(_error_of, chunks))):
+        # A chunk without the field has the default itself.
+        if failed := [one for one in chunks if one.error is not _NULL and one.error != _NULL]:
             self.done = False
-            at, found = next((at, one.error) for at, one in enumerate(chunks) if one.error != _NULL)
-            chunks, self.fault = chunks[:at], failure_in_stream(bytes(found))
+            chunks, self.fault = chunks[: chunks.index(failed[0])], failure_in_stream(bytes(failed[0].error))
         return self._in_order(chunks) if self._tools.began or _have_events(chunks) else self._joined(chunks)
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
@@ -252,8 +251,8 @@ class CompletionReader:
                 text = choice.text if delta is None else delta.content
                 if choice.token_ids is not None:
                     self._ids.setdefault(index, []).extend(choice.token_ids)
-                if choice.logprobs != _NULL:
-                    read = self._logprobs.read(bytes(choice.logprobs))
+                if choice.logprobs is not None:
+                    read = self._logprobs.read(choice.logprobs)
                     logprobs.setdefault(index, []).extend(read)
                     more[index] = more.get(index, 0) + len(read) - 1
                     texts.setdefault(index, []).append(text or "")

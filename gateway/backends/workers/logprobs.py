@@ -22,7 +22,7 @@ class _Entry(_Alternative):
     top_logprobs: list[_Alternative] | None = None
 
 
-class _Logprobs(msgspec.Struct):
+class WorkerLogprobs(msgspec.Struct):
     """A chat's ``content``, or a text completion's parallel lists."""
 
     content: list[_Entry] | None = None
@@ -31,21 +31,14 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-_decode = msgspec.json.Decoder(_Logprobs).decode
-
-
 class LogprobReader(msgspec.Struct, frozen=True):
     """Reads the entries of one answer, each with at most ``count`` alternatives."""
 
     count: int
     token_bytes: Callable[[int], bytes]
 
-    def read(self, raw: bytes) -> list[TokenLogprob]:
+    def read(self, entries: WorkerLogprobs) -> list[TokenLogprob]:
         """One entry for each token. Raises BadHttp."""
-        try:
-            entries = _decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise BadHttp("log-probabilities are in no format of OpenAI's contract") from None
         if entries.content is not None:
             return [self._chat(entry) for entry in entries.content]
         if entries.tokens is None or entries.token_logprobs is None:
