@@ -20,8 +20,6 @@ from gateway.contracts.values import Contract, GenerateRequest, Sampling
 ROLES: Final[Mapping[str, Role]] = {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
 # This body's names of fields, by the names that internal errors use.
 FIELDS: Final[Mapping[str, str]] = {"adapter_id": "model", "response_format": "response_format"}
-# JSON's escape of the null character, which no text may have; these bytes are rare in other bodies.
-_NUL: Final = b"\\u0000"
 
 
 class _PlainMessage(Struct, forbid_unknown_fields=True, gc=False):
@@ -53,8 +51,6 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     """The request of an ordinary body; ``None`` for any other. Raises InvalidRequest as ChatRequest would."""
     if len(body) > FEW_FIELDS_BYTES:
         check_fields(body)
-    if _NUL in body:
-        return None
     try:
         chat = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -64,6 +60,9 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
         return None
     if given[-1].role != "user" or not given[-1].content.strip():
         return None
+    for one in given:
+        if "\0" in one.content:  # refused; a label with one is not printable
+            return None
     if len(model) > MAX_NAME or label_or_none(model) is None:
         return None
     if user is not None and label_or_none(user) is None:
