@@ -246,6 +246,7 @@ class CompletionReader:
         reported: dict[int, int] = {}
         running = self._running_counts
         for chunk in chunks:
+            usage = chunk.usage
             for choice in chunk.choices or ():
                 index, delta = choice.index, choice.delta
                 text = choice.text if delta is None else delta.content
@@ -257,23 +258,21 @@ class CompletionReader:
                     more[index] = more.get(index, 0) + len(read) - 1
                     texts.setdefault(index, []).append(text or "")
                 elif text:
-                    pieces = texts.get(index)
-                    if pieces is None:
-                        texts[index] = [text]
+                    if index in texts:
+                        texts[index].append(text)
                     else:
-                        pieces.append(text)
-                if running and chunk.usage is not None:
-                    reported[index] = chunk.usage.completion_tokens or 0
+                        texts[index] = [text]
+                if running and usage is not None:
+                    reported[index] = usage.completion_tokens or 0
                 if choice.finish_reason is not None:
                     self._reasons[index] = choice.finish_reason
                     if choice.stop_reason in self._work.sampling.stop:
                         self._stopped.add(index)
                         if index == 0:
                             self._stop = str(choice.stop_reason)
-            if chunk.choices:
                 self.started = True
-            if chunk.usage is not None:
-                self._usage = chunk.usage
+            if usage is not None:
+                self._usage = usage
             if chunk.sluice is not None:
                 self._sluice = chunk.sluice
             if chunk.metrics is not None:
