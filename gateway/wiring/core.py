@@ -38,4 +38,13 @@ def make_core(settings: Settings, admin_key: str | None, engine_pool: MakeEngine
     accounts = make_accounts(base, backends.engines)
     control = make_control(base, model, adapters, backends)
     generation = make_generation(base, model, backends, accounts)
-    return Core(base, model, access, adapters, backends, accounts, control, generation)
+    return Core(
+        base=base,
+        model=model,
+        access=access,
+        adapters=adapters,
+        backends=backends,
+        accounts=accounts,
+        control=control,
+        generation=generation,
+    )

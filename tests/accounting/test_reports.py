@@ -406,6 +406,10 @@ async def test_a_line_of_a_batch_is_claimed_finished_and_billed_by_one_gateway_a
         await store.close()
 
 
+# A busy machine reads the server's clock, by which leases end, so much late.
+LATE_S = 5.0
+
+
 async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: str) -> None:
     made = StoredResponse("acme", "resp_1", None, "queued", 10.0, 100.0, b"in", b"out", None, 20.0)
     following = replace(made, response_id="resp_2", previous_id="resp_1", status="completed", created_at=11.0)
@@ -414,7 +418,7 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
         await store.put(made)
         await store.put(following)
         found = await other.get("acme", "resp_1", 99.0)
-        assert found is not None and found.alive_until == pytest.approx(20.0, abs=0.4)
+        assert found is not None and found.alive_until == pytest.approx(20.0, abs=LATE_S)
         assert replace(found, alive_until=20.0) == made
         thread = await other.thread("acme", "resp_2", 99.0, most=9, most_bytes=9)
         assert [replace(one, alive_until=20.0) for one in thread] == [made, following]
@@ -423,10 +427,12 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
             assert [replace(one, alive_until=20.0) for one in thread] == [following]
         assert await other.get("umbra", "resp_1", 99.0) is None
         assert await other.get("acme", "resp_1", 100.0) is None
-        assert [one.response_id for one in await other.abandoned(20.5, 9)] == ["resp_1"]
-        assert await other.first_lease_end() == pytest.approx(20.0, abs=0.4)
-        assert await other.claim(made, 20.5, 40.0) and not await store.claim(made, 20.5, 40.0)
-        assert await other.keep_alive(made, 40.0) and not await other.abandoned(20.5, 9)
+        assert [one.response_id for one in await other.abandoned(21.0 + LATE_S, 9)] == ["resp_1"]
+        assert await other.first_lease_end() == pytest.approx(20.0, abs=LATE_S)
+        assert await other.claim(made, 21.0 + LATE_S, 40.0) and not await store.claim(
+            made, 21.0 + LATE_S, 40.0
+        )
+        assert await other.keep_alive(made, 40.0) and not await other.abandoned(21.0 + LATE_S, 9)
         assert await other.finish(replace(made, status="failed", events=b"ev"))
         assert await other.first_lease_end() is None
         assert not await store.finish(made) and not await store.keep_alive(made, 50.0)
