@@ -202,9 +202,13 @@ def sluice_body(answer: Answer) -> dict[str, Any]:
 def error_body(error: PublicError) -> OpenAIErrorBody:
     status = sent_status(error, Contract.CHAT)
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    message = error.message
+    if error.code == "context_too_long":
+        # LiteLLM, and tools that use it, detect by these words that they must shorten the conversation.
+        message = f"This model's maximum context length is exceeded: {message}"
     return {
         "error": {
-            "message": error.message,
+            "message": message,
             "type": kind,
             "param": error.param,
             "code": _code(error),

@@ -134,7 +134,9 @@ def test_a_broken_stream_ends_with_one_failure_wherever_it_broke(count: int) -> 
 def test_the_error_of_a_too_long_context_has_openais_code() -> None:
     frames = RESPONSES.frames(ASKED, "demo")
     sent = events(frames.fail(PublicError(422, "context_too_long", "too long", "input"), "req_1"))
-    assert sent[-1]["response"]["error"]["code"] == "context_length_exceeded"
+    error = sent[-1]["response"]["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"] == "This model's maximum context length is exceeded: too long"
 
 
 @pytest.mark.parametrize("background", [True, False])

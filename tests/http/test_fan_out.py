@@ -112,7 +112,8 @@ async def test_an_error_names_the_prompt_that_it_is_of(connect: Any) -> None:
     async with connect(fake_services(EchoJourney({"b": TOO_LONG}))) as client:
         response = await client.post("/v1/completions", json=body(["a", "b"]))
     error = response.json()["error"]
-    assert (error["param"], error["message"]) == ("prompt.1", "prompt.1 are too long")
+    message = "This model's maximum context length is exceeded: prompt.1 are too long"
+    assert (error["param"], error["message"]) == ("prompt.1", message)
 
 
 async def test_a_prompt_without_an_end_is_no_answer_with_fewer_choices(connect: Any) -> None:

@@ -175,6 +175,17 @@ def test_an_early_failure_raises_the_clients_own_class(
     assert raised.value.response.headers.get("retry-after") == ("1" if status in (429, 503) else None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_message_of_a_too_long_prompt_has_the_words_that_litellm_recognizes(
+    client: openai.OpenAI, journey: FakeJourney, stream: bool
+) -> None:
+    journey.error, journey.pieces = PublicError(422, "context_too_long", "9 tokens"), ()
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="demo", messages=TURNS, stream=stream)
+    message = raised.value.body["message"]  # type: ignore[index]
+    assert message == "This model's maximum context length is exceeded: 9 tokens"
+
+
 def test_a_failure_in_mid_stream_raises(client: openai.OpenAI, journey: FakeJourney) -> None:
     journey.error = PublicError(503, "backend_unavailable", "gone")
     text = ""

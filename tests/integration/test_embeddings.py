@@ -239,10 +239,15 @@ def test_the_engine_in_process_names_the_input_at_fault_with_its_number(live: Li
         (
             ["a"] * 70 + [long],
             "context_length_exceeded",
-            "input.70 has 5,120 tokens; allowed: at most ",
+            "This model's maximum context length is exceeded: input.70 has 5,120 tokens; allowed: at most ",
             "input.70",
         ),
-        ([long], "context_length_exceeded", "input has 5,120 tokens; allowed: at most ", "input"),
+        (
+            [long],
+            "context_length_exceeded",
+            "This model's maximum context length is exceeded: input has 5,120 tokens; allowed: at most ",
+            "input",
+        ),
         (
             [[1], [10_000_000, 2]],
             "invalid_request",
