@@ -45,6 +45,7 @@ class ImageUrl(ImageUrlBody, MessagePart):
 class ContentPart(PartBody, MessagePart):
     """A part of a message: a text, an image in a user's message or a tool's result, the model's refusal."""
 
+    neutral = openai_fields.CACHE_MARK
     type: Literal["text", "image_url", "refusal"]
     text: str | None = None
     refusal: str | None = None

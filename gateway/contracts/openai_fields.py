@@ -13,6 +13,9 @@ _NO_LIST: Final[tuple[object, ...]] = (None, [])
 _FALSE: Final = (None, False)
 _TRUE: Final = (None, True)
 
+# LiteLLM sends these marks of Anthropic's on messages, parts and tools. Prefixes are cached without them.
+CACHE_MARK: Final[Neutral] = {"cache_control": (ANYTHING,)}
+
 # OpenAI's service options, common to chats, completions and responses.
 SERVICE: Final[Neutral] = {
     "moderation": _NULL,
@@ -94,6 +97,7 @@ COMPLETIONS: Final[Neutral] = {
 MESSAGE: Final[Neutral] = {
     "annotations": _NO_LIST,
     "audio": _NULL,
+    **CACHE_MARK,
     "function_call": (None, Instead("tool_calls")),
     "parsed": (ANYTHING,),
 }

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from gateway.contracts.fields import ANYTHING, Body, Either, Listed, Name, Neutral, StrictObject, Text
+from gateway.contracts.openai_fields import CACHE_MARK
 
 MAX_TOOLS: Final = 128
 """Most tools of a request, as at OpenAI."""
@@ -16,6 +17,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 class FunctionBody(Body):
     """A function that the model may call."""
 
+    neutral: ClassVar[Neutral] = CACHE_MARK
     name: Name
     description: Text | None = None
     parameters: dict[str, Any] | None = None
@@ -33,7 +35,7 @@ class CustomToolBody(Body):
 class ToolBody(Body):
     """One item of ``tools``."""
 
-    neutral: ClassVar[Neutral] = {"defer_loading": (None, False)}
+    neutral: ClassVar[Neutral] = {**CACHE_MARK, "defer_loading": (None, False)}
     type: Literal["function", "custom"]
     function: FunctionBody | None = None
     custom: CustomToolBody | None = None

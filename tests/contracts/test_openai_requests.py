@@ -102,15 +102,25 @@ def test_text_parts_are_joined_and_a_developer_speaks_as_the_system() -> None:
 
 
 def test_unknown_fields_of_messages_are_the_backends_affair_as_those_of_the_body() -> None:
-    part = {"type": "text", "text": "a", "cache_control": {}}
+    part = {"type": "text", "text": "a", "frob": {}}
     request = chat(frob=1, messages=[{**TURN, "frob": 2}, {"role": "user", "content": [part]}]).request
-    assert request.dropped == ("messages.0.frob", "messages.1.content.0.cache_control")
+    assert request.dropped == ("messages.0.frob", "messages.1.content.0.frob")
     assert (dict(request.extra), request.needs) == ({"frob": 1}, {Feature.UNKNOWN_FIELDS})
     assert chat(messages=[{**TURN, "frob": 2}]).request.needs == {Feature.UNKNOWN_FIELDS}
     with pytest.raises(InvalidRequest, match=r"messages\.0\.function_call"):
         chat(messages=[{**TURN, "function_call": {"name": "f"}}])
     with pytest.raises(InvalidRequest, match="others are not known fields"):
         chat(messages=[{**TURN, **{f"frob{number}": 1 for number in range(MAX_EXTRA + 1)}}])
+
+
+def test_marks_of_caches_on_messages_parts_and_tools_have_no_effect() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    part, function = {"type": "text", "text": "a"}, {"name": "f", "parameters": {"type": "object"}}
+    tool = {"type": "function", "function": function}
+    plain = chat(messages=[{"role": "user", "content": [part]}], tools=[tool]).request
+    marked = {"role": "user", "content": [{**part, **mark}], **mark}
+    assert chat(messages=[marked], tools=[{**tool, **mark}]).request == plain
+    assert chat(messages=[marked], tools=[{**tool, "function": {**function, **mark}}]).request == plain
 
 
 def test_a_budget_of_thinking_is_for_workers_that_know_it_and_null_asks_for_none() -> None:
