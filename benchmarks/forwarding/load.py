@@ -28,9 +28,9 @@ class ProcessTree:
         self._processes = [*roots, *(child for root in roots for child in root.children(recursive=True))]
 
     def cpu_s(self) -> float:
-        """User and system time so far, of all threads."""
-        times = [process.cpu_times() for process in self._processes]
-        return sum(one.user + one.system for one in times)
+        """User and system time so far, of all threads, in nanoseconds' resolution (psutil has hundredths)."""
+        # Linux's number of a process' CPU clock.
+        return sum(time.clock_gettime(~process.pid << 3 | 2) for process in self._processes)
 
     def rss_bytes(self) -> int:
         """Return the resident bytes of all processes together."""

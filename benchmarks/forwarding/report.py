@@ -22,8 +22,8 @@ from ops.replay.outcome import percentile
 MIB: Final = 1024**2
 # Below this share, the gateway's core had time left, so the reached rate is not the gateway's limit.
 FULL: Final = 0.9
-# Psutil counts CPU in hundredths of a second; a shorter sum than this is not reported.
-LEAST_CPU_S: Final = 0.05
+# Of so little CPU what the process does besides requests is too large a part; it is not reported.
+LEAST_CPU_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
