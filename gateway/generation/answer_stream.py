@@ -124,15 +124,15 @@ class AnswerStream:
 
     def take(self, delta: Delta) -> Awaitable[None]:
         """Count one chunk and pass it on to the sink."""
-        text = delta.text
+        text, plain = delta.text, delta.__class__ is Delta
+        if self.events is None and not plain:
+            self.events = self._text_so_far()
         if delta.logprobs:
             delta = self._store_logprobs(delta)
-        if delta.__class__ is Delta:
-            if self.events is not None:
-                self._check(delta)
+        if self.events is not None:
+            self._check(self.events, delta)
+        if plain:
             self._parts[delta.index].append(text)
-        else:
-            self._check(delta)
         if self._fresh:
             self._first_piece(delta)
         self.tokens += delta.tokens
@@ -161,12 +161,10 @@ class AnswerStream:
             # Not counted for a resuming call, whose cache hits may be tokens that this request computed.
             self._cached_tokens = delta.cached_tokens
 
-    def _check(self, event: Delta) -> None:
+    def _check(self, events: AnswerFold, event: Delta) -> None:
         """Raise BackendFailure for an event that is out of order."""
-        if self.events is None:
-            self.events = self._text_so_far()
         try:
-            self.events.take(event)
+            events.take(event)
         except IllegalEvent as error:
             raise _illegal(error) from None
         if isinstance(event, Reasoning):

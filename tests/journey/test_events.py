@@ -13,7 +13,7 @@ from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.backends.port import Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
-from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
+from gateway.contracts.values import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from observability.events import ToolCallCounts
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig, RecordingSink
@@ -135,6 +135,22 @@ async def test_a_whole_answer_has_its_texts_around_the_calls_where_they_were_gen
         (Reasoning, "Hm."),
         (Delta, "Done."),
     ]
+
+
+@pytest.mark.parametrize("first", [Reasoning("Hm.", 1), Delta("Let ", 1)])
+async def test_only_a_texts_own_logprobs_are_with_it(build_rig: Build, ask: Ask, first: Delta) -> None:
+    events = (first, Reasoning("I see.", 1), Delta("Done.", 1))
+    each = tuple(
+        structs.replace(event, logprobs=(TokenLogprob(str(at).encode(), -0.5),))
+        for at, event in enumerate(events)
+    )
+    rig = build_rig(backends=[backend(Script(events=each, token_ids=IDS[:3]))])
+    sink = await rig.run(ask(sampling=Sampling(logprobs=1)))
+    assert sink.answer is not None, sink.error
+    texts = [one for one in sink.answer.in_order if type(one) is Delta]
+    expected = [str(at).encode() for at, event in enumerate(events) if type(event) is Delta]
+    assert [one.data for text in texts for one in text.logprobs] == expected
+    assert all(text.text and len(text.logprobs) == 1 for text in texts)
 
 
 @pytest.mark.parametrize("k", [1, 6])
