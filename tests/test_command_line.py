@@ -125,6 +125,11 @@ def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
     assert done.exit_code == 1 and told in done.output
 
 
+def test_to_wait_for_no_batch_is_refused() -> None:
+    done = CliRunner().invoke(app, ["batch", "status", "--wait", "--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 2 and "--wait: needs the ID of a batch" in done.output
+
+
 @pytest.mark.parametrize(
     ("admin", "public", "port"),
     [

@@ -69,6 +69,8 @@ def status(
 
     Example: sluice batch status batch_0a1b2c3d4e5f --wait
     """
+    if wait and id is None:
+        raise typer.BadParameter("needs the ID of a batch", param_hint="--wait")
     if id is not None and wait:
         _follow(gateway, id)
     elif id is not None:
