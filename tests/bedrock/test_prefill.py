@@ -104,7 +104,7 @@ async def test_a_stop_string_that_began_before_the_break_ends_the_rest(
     bedrock: StandIn, make: MakeBackend
 ) -> None:
     backend = make()
-    bedrock.always["us-east-1"] = Behaviour(delay_s=0.005)
+    bedrock.always["us-east-1"] = Behaviour(delay_s=0.05)
     answer = await collect(backend, replace(work(stop=("a and V",)), partial=PartialAnswer("Vinland Saga")))
     assert answer.text == ""
     assert answer.completion.finish_reason is FinishReason.STOP
