@@ -111,8 +111,10 @@ async def test_probes_are_right_and_quick_under_full_load(serving: LiveGateway, 
             assert ready.status_code == 200, ready.text
             busy += "sluice_requests_in_flight 0.0" not in (await client.get("/metrics")).text
         assert busy > 50, "they were asked while it worked"
-        headers = serving.headers
-        deep = (await client.get("/health/deep", headers=headers)).json()
+        for _ in range(20):  # a moment may fall between the streams that have ended and those that follow
+            deep = (await client.get("/health/deep", headers=serving.headers)).json()
+            if deep["running"] > 1:
+                break
     assert sorted(taken)[len(taken) // 2] < PING_S
     assert deep["status"] == "healthy"
     assert deep["running"] > 1 and deep["in_flight"] >= STREAMS // 2

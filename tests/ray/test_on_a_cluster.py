@@ -46,7 +46,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
             "engines_max": ENGINES,
             "engine_target_sequences": 4.0,
             "scale_up_seconds": 0.5,
-            "scale_down_seconds": 3.0,
+            "scale_down_seconds": 1.0,
             "metrics_seconds": 0.5,
         },
     )

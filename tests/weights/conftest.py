@@ -62,9 +62,9 @@ def network(s3_url: str) -> Iterator[Proxy]:
 def fetcher_at(credentials: None) -> Callable[..., S3Fetcher]:
     """A function that makes fetchers with short timeouts."""
 
-    def make(url: str, prefix: S3Prefix = LLAMA, **more: Any) -> S3Fetcher:
+    def make(url: str, prefix: S3Prefix = LLAMA, connections: int = 4, **more: Any) -> S3Fetcher:
         options = WeightsSection(
-            endpoint_url=url, connections=4, connect_timeout_seconds=2, read_timeout_seconds=5
+            endpoint_url=url, connections=connections, connect_timeout_seconds=2, read_timeout_seconds=5
         )
         return S3Fetcher(prefix, options, backoff_s=0.01, **more)
 

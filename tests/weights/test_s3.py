@@ -54,7 +54,7 @@ def test_a_prefix_arrives_as_a_folder_with_its_subfolders(
     deep = put(s3, "tokenizer/deep/vocab.txt", b"a\nb")
     empty = put(s3, "empty.txt", b"")
     put(s3, "folder/", b"")
-    weights = put(s3, "model.safetensors", random_bytes(40 * MIB))
+    weights = put(s3, "model.safetensors", random_bytes(20 * MIB))
     progress: list[Progress] = []
     folder = fetcher_at(s3_url).fetch(tmp_path, on_progress=progress.append)
     assert (folder / "config.json").read_bytes() == config
@@ -311,7 +311,7 @@ def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
         (lambda: s3.delete_object(Bucket=BUCKET, Key="llama/model.safetensors"), NotThere),
         (lambda: put(s3, "model.safetensors", b"other"), FetchError),
     ):
-        put(s3, "model.safetensors", random_bytes(80 * MIB))
+        put(s3, "model.safetensors", random_bytes(20 * MIB))  # two segments, one after the other
         changed = threading.Event()
 
         def once(
@@ -323,7 +323,8 @@ def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
 
         into = tmp_path / kind.__name__
         message = failure(
-            lambda into=into, once=once: fetcher_at(network.url).fetch(into, on_progress=once), kind
+            lambda into=into, once=once: fetcher_at(network.url, connections=1).fetch(into, on_progress=once),
+            kind,
         )
         assert "model.safetensors" in message
 
