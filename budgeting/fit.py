@@ -34,7 +34,7 @@ from budgeting.values import (
     system_message,
 )
 
-# A whole prompt with more characters per allowed token than this is not encoded to test whether it fits:
+# A prompt that may be trimmed is not encoded whole if it has more characters per allowed token than this:
 # English has 4 to 5 characters a token with common vocabularies.
 _HOPELESS_CHARS_PER_TOKEN = 8
 # Characters that a message's markup counts in that sum: those of three tokens.
@@ -100,15 +100,25 @@ class Fitting:
         self._everything = _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
 
     def whole(self) -> Plan | None:
-        """The plan that sends everything; ``None`` when that does not fit. Raises TemplateRefused."""
+        """The plan that sends everything; ``None`` when that does not fit and parts may be left out.
+
+        Raises TemplateRefused; ContextTooLong without budgets.
+        """
+        may_trim = self.request.budgets is not None
+        if may_trim and self._chars() > self.allowed * _HOPELESS_CHARS_PER_TOKEN:
+            return None
+        sent = self._encode(self._everything)
+        if sent.tokens <= self.allowed:
+            return self._plan(sent, self._everything, 0)
+        if may_trim:
+            return None
+        raise self._too_long(sent, self.allowed)
+
+    def _chars(self) -> int:
         prompt = self._prompt
         turns, evidence = map(_content_of, prompt.turns), map(_text_of, prompt.evidence)
         texts = chain(prompt.system, (prompt.context,), turns, evidence)
-        chars = sum(map(len, texts)) + _MARKUP_CHARS * len(prompt.turns)
-        if chars > self.allowed * _HOPELESS_CHARS_PER_TOKEN:
-            return None
-        sent = self._encode(self._everything)
-        return self._plan(sent, self._everything, 0) if sent.tokens <= self.allowed else None
+        return sum(map(len, texts)) + _MARKUP_CHARS * len(prompt.turns)
 
     def _too_long(self, sent: _Candidate, allowed: int) -> ContextTooLong:
         sections = (PromptSection.SYSTEM, *SPARE_ORDER, PromptSection.TOOLS)  # a summary may be left out
@@ -121,8 +131,6 @@ class Fitting:
 
     def trimmed(self) -> Plan:
         """The plan that leaves parts out. Raises ContextTooLong when the parts always sent do not fit."""
-        if self.request.budgets is None:
-            raise self._too_long(self._encode(self._everything), self.allowed)
         least = self._encode(_Selection({}, latest_turn(self._prompt.turns), False))
         # Only a prompt that does not fit the model is too long; parts that are never cut may pass `allowed`.
         room = self.max_model_len - (self.reserve or 1)

@@ -73,7 +73,7 @@ TOOLS = (
 )
 
 
-def byte_level(special: Sequence[str]) -> Tokenizer:
+def byte_level(special: Sequence[str], corpus: Sequence[str] = CORPUS) -> Tokenizer:
     """A byte-level BPE tokenizer whose added tokens are ``special``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -84,7 +84,7 @@ def byte_level(special: Sequence[str]) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    tokenizer.train_from_iterator([*corpus] * 3, trainer)
     return tokenizer
 
 

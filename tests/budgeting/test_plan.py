@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from budgeting.values import (
     SectionCounts,
     SummaryKind,
 )
+from tests.budgeting.folders import CHATML, byte_level, write_folder
 
 USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM
 
@@ -128,6 +130,22 @@ def test_a_prompt_that_fits_to_the_token_is_sent_whole(tokenizer: ChatTokenizer)
     assert found.messages == prompt_messages(prompt)
     assert found.token_ids == tokenizer.encode_chat(found.messages)
     assert trimmed(plan(tokenizer, prompt, size(tokenizer, prompt) - 1))
+
+
+@pytest.mark.parametrize("budgets", [None, SectionBudgets()], ids=["no budgets", "budgets"])
+def test_a_prompt_of_many_characters_a_token_is_sent_whole_if_its_tokens_fit(
+    tmp_path: Path, budgets: SectionBudgets | None
+) -> None:
+    lines = byte_level(["<|im_start|>", "<|im_end|>"], ["=" * 64])
+    tokenizer = ChatTokenizer(write_folder(tmp_path / "lines", lines, CHATML, eos_token="<|im_end|>"))
+    turns = [
+        message for pair in range(10) for message in (Message(USER, "=" * 640), Message(ASSISTANT, "=" * 640))
+    ]
+    prompt = CanonicalPrompt(turns=(*turns, Message(USER, "=" * 640)))
+    room = size(tokenizer, prompt)
+    assert room < 21 * 640 / 8
+    found = plan(tokenizer, prompt, room, budgets=budgets)
+    assert not trimmed(found) and found.counts.total == room
 
 
 def test_every_part_counts_in_its_section(tokenizer: ChatTokenizer) -> None:
