@@ -34,6 +34,11 @@ from accounting.tables import RowInsert, V, counts_upsert, value_of
 from accounting.values import EngineCount, UsageRow
 
 ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
+# The parameters of a PostgreSQL url: those of asyncpg and SQLAlchemy that take text, or convert it.
+_CONNECTION = ("host", "port", "user", "password", "passfile", "database", "service", "servicefile", "ssl")
+POSTGRES_PARAMETERS = frozenset(
+    (*_CONNECTION, "direct_tls", "target_session_attrs", "krbsrvname", "prepared_statement_cache_size")
+)
 # How long SQLite itself waits for another process's lock, in its own thread. Short, because a call in
 # that thread cannot be interrupted and closing waits for it; longer locks are handled by retries.
 BUSY_TIMEOUT_MS = 500
@@ -74,6 +79,12 @@ class GenerationStore:
             self._engine = make_engine(url, self._connections)
         except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError) as error:
             raise LedgerUnavailable(f"ledger.url: {url.drivername!r} is not installed") from error
+        unknown = sorted(url.query.keys() - POSTGRES_PARAMETERS)
+        if unknown and url.get_backend_name() == "postgresql":
+            raise LedgerUnavailable(
+                f"ledger.url: the driver has no parameter {unknown[0][:40]!r}; allowed: "
+                f"{', '.join(sorted(POSTGRES_PARAMETERS))}; libpq's sslmode=require is ssl=require here"
+            )
         self.in_memory = _in_memory(url)
 
     async def prepare(self) -> None:

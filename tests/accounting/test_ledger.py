@@ -337,6 +337,17 @@ async def test_a_url_that_can_never_work_stops_the_start_and_is_not_repeated(url
 
 
 @pytest.mark.asyncio
+async def test_libpqs_name_of_a_parameter_stops_the_start_and_the_drivers_name_is_told() -> None:
+    pytest.importorskip("asyncpg")
+    url = "postgresql+asyncpg://u:s3cret@127.0.0.1:9/d?sslmode=require"
+    with pytest.raises(
+        LedgerUnavailable, match=r"no parameter 'sslmode'; allowed: .* is ssl=require"
+    ) as caught:
+        await ledger_for(url, Events()).open()
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.asyncio
 async def test_reading_a_ledger_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     ledger = ledger_for(url_of(tmp_path / "nowhere" / "l.db"), Events())
     await ledger.open()
