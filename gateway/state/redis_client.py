@@ -41,8 +41,11 @@ def connect(url: str, *, key: str = "state.url", max_connections: int = MAX_CONN
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
         )
+        pool.connection_class(**pool.connection_kwargs)  # refuses unknown parameters; connects to nothing
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{key}: not a url of Redis ({type(error).__name__})") from None
+        raise ConfigError(
+            f"{key}: not a url of Redis, or with an unknown parameter ({type(error).__name__})"
+        ) from None
     # from_pool: closing the client closes the pool.
     return Redis.from_pool(pool)
 

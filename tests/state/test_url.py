@@ -52,8 +52,9 @@ def test_another_url_is_refused_with_what_is_allowed_and_without_its_password(ur
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_redis_url_with_options_that_nobody_knows_is_refused_without_its_password() -> None:
-    url = parse_state_url("redis://:s3cret@host/0?socket_timeout=soon")
+@pytest.mark.parametrize("options", ["socket_timeout=soon", "no_such_option=1"])
+def test_a_redis_url_with_options_that_nobody_knows_is_refused_without_its_password(options: str) -> None:
+    url = parse_state_url(f"redis://:s3cret@host/0?{options}")
     with pytest.raises(ConfigError, match=r"state\.url") as caught:
         make_state_store(url, namespace="n", unix_time=lambda: 0.0)
     assert "s3cret" not in str(caught.value) and caught.value.__cause__ is None
