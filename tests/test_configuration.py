@@ -191,6 +191,19 @@ def test_an_address_without_a_scheme_is_refused_with_the_form_of_one(tmp_path: P
         load_settings(write(tmp_path, "backends: {gpus: {kind: openai, base_urls: ['gpu-1:80']}}"), {})
 
 
+@pytest.mark.parametrize(
+    "url", ["http://gpu-1:99999/v1", "http://gpu-1:x/v1", "http://gpu-1:0", "http://[::1/v1"]
+)
+def test_an_address_with_an_invalid_host_or_port_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"base_urls\[0\]: has no valid host and port; .*given: 'http"):
+        load_settings(write(tmp_path, f"backends: {{gpus: {{kind: openai, base_urls: ['{url}']}}}}"), {})
+
+
+def test_an_empty_mapping_of_backends_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="backends: is empty; allowed: one or more"):
+        load_settings(write(tmp_path, "backends: {}"), {})
+
+
 def test_each_of_several_engines_has_a_backend_and_engine_has_one_where_it_is_asked_for(
     tmp_path: Path,
 ) -> None:

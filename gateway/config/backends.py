@@ -3,6 +3,7 @@
 import re
 from enum import StrEnum
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -43,7 +44,18 @@ class HedgeSection(Section):
     max_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
 
 
-BaseUrl = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+def _with_a_host(url: str) -> str:
+    """Refuse an address with an invalid host or port. Raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        if parts.hostname and parts.port != 0:
+            return url
+    except ValueError:
+        pass
+    raise ValueError(f"has no valid host and port; allowed: a port from 1 to 65535; given: {url[:60]!r}")
+
+
+BaseUrl = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$"), AfterValidator(_with_a_host)]
 Path = Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
 
 

@@ -312,6 +312,10 @@ def load_settings(
             _put(data, keys, value, name, origins, file)
         else:
             _refuse_unread(name, value)
+    if data.get("backends") == {} and not data.get("engines"):
+        raise ConfigError(
+            f"{file}: backends: is empty; allowed: one or more, or none named for the engine's own"
+        )
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
