@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.yaml_file import load_yaml
-from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource, values_of
+from ops.importing.values import (
+    Deployment,
+    ImportedSetup,
+    ImportOutcome,
+    UnreadableSource,
+    is_address,
+    values_of,
+)
 
 FROM_ENVIRONMENT = "os.environ/"
 # Providers with OpenAI's API, and their base URLs if the file names none.
@@ -188,8 +195,10 @@ class _Model:
             hint = ", unless api_base ends in /openai/v1" if provider == "azure" else ""
             setup.unsupported(f"{where}.model", f"{provider} does not speak OpenAI's contract{hint}")
             return None
-        if base is None or not re.match(r"https?://[^/?#@\s]+", base):
-            setup.unsupported(f"{where}.api_base", "is no URL here; set its variable when you import")
+        if base is None or not is_address(base):
+            setup.unsupported(
+                f"{where}.api_base", "is no http://HOST:PORT here; set its variable when you import"
+            )
             return None
         base = base.rstrip("/")
         if provider.startswith("ollama") and not base.endswith("/v1"):
@@ -249,10 +258,15 @@ class _Model:
         prices = {}
         for kind in ("input", "output"):
             key = f"{kind}_cost_per_token"
-            prices[f"{kind}_usd_per_million"] = self.params.pop(key, self.info.pop(key, None))
-        if None not in prices.values():
-            section["price"] = {name: round(float(usd) * _MONEY, 6) for name, usd in prices.items()}
-            self.setup.carried(f"{self.place}.input_cost_per_token", "backends.<name>.price")
+            prices[kind] = self.params.pop(key, self.info.pop(key, None))
+        if any(usd is not None for usd in prices.values()):
+            section["price"] = {
+                f"{kind}_usd_per_million": round(float(usd or 0) * _MONEY, 6) for kind, usd in prices.items()
+            }
+            for kind, usd in prices.items():
+                note = self.setup.different if usd is None else self.setup.carried
+                text = "backends.<name>.price" + ("; 0 was written, correct it" if usd is None else "")
+                note(f"{self.place}.{kind}_cost_per_token", text)
         longest = self.info.pop("max_input_tokens", None)
         if isinstance(longest, int):
             longest += int(self.info.pop("max_output_tokens", 0) or 0)

@@ -6,9 +6,23 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.config.backends import BaseUrl
+
+_BASE_URL: TypeAdapter[str] = TypeAdapter(BaseUrl)
+
 
 class UnreadableSource(Exception):
     """The other gateway's configuration cannot be read; the message names the place."""
+
+
+def is_address(url: str) -> bool:
+    """Whether ``url`` is a valid address of a worker."""
+    try:
+        return bool(_BASE_URL.validate_python(url))
+    except ValidationError:
+        return False
 
 
 @contextmanager

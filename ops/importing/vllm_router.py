@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.yaml_file import load_yaml
-from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, UnreadableSource, values_of
+from ops.importing.values import (
+    Deployment,
+    ImportedSetup,
+    ImportOutcome,
+    UnreadableSource,
+    is_address,
+    values_of,
+)
 
 _D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
 _SESSION = (_D, "callers of the native contract send session_id, of OpenAI's sluice.session_id, not a header")
@@ -185,7 +192,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _base(url: str) -> str:
-    if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", url):
+    if not is_address(url):
         raise UnreadableSource(f"{url!r} is no worker's address; allowed: http://HOST:PORT")
     bare = url.rstrip("/")
     return bare if bare.endswith("/v1") else f"{bare}/v1"

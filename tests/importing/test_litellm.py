@@ -199,6 +199,36 @@ def test_a_model_of_bedrocks_converse_is_reported_as_it_is_written(tmp_path: Pat
     assert any(note.text == "'nova' is answered by 'us.amazon.nova-lite-v1:0'" for note in setup.notes)
 
 
+def test_a_price_of_input_alone_is_carried_and_the_missing_one_is_reported(tmp_path: Path) -> None:
+    model = {"model_name": "a", "litellm_params": {"model": "hosted_vllm/b", "api_base": "http://gpu-1:8000"}}
+    priced = {**model, "model_info": {"input_cost_per_token": 0.000002}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": [priced]}))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    price = configurations(setup)[0]["backends"]["a"]["price"]
+    assert price == {"input_usd_per_million": 2.0, "output_usd_per_million": 0.0}
+    outcomes = {note.place: note.outcome for note in setup.notes}
+    assert outcomes["model_list[0].output_cost_per_token"] is ImportOutcome.DIFFERENT
+
+
+@pytest.mark.parametrize(
+    "url", ["http://gpu-1:port/v1", "http://[::1:8000/v1", "https://h/v1?version=2", "gpu-1:80"]
+)
+def test_an_address_that_a_gateway_would_refuse_is_reported_and_the_other_models_are_imported(
+    tmp_path: Path, url: str
+) -> None:
+    models = [
+        {"model_name": "bad", "litellm_params": {"model": "hosted_vllm/b", "api_base": url}},
+        {
+            "model_name": "good",
+            "litellm_params": {"model": "hosted_vllm/b", "api_base": "http://[::1]:8000/v1"},
+        },
+    ]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models}))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert list(configurations(setup)[0]["backends"]) == ["good"]
+    assert any(note.place == "model_list[0].litellm_params.api_base" for note in setup.notes)
+
+
 @pytest.mark.parametrize(
     ("out", "shown"), [(".", "with: sluice doctor"), ("a b", "with: cd 'a b' && sluice doctor")]
 )

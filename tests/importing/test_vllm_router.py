@@ -55,6 +55,7 @@ def test_static_workers_become_a_pool_for_each_model_with_its_aliases() -> None:
         ("--routing-logic session", "--static-backends names 0"),
         ("--static-backends http://a,http://b --static-models m", "--static-models 1"),
         ("--static-backends ftp://a --static-models m", "'ftp://a'"),
+        ("--static-backends http://a:99999 --static-models m", "'http://a:99999'"),
         ("serve", "'serve'"),
     ],
 )
