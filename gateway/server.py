@@ -123,13 +123,18 @@ def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
 
 
 def protocol_of(
-    settings: Settings, listener: socket.socket, admin: socket.socket | None
+    settings: Settings,
+    listener: socket.socket,
+    admin: socket.socket | None,
+    max_connections: int | None = None,
 ) -> type[GatewayProtocol]:
-    """The protocol with its bounds; without keys, ports on loopback refuse the names of other machines."""
+    """The protocol with its bounds; without keys, ports on loopback refuse the names of other machines.
+
+    ``max_connections`` is used instead of the setting where the system allows fewer.
+    """
     server = settings.server
-    limits = ConnectionLimits(
-        server.max_connections, server.max_connections_per_address, server.trusted_proxies
-    )
+    total = server.max_connections if max_connections is None else max_connections
+    limits = ConnectionLimits(total, server.max_connections_per_address, server.trusted_proxies)
     own: dict[str, Any] = {
         "limits": limits,
         "admin_port": None if admin is None else admin.getsockname()[1],
@@ -150,12 +155,12 @@ async def _serve(
     on_started: Callable[[], None],
     signals: Sequence[int],
 ) -> None:
-    _raise_file_limit(gateway.settings.server.max_connections)
+    max_connections = _raise_file_limit(gateway.settings.server.max_connections)
     config = uvicorn.Config(
         _app(gateway, admin),
         interface="asgi3",
         loop="uvloop",
-        http=protocol_of(gateway.settings, listener, admin),
+        http=protocol_of(gateway.settings, listener, admin, max_connections),
         ws=SocketProtocol,
         lifespan="off",
         # Connections are counted by the peer's address; headers in which a proxy names clients are ignored.
@@ -219,18 +224,37 @@ def use_huge_pages(maps: Path = Path("/proc/self/maps")) -> None:
             advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
 
 
-def _raise_file_limit(connections: int) -> None:
-    """Raise the limit of open files to what the connections need; a shell's usual limit is 1,024."""
+def _raise_file_limit(connections: int) -> int:
+    """Raise the limit of open files to what the connections need; a shell's usual limit is 1,024.
+
+    Returns how many callers' connections the limit allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + RESERVE + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
+        return connections
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    bound = connections_within(allowed, connections)
     if allowed < needed:
         structlog.get_logger("gateway").warning(
-            "fewer open files are allowed than server.max_connections needs", allowed=allowed, needed=needed
+            "fewer open files are allowed than server.max_connections needs",
+            allowed=allowed,
+            needed=needed,
+            max_connections=bound,
         )
+    return bound
+
+
+def connections_within(files: int, connections: int) -> int:
+    """How many of ``connections`` callers may have when so many ``files`` may be open.
+
+    Half of the files are left for workers and stores: callers that take all of them would make each request
+    fail.
+    """
+    if files >= connections + RESERVE + OTHER_FILES:
+        return connections
+    return min(connections, max(1, (files - RESERVE) // 2))
 
 
 def _tune_garbage_collector() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_network
 
 from gateway.http.connections import RESERVE, ConnectionLimits, ConnectionTable
+from gateway.server import OTHER_FILES, connections_within
 
 
 class Connection:
@@ -80,3 +81,11 @@ def test_the_reserve_is_bounded_and_its_newest_stays() -> None:
     for one in [busy, *surplus, *surplus]:
         table.close(one)
     assert len(table) == 0
+
+
+def test_callers_leave_half_of_too_few_open_files_for_workers_and_stores() -> None:
+    enough = 4096 + RESERVE + OTHER_FILES
+    assert connections_within(enough, 4096) == 4096
+    assert connections_within(1024, 4096) == (1024 - RESERVE) // 2
+    assert connections_within(1024, 100) == 100
+    assert connections_within(64, 4096) == 1
