@@ -76,7 +76,10 @@ async def test_a_server_of_another_kind_without_models_and_tokenizer_is_not_faul
 
 async def test_a_worker_that_generates_nothing_or_is_gone_is_unusable() -> None:
     found = await asked(RawWorker([unknown], models=lambda: lists()))
-    assert found.unusable and found.faults == ("generates nothing (status 404); see its log",)
+    [fault] = found.faults
+    assert found.unusable and fault.startswith(
+        "generates nothing (status 404); see its log, and whether base_urls"
+    )
     [gone] = await make("http://127.0.0.1:9/v1").inspect(IDS, 4096, generate=True)
     assert gone.unusable and gone.faults[0].endswith("start it, or correct base_urls")
 

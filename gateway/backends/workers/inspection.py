@@ -193,7 +193,8 @@ async def inspect(
         if status == 200:
             latency_ms = round((time.monotonic() - began) * 1000, 1)
         elif status != 404 or not await _does_other_work(client):
-            return _unusable(url, f"generates nothing (status {status}); see its log")
+            path = ", and whether base_urls lacks its path, usually /v1" if status == 404 else ""
+            return _unusable(url, f"generates nothing (status {status}); see its log{path}")
     return Inspection(url, False, tuple(faults), model, longest, tokenizer, latency_ms)
 
 
