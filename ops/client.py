@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 Body = bytes | Iterable[bytes] | None
 PIECE_BYTES = 64 * 1024
@@ -128,12 +128,21 @@ class AdminClient:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             fault = f"no answer ({reason}); is the {self.kind} running there?"
-            raise AdminError(f"{self.url}: {fault}") from None
+            raise AdminError(f"{self.url}: {fault}{_through_proxy(self.url)}") from None
         except http.client.HTTPException as error:
             raise AdminError(
                 f"{self.url}: the answer is cut off or not HTTP ({type(error).__name__}); "
                 f"is the {self.kind} running there?"
             ) from None
+
+
+def _through_proxy(url: str) -> str:
+    """A hint if the environment's proxy was asked instead of the gateway; without its address, a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in urllib.request.getproxies() or urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    name = f"{parts.scheme}_proxy".upper()
+    return f" It was asked through the proxy of {name}; NO_PROXY={parts.hostname} goes around it"
 
 
 def _reported(error: urllib.error.HTTPError) -> str:

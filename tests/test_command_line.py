@@ -220,3 +220,24 @@ def test_a_process_that_is_not_there_is_named_before_a_chaos_run(tmp_path: Path)
 def test_a_start_without_keys_on_an_address_of_the_network_warns(url: str, auth: bool, warned: bool) -> None:
     settings = load_settings(None, {"SLUICE_AUTH__ENABLED": str(auth).lower()})
     assert ("keys are off" in "\n".join(banner(url, None, "defaults", settings))) is warned
+
+
+def test_a_gateway_that_is_asked_through_the_environments_proxy_in_vain_is_told_without_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://ann:s3cret@127.0.0.1:1")
+    with pytest.raises(AdminError, match=r"the proxy of HTTP_PROXY; NO_PROXY=127\.0\.0\.1") as caught:
+        AdminClient("http://127.0.0.1:2").get("ready")
+    assert "s3cret" not in str(caught.value)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(AdminError, match=r"running there\?$"):
+        AdminClient("http://127.0.0.1:2").get("ready")
+
+
+@pytest.mark.parametrize("text", ["routes: &a {chat: *a}", "routes: 2026-01-01"])
+def test_a_routing_file_that_json_cannot_hold_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "routing.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["routes", "apply", str(tmp_path / "routing.yaml"), "--yes"])
+    assert done.exit_code == 1 and "routing.yaml: " in done.stderr and "allowed: what JSON can" in done.stderr

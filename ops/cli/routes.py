@@ -260,7 +260,7 @@ def _read(file: Path) -> Any:
     data = load_yaml(Path("/dev/stdin") if str(file) == "-" else file, AdminError)
     try:
         json.dumps(data)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # a ValueError: an anchor within itself
         raise AdminError(f"{file}: {error}; allowed: what JSON can say") from None
     return data
 
