@@ -202,6 +202,8 @@ def test_an_address_with_an_invalid_host_or_port_is_refused(tmp_path: Path, url:
 def test_an_empty_mapping_of_backends_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="backends: is empty; allowed: one or more"):
         load_settings(write(tmp_path, "backends: {}"), {})
+    with pytest.raises(ConfigError, match="environment SLUICE_BACKENDS: backends: is empty"):
+        load_settings(None, {"SLUICE_BACKENDS": "{}"})
 
 
 def test_each_of_several_engines_has_a_backend_and_engine_has_one_where_it_is_asked_for(

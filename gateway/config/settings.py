@@ -313,8 +313,9 @@ def load_settings(
         else:
             _refuse_unread(name, value)
     if data.get("backends") == {} and not data.get("engines"):
+        named = f"environment {origins[('backends',)]}" if ("backends",) in origins else file
         raise ConfigError(
-            f"{file}: backends: is empty; allowed: one or more, or none named for the engine's own"
+            f"{named}: backends: is empty; allowed: one or more, or leave it out for the engine"
         )
     try:
         return Settings.model_validate(data)
