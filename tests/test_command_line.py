@@ -12,7 +12,9 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner
 
+from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
+from gateway.wiring.access import require_first_key
 from ops.cli.main import app, hoisted
 from ops.cli.serve import banner
 from ops.client import AdminClient, AdminError
@@ -241,3 +243,12 @@ def test_a_routing_file_that_json_cannot_hold_is_refused_by_its_name(tmp_path: P
     (tmp_path / "routing.yaml").write_text(text)
     done = CliRunner().invoke(app, ["routes", "apply", str(tmp_path / "routing.yaml"), "--yes"])
     assert done.exit_code == 1 and "routing.yaml: " in done.stderr and "allowed: what JSON can" in done.stderr
+
+
+@pytest.mark.parametrize("key", ["s3cret" * 8 + "\n", "s3cret" * 8 + " ", "s3cret\r" * 8])
+def test_a_key_that_no_header_can_hold_is_refused_on_both_sides_and_not_shown(key: str) -> None:
+    with pytest.raises(AdminError, match="white space at an end or a control character") as caught:
+        AdminClient("http://127.0.0.1:1", key).get("admin", "keys")
+    with pytest.raises(ConfigError, match="SLUICE_ADMIN_KEY has white space at an end") as refused:
+        require_first_key(load_settings(None, {}), key)
+    assert "s3cret" not in str(caught.value) + str(refused.value)

@@ -60,7 +60,7 @@ class AccessParts:
 
 
 def require_first_key(settings: Settings, admin_key: str | None) -> None:
-    """Raise ConfigError if keys are required and there is no first key, or it is too short."""
+    """Raise ConfigError if keys are required and there is no first key, or none that a caller can send."""
     if not settings.auth.enabled:
         return
     first = {"SLUICE_ADMIN_KEY": admin_key, FRONT_KEY: os.environ.get(FRONT_KEY)}
@@ -69,6 +69,10 @@ def require_first_key(settings: Settings, admin_key: str | None) -> None:
             raise ConfigError(
                 f"{name} has {len(key)} characters; allowed: {MIN_KEY_CHARS} or more;"
                 " make one with: openssl rand -hex 32"
+            )
+        if key and (key != key.strip() or not key.isprintable()):
+            raise ConfigError(
+                f"{name} has white space at an end or a control character, such as a line end; no header can hold it"
             )
     if not any(first.values()):
         raise ConfigError(
