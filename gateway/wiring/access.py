@@ -72,7 +72,7 @@ def require_first_key(settings: Settings, admin_key: str | None) -> None:
             )
         if key and (key != key.strip() or not key.isprintable()):
             raise ConfigError(
-                f"{name} has white space at an end or a control character, such as a line end; no header can hold it"
+                f"{name} has white space at an end or a control character (a line end?): no header holds it"
             )
     if not any(first.values()):
         raise ConfigError(
