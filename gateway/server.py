@@ -249,12 +249,11 @@ def _raise_file_limit(connections: int) -> int:
 def connections_within(files: int, connections: int) -> int:
     """How many of ``connections`` callers may have when so many ``files`` may be open.
 
-    Half of the files are left for workers and stores: callers that take all of them would make each request
-    fail.
+    The others are left for workers and stores, at least half where there are few: callers that take all of
+    them would make each request fail.
     """
-    if files >= connections + RESERVE + OTHER_FILES:
-        return connections
-    return min(connections, max(1, (files - RESERVE) // 2))
+    free = files - RESERVE
+    return min(connections, max(1, free // 2, free - OTHER_FILES))
 
 
 def _tune_garbage_collector() -> None:

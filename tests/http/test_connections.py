@@ -86,6 +86,7 @@ def test_the_reserve_is_bounded_and_its_newest_stays() -> None:
 def test_callers_leave_half_of_too_few_open_files_for_workers_and_stores() -> None:
     enough = 4096 + RESERVE + OTHER_FILES
     assert connections_within(enough, 4096) == 4096
+    assert connections_within(enough - 1, 4096) == 4095
     assert connections_within(1024, 4096) == (1024 - RESERVE) // 2
     assert connections_within(1024, 100) == 100
     assert connections_within(64, 4096) == 1
