@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from gateway.config.errors import ConfigError
@@ -239,7 +240,12 @@ def test_a_gateway_that_is_asked_through_the_environments_proxy_in_vain_is_told_
 
 
 @pytest.mark.parametrize("text", ["routes: &a {chat: *a}", "routes: 2026-01-01"])
-def test_a_routing_file_that_json_cannot_hold_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
+def test_a_routing_file_that_json_cannot_hold_is_refused_by_its_name(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constructors = yaml.SafeLoader.yaml_constructors
+    dated = "tag:yaml.org,2002:timestamp"  # as a dependency of vLLM changes it when it is imported
+    monkeypatch.setitem(constructors, dated, constructors["tag:yaml.org,2002:str"])
     (tmp_path / "routing.yaml").write_text(text)
     done = CliRunner().invoke(app, ["routes", "apply", str(tmp_path / "routing.yaml"), "--yes"])
     assert done.exit_code == 1 and "routing.yaml: " in done.stderr and "allowed: what JSON can" in done.stderr

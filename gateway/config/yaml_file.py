@@ -28,6 +28,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class UniqueKeyLoader(yaml.SafeLoader):
     """A safe loader that refuses a repeated key; PyYAML's loader silently uses the last value."""
 
+    # A dependency of vLLM changes PyYAML's own loader for the whole process: a date is a text there.
+    yaml_constructors = yaml.SafeLoader.yaml_constructors | {
+        "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp
+    }
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build the mapping. Raises ConstructorError at the second of two equal keys."""
         seen: set[tuple[str, str]] = set()

@@ -12,6 +12,7 @@ from gateway.backends.workers.backend import RETRY_S
 from gateway.backends.workers.in_service import MAX_PROBES, OUTAGE_PROBE_S, WorkersInService
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import collect
+from tests.state.servers import free_port
 from tests.workers.raw_worker import (
     STREAM_HEAD,
     RawWorker,
@@ -129,12 +130,10 @@ async def test_waiting_requests_go_on_with_the_first_worker_that_answers_again()
 
 
 async def test_a_pool_that_never_had_a_worker_does_not_estimate_when_it_is_ready() -> None:
-    worker = RawWorker([GOOD])
+    worker = RawWorker([GOOD], port=free_port())  # on which it never listens
     async with pool(worker, started=False) as backend:
         assert backend.ready_in_s is None
         assert not await backend.wait_ready(0.01)
-        await worker.start()
-        await worker.die()  # it has a port now, but does not listen on it
     assert not await backend.wait_ready(60.0)  # a stopped pool answers at once
 
 
