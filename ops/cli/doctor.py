@@ -87,11 +87,11 @@ async def examine(
     config: Path | None, watch: Callable[[str], AbstractContextManager[OnProgress]]
 ) -> list[DoctorCheck]:
     """All checks, in the order of a gateway's start; ``watch`` shows the progress of fetching weights."""
-    found = [_python(), _disk()]
+    found = [_python()]
     settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
     if settings is None:
         return found
-    found.append(_keys(settings))
+    found += [_disk(settings.ledger.folder), _keys(settings)]
     # A random key, because faults of the real one are reported by ``_keys``.
     key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
@@ -179,9 +179,11 @@ def _python() -> DoctorCheck:
     return _checked("python", sys.version_info >= (3, 11), version, "use 3.11 or newer")
 
 
-def _disk() -> DoctorCheck:
-    free = shutil.disk_usage(".").free
-    detail, hint = f"{free / 2**30:.1f} GiB free here", "free disk space: ledger and state are written here"
+def _disk(journal: Path | None) -> DoctorCheck:
+    folder = (journal or Path()).absolute()
+    folder = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    detail, hint = f"{free / 2**30:.1f} GiB free in {folder}", "free disk space: the ledger is written here"
     return _checked("disk", free >= LOW_DISK_BYTES, detail, hint)
 
 

@@ -202,6 +202,8 @@ def test_doctor_finds_what_is_wrong_and_says_so_by_its_exit_code(tmp_path: Path)
 
     code, report = run()
     assert (code, report["ok"]) == (0, True)
+    details = {check["check"]: check["detail"] for check in report["checks"]}  # type: ignore[attr-defined]
+    assert details["disk"].endswith(f"GiB free in {tmp_path}"), "the ledger's folder, not this one"
     code, report = run(SLUICE_ENGINE__MODEL="models/gone")
     assert code == 1
     wrong = [check for check in report["checks"] if not check["ok"]]  # type: ignore[index]
