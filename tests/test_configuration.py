@@ -112,6 +112,8 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ("servers: {}", {}, ["unknown key 'servers'", "did you mean 'server'"]),
         ("- a list", {}, ["must be a mapping"]),
         ("a: [", {}, ["not valid YAML"]),
+        ("a: \0", {}, ["not valid YAML", "#x0000", "position 3"]),
+        ("[" * 5_000, {}, ["not valid YAML", "recursion depth"]),
         ("backends: {'bad name': {kind: engine}}", {}, ["backends"]),
         (
             "backends: {local: {kind: engine, unknown_fields: pass}}",

@@ -63,7 +63,8 @@ def load_yaml(path: Path, error_type: Callable[[str], Exception], *, max_bytes: 
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise error_type(f"{path}{where}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise error_type(f"{path}: not valid YAML: {type(error).__name__}") from None
+        reason = " ".join(str(error).split())[:160]
+        raise error_type(f"{path}: not valid YAML: {reason}") from None
 
 
 def read_yaml(
