@@ -40,6 +40,13 @@ class AdaptersConfig(Section):
 DEMO_MODEL = "models/demo"
 # Data installed with the package: the demo model and the prompt versions. In a clone these are links.
 BUNDLED = Path(__file__).parents[1] / "bundled"
+
+
+def installed_model(model: str) -> str:
+    """The folder of a model; the installed demo model where the working folder has none."""
+    return model if model != DEMO_MODEL or Path(model).is_dir() else str(BUNDLED / "demo")
+
+
 # The environment variables that operators of vLLM set in their containers: our keys in capitals.
 ENGINE_ENV = (
     "TENSOR_PARALLEL_SIZE", "GPU_MEMORY_UTILIZATION", "MAX_MODEL_LEN", "MAX_NUM_SEQS",
@@ -119,8 +126,7 @@ class EngineSection(Section):
     @field_validator("model")
     @classmethod
     def _demo_model_is_installed(cls, model: str) -> str:
-        """Use the installed demo model where the working folder has none."""
-        return model if model != DEMO_MODEL or Path(model).is_dir() else str(BUNDLED / "demo")
+        return installed_model(model)
 
     @model_validator(mode="after")
     def _kind_honours_every_key(self) -> Self:

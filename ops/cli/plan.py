@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gateway.backends.vllm.arguments import LORA_RANKS, lora_places
+from gateway.config.engine import installed_model
 from gateway.config.settings import Settings, load_settings
 from gateway.weights.location import LocalFolder, locate
 from gateway.weights.source import prepare
@@ -66,7 +67,8 @@ def _model(settings: Settings, given: str | None) -> ModelShape:
     if given is None and not isinstance(locate(engine.model), LocalFolder):
         # ``prepare`` fetches only the small files, config.json included.
         given = prepare(settings)[0].engine.model
-    return find_model(given or engine.model, dtype=engine.dtype, quantization=engine.quantization)
+    folder = installed_model(given or engine.model)
+    return find_model(folder, dtype=engine.dtype, quantization=engine.quantization)
 
 
 def _gpus(options: PlanOptions) -> list[Gpu]:

@@ -98,6 +98,12 @@ def test_what_cannot_be_planned_is_one_line(words: list[str], message: str) -> N
     assert done.returncode == 1 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_the_demo_model_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [plan] = make_plans(load_settings(None, {}), PlanOptions(model="models/demo", gpu=["A10G"]))
+    assert plan.request.model.name == "demo"
+
+
 def test_an_unknown_gpu_is_refused_by_name() -> None:
     with pytest.raises(PlanError, match="A10G"):
         make_plans(load_settings(None, {}), PlanOptions(gpu=["V100"]))
