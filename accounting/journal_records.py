@@ -67,13 +67,22 @@ def read(data: bytes) -> Contents:
         length, checksum = _FRAME.unpack_from(data, end)
         possible = 0 < length <= MAX_ROW_BYTES
         if possible and begin + length > len(data):
-            break  # cut off
+            return Contents(tuple(rows), len(data) - end, damaged=not _is_cut_off(data[begin:]))
         row = _decoded(data[begin : begin + length], checksum) if possible else None
         if row is None:
             return Contents(tuple(rows), len(data) - end, damaged=any(data[end:]))
         rows.append(row)
         end = begin + length
     return Contents(tuple(rows), len(data) - end)
+
+
+def _is_cut_off(payload: bytes) -> bool:
+    """Whether a row ends too early; if it does not, its length was changed, and further rows may follow."""
+    try:
+        msgspec.msgpack.decode(payload)
+    except msgspec.DecodeError as error:
+        return "truncated" in str(error) or not any(payload)
+    return False
 
 
 def _decoded(payload: bytes, checksum: int) -> UsageRow | None:

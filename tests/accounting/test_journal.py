@@ -122,6 +122,15 @@ def test_a_changed_byte_never_makes_another_row(at: int, value: int) -> None:
     assert len(found.rows) < 3 and (found.damaged or found.torn_bytes)
 
 
+@given(number=st.integers(0, 2), at=st.integers(0, 3), value=st.integers(1, 255))
+def test_a_row_whose_length_was_changed_is_no_row_that_was_cut_off(number: int, at: int, value: int) -> None:
+    rows = tuple(row(f"gen_{number}") for number in range(3))
+    data = bytearray(HEADER + b"".join(map(frame, rows)))
+    data[len(HEADER) + number * len(frame(rows[0])) + at] ^= value
+    found = read(bytes(data))
+    assert found.rows == rows[:number] and found.damaged
+
+
 def test_zeros_after_the_rows_come_from_a_power_cut_and_are_no_damage() -> None:
     found = read(HEADER + frame(FULL) + bytes(4096))
     assert (found.rows, found.torn_bytes, found.damaged) == ((FULL,), 4096, False)
