@@ -47,6 +47,8 @@ def test_a_backup_of_a_running_gateway_serves_the_same_revision_keys_adapters_an
 ) -> None:
     here, copy, there = tmp_path / "here", tmp_path / "copy", tmp_path / "there"
     here.mkdir()
+    (here / "files" / "0a").mkdir(parents=True)
+    (here / "files" / "0a" / "file-0a").write_bytes(b"a batch's lines")
     places = {"D": str(here), "B": str(copy)}
     with gateway(here) as live:
         made = httpx.post(
@@ -83,6 +85,7 @@ def test_a_backup_of_a_running_gateway_serves_the_same_revision_keys_adapters_an
             "usage": usage(live, 5),
         }
     run_documented("restore-sqlite", D=str(there), B=str(copy))
+    assert (there / "files" / "0a" / "file-0a").read_bytes() == b"a batch's lines"
     with gateway(there) as live:
         after = {
             "revision": get_json(live, "/admin/routing"),

@@ -123,6 +123,7 @@ def test_the_images_configuration_is_one_the_gateway_takes(kind: str) -> None:
     for url in (settings.state.url, settings.ledger.url):
         assert url.split("///")[1].startswith("/var/lib/sluice/")
     assert settings.weights.cache_folder.startswith("/var/cache/sluice")
+    assert settings.batches.folder.startswith("/var/lib/sluice/")
 
 
 @contextmanager

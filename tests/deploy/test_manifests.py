@@ -149,6 +149,10 @@ def test_a_pod_is_not_evicted_for_its_own_journal(
     assert size(state["emptyDir"]["sizeLimit"]) >= 1.5 * ledger.journal_max_bytes
 
 
+def test_pods_store_no_files_that_other_pods_cannot_read(manifests: list[Manifest], tmp_path: Path) -> None:
+    assert not settings_of(manifests, tmp_path).batches.enabled
+
+
 def test_probes_have_the_specified_times(pod: dict[str, Any]) -> None:
     [gateway] = pod["containers"]
     startup, live, ready = (gateway[f"{name}Probe"] for name in ("startup", "liveness", "readiness"))
