@@ -91,7 +91,7 @@ async def examine(
     settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
     if settings is None:
         return found
-    found += [_disk(settings.ledger.folder), _keys(settings)]
+    found += [_disk(settings.ledger.folder), *files_of_batches(settings), _keys(settings)]
     # A random key, because faults of the real one are reported by ``_keys``.
     key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
@@ -180,11 +180,26 @@ def _python() -> DoctorCheck:
 
 
 def _disk(journal: Path | None) -> DoctorCheck:
-    folder = (journal or Path()).absolute()
-    folder = next(path for path in (folder, *folder.parents) if path.exists())
+    folder = _existing(journal or Path())
     free = shutil.disk_usage(folder).free
     detail, hint = f"{free / 2**30:.1f} GiB free in {folder}", "free disk space: the ledger is written here"
     return _checked("disk", free >= LOW_DISK_BYTES, detail, hint)
+
+
+def files_of_batches(settings: Settings) -> list[DoctorCheck]:
+    """Whether files can be stored; a bucket is not asked."""
+    section = settings.batches
+    if not section.enabled or settings.ledger.in_memory or section.folder.startswith("s3://"):
+        return []
+    there = _existing(Path(section.folder))
+    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    hint = "set batches.folder to a folder that the gateway may write to, or batches.enabled: false"
+    return [_checked("files", writable, str(Path(section.folder).absolute()), hint)]
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
 def _model(settings: Settings) -> str:

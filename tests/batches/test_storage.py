@@ -17,9 +17,11 @@ from moto.server import ThreadedMotoServer
 from gateway.batches.s3_files import PART_BYTES, S3Files
 from gateway.batches.storage import CHUNK_BYTES, LocalFiles
 from gateway.config.engine import WeightsSection
+from gateway.config.settings import load_settings
 from gateway.keys.sealing import AesCipher
 from gateway.weights.location import S3Prefix
 from gateway.weights.s3_client import make_client
+from ops.cli.doctor import files_of_batches
 
 OLD, NEW = b"o" * 32, b"n" * 32
 CONTENT = bytes(range(256)) * 1000
@@ -150,3 +152,13 @@ def test_files_that_a_killed_process_left_are_found_and_deleted(tmp_path: Path) 
     assert list(files.older_than(time.time() - 60)) == []
     files.delete("file-cd")
     assert list(files.older_than(time.time() + 60)) == ["file-ab"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "found"), [("new/files", [True]), ("a-file/files", [False]), ("s3://b/p", [])]
+)
+def test_doctor_says_whether_files_can_be_stored(tmp_path: Path, folder: str, found: list[bool]) -> None:
+    (tmp_path / "a-file").write_text("")
+    place = folder if "://" in folder else str(tmp_path / folder)
+    settings = load_settings(None, {"SLUICE_BATCHES__FOLDER": place})
+    assert [check.ok for check in files_of_batches(settings)] == found
