@@ -43,11 +43,16 @@ class StateParts:
         copied = any(one.number > 0 for one in self.followers.values())
         return healthy or (self.url.kind == "redis" and (self._reached or copied))
 
-    def follow(self, stream: str, apply: Callable[[Record], None]) -> StreamFollower:
-        """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream."""
+    def follow(
+        self, stream: str, apply: Callable[[Record], None], *, informs: bool = False
+    ) -> StreamFollower:
+        """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream.
+
+        A stream that only ``informs`` has no local copy, and its records in the store may become fewer.
+        """
         self._check_new(stream)
-        copy = None if self.copies is None else LocalCopy(self.copies, stream)
-        follower = StreamFollower(self.store, stream, apply, copy=copy, clock=self.clock)
+        copy = None if self.copies is None or informs else LocalCopy(self.copies, stream)
+        follower = StreamFollower(self.store, stream, apply, copy=copy, clock=self.clock, informs=informs)
         self.followers[stream] = follower
         return follower
 

@@ -41,10 +41,15 @@ class Projection:
 
 @contextlib.asynccontextmanager
 async def following(
-    store: StateStore, projection: Projection, *, copy: LocalCopy | None = None, start_timeout_s: float = 1.0
+    store: StateStore,
+    projection: Projection,
+    *,
+    copy: LocalCopy | None = None,
+    start_timeout_s: float = 1.0,
+    informs: bool = False,
 ) -> AsyncIterator[StreamFollower]:
     """Run the loops of the store and of a follower of stream ``s``."""
-    follower = StreamFollower(store, "s", projection.apply, copy=copy, clock=time.monotonic)
+    follower = StreamFollower(store, "s", projection.apply, copy=copy, clock=time.monotonic, informs=informs)
     await store.open()
     await follower.start(start_timeout_s)
     try:
@@ -147,6 +152,17 @@ async def test_a_store_that_lost_records_undoes_nothing_and_logs_one_error(how: 
             streams.records["s"][:] = [*before, Record("s", 4, 0.0, "ann", b"{}")]
             assert await follower.caught_up_to(4, 5.0), "put back, it goes on"
             assert follower.state is ProjectionState.FOLLOWING and projection.numbers == [1, 2, 3, 4]
+
+
+async def test_a_stream_that_only_informs_begins_again_when_the_store_has_lost_records() -> None:
+    projection, streams = Projection(), MemoryStreams()
+    async with following(memory(streams), projection, informs=True) as follower:
+        await add(memory(streams), 3)
+        assert await follower.caught_up_to(3, 5.0)
+        streams.records["s"].clear()
+        await add(memory(streams), 1)
+        await until(lambda: follower.number == 1)
+        assert projection.numbers == [1, 2, 3, 1] and follower.state is ProjectionState.FOLLOWING
 
 
 async def test_a_store_emptied_while_the_gateway_was_down_is_seen_by_the_local_copy(tmp_path: Path) -> None:
