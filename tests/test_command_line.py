@@ -17,6 +17,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.wiring.access import require_first_key
 from ops.cli.main import app, hoisted
+from ops.cli.routes import read_routing
 from ops.cli.serve import banner
 from ops.client import AdminClient, AdminError
 from tests import fork_server
@@ -249,6 +250,13 @@ def test_a_routing_file_that_json_cannot_hold_is_refused_by_its_name(
     (tmp_path / "routing.yaml").write_text(text)
     done = CliRunner().invoke(app, ["routes", "apply", str(tmp_path / "routing.yaml"), "--yes"])
     assert done.exit_code == 1 and "routing.yaml: " in done.stderr and "allowed: what JSON can" in done.stderr
+
+
+def test_what_routes_show_prints_as_json_is_a_routing_file(tmp_path: Path) -> None:
+    config = {"routes": {"chat": {"backends": [{"name": "pool", "weight": 100.0}]}}}
+    for name, content in (("file", config), ("shown", {"revision": 3, "author": "ann", "config": config})):
+        (tmp_path / name).write_text(json.dumps(content))
+        assert read_routing(tmp_path / name) == config
 
 
 @pytest.mark.parametrize("key", ["s3cret" * 8 + "\n", "s3cret" * 8 + " ", "s3cret\r" * 8])

@@ -55,14 +55,19 @@ def show(gateway: Operator) -> None:
 @operator_command(routes, "apply")
 def apply(
     gateway: Operator,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A routing file; - reads standard input.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A routing file, or what `show --json` printed; - reads standard input."
+        ),
+    ],
     change: RouteChange,
 ) -> None:
     """Make a routing file the next revision; all gateways use it within a second. Asks first at a terminal.
 
     Example: sluice routes apply routing.yaml -m "new worker pool" --dry-run
     """
-    client, body = gateway.client(), {"config": _read(file)}
+    client, body = gateway.client(), {"config": read_routing(file)}
     _change(gateway, "apply", lambda sent: client.put(*AT, body=sent), body, change)
 
 
@@ -253,8 +258,11 @@ def _change(
     gateway.show(send(body), _print_done)
 
 
-def _read(file: Path) -> Any:
-    """The parsed YAML of a file or of standard input (``-``). Raises AdminError."""
+def read_routing(file: Path) -> Any:
+    """The routing in a YAML file, on standard input (``-``) or in the output of ``show --json``.
+
+    Raises AdminError.
+    """
     from gateway.config.yaml_file import load_yaml
 
     data = load_yaml(Path("/dev/stdin") if str(file) == "-" else file, AdminError)
@@ -262,7 +270,7 @@ def _read(file: Path) -> Any:
         json.dumps(data)
     except (TypeError, ValueError) as error:  # a ValueError: an anchor within itself
         raise AdminError(f"{file}: {error}; allowed: what JSON can say") from None
-    return data
+    return data["config"] if isinstance(data, dict) and {"revision", "config"} <= data.keys() else data
 
 
 def _print_revision(found: Any) -> None:
