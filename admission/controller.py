@@ -83,7 +83,12 @@ class AdmissionController:
 
     @property
     def gates(self) -> Mapping[str, BackendGate]:
-        """The gates that have had a request, by name of the shared engine, else of the backend."""
+        """The gates that have had a request, by name of the shared engine, else of the backend.
+
+        Each has its backend's current load: no request reads it while none comes.
+        """
+        for queue in self._queues.values():
+            queue.listen(queue.clock())
         return {name: queue.gate for name, queue in self._queues.items()}
 
     def _queue(self, backend: str) -> AdmissionQueue:

@@ -78,7 +78,7 @@ class AdmissionQueue:
 
     @property
     def gate(self) -> BackendGate:
-        """The gate, with the load after the last step, for calls from outside and :meth:`_listen`."""
+        """The gate, with the load after the last step, for calls from outside and :meth:`listen`."""
         if self._unread_at is not None:
             at, self._unread_at = self._unread_at, None
             self._gate.report(self.load(), at)
@@ -86,7 +86,7 @@ class AdmissionQueue:
 
     async def enter(self, demand: Demand) -> Slot:
         now = self.clock()
-        self._listen(now)
+        self.listen(now)
         ticket = self._gate.offer(demand, now, at_once=True)
         if isinstance(ticket, Refusal):
             raise self._refused(demand, ticket)
@@ -115,10 +115,11 @@ class AdmissionQueue:
     def look(self) -> None:
         """Hand on and refuse requests as of now."""
         now = self.clock()
-        self._listen(now)
+        self.listen(now)
         self._settle(now)
 
-    def _listen(self, now: float) -> None:
+    def listen(self, now: float) -> None:
+        """Take the backend's load if it has changed."""
         # The same report read again is no sign of life: it may be an old one.
         load, gate = self.load(), self.gate
         if load is not None and load != gate.work.signals.load:

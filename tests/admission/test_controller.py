@@ -15,6 +15,7 @@ from admission.errors import Refused
 from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, SlotOutcome
 from admission.queue import Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
+from gateway.batches.capacity import IdleCapacity
 from tests.admission.gate_rig import DEMAND, IDLE, ask, plain
 
 
@@ -95,6 +96,16 @@ async def test_a_waiter_is_woken_when_the_engine_reports_room() -> None:
         await settle()
         assert (rig.in_flight, rig.queued) == (1, 0)
         done.set()
+
+
+async def test_gates_have_the_backends_current_load_although_no_request_comes() -> None:
+    rig = Rig()
+    async with rig.controller.admit(DEMAND):
+        rig.load = structs.replace(IDLE, running=40, kv_usage=0.97)
+    free = IdleCapacity(lambda: rig.controller.gates, asyncio.get_running_loop().time, 0.1)
+    assert free.room() == 0
+    rig.load = IDLE
+    assert free.room() > 1 and rig.controller.gates["local"].work.memory.usage(0.0)[0] == 0.0
 
 
 async def test_a_waiter_is_refused_when_its_wait_budget_ends_without_another_event() -> None:
