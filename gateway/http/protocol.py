@@ -12,6 +12,7 @@ them; this module refuses those that llhttp accepts against RFC 9110 and 9112.
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, NoReturn
@@ -45,6 +46,7 @@ def _invalid(status: int, message: str) -> PublicError:
 
 _NOT_HTTP = _invalid(400, "the request is not valid HTTP/1.1")
 _NO_HOST = _invalid(400, "the header host is missing; allowed: exactly one")
+_BAD_HOST = _invalid(400, "the header host is not valid; allowed: a name or an address, and a port")
 _NO_SOCKET = _invalid(
     400, "the upgrade to a WebSocket is refused; allowed: a GET without a body, by the rules of RFC 6455"
 )
@@ -63,6 +65,8 @@ _CHECKED: Final = frozenset(
         b"expect", b"x-sluice-tenant", b"x-sluice-org", b"x-sluice-cache-salt",
     }
 )  # fmt: skip
+# Any other value must be refused (RFC 9112 §3.2).
+_is_host = re.compile(rb"(?:\[[\w.:%-]+\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?").fullmatch
 _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 # Headers that are removed from a request whose upgrade is ignored.
 _OF_UPGRADE: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
@@ -221,6 +225,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 continue
             if name == b"expect":
                 self.expect_100_continue = value.lower() == b"100-continue"
+            elif name == b"host" and not _is_host(value.strip()):
+                self._stop(_BAD_HOST)
             elif name in seen:  # servers differ in which of the two they use
                 self._stop(_invalid(400, f"the header {name.decode()} is repeated; allowed: once"))
             seen.add(name)
