@@ -104,6 +104,9 @@ class Exchange(EdgeRequest, eq=False, kw_only=True):
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path: str = scope.get("path", "")
         traceparent, label = headers.get(b"traceparent"), headers.get(b"x-request-id")
+        tracestate = headers.get(b"tracestate")
+        if traceparent is not None and len(headers) < len(scope["headers"]):  # one of the headers is repeated
+            traceparent, tracestate = _repeated_context(scope["headers"])
         trace_id = None if traceparent is None else trace_of(traceparent)
         exchange = scope[_SCOPE_KEY] = Exchange(
             raw_send=send,
@@ -120,7 +123,7 @@ class Exchange(EdgeRequest, eq=False, kw_only=True):
         )
         if traceparent and trace_id:
             exchange.trace_parent = traceparent.decode("latin-1").strip()
-            exchange.trace_state = usable_tracestate(headers.get(b"tracestate"))
+            exchange.trace_state = usable_tracestate(tracestate)
         return exchange
 
     @staticmethod
@@ -285,6 +288,15 @@ def usable_request_id(header: bytes) -> str | None:
         return None
     text = header.decode("latin-1").strip()
     return text if text and text.isascii() and text.isprintable() else None
+
+
+def _repeated_context(headers: Iterable[Header]) -> tuple[bytes | None, bytes | None]:
+    """``traceparent``, which counts only if it is sent once, and ``tracestate``, whose values are one list
+    (W3C Trace Context §3.3).
+    """
+    parents = [value for name, value in headers if name == b"traceparent"]
+    states = [value for name, value in headers if name == b"tracestate"]
+    return parents[0] if len(parents) == 1 else None, b",".join(states)
 
 
 def trace_of(traceparent: bytes) -> str | None:

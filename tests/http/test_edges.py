@@ -62,6 +62,19 @@ async def test_a_stream_without_a_traceparent_reports_a_new_trace_id_in_its_head
     assert response.headers["x-trace-id"] == journey.requests[0].trace_id
 
 
+async def test_a_repeated_tracestate_is_one_list_and_a_repeated_traceparent_begins_a_new_trace(
+    connect: Any,
+) -> None:
+    journey = FakeJourney()
+    states = [("tracestate", "a=1,b=2"), ("x-other", "y"), ("tracestate", ""), ("tracestate", "c=3")]
+    async with connect(fake_services(journey)) as client:
+        for parents in ([("traceparent", PARENT)], [("traceparent", PARENT), ("traceparent", PARENT)]):
+            await client.post("/v1/generate", json=BODY, headers=[*parents, *states])
+    once, twice = journey.requests
+    assert (once.trace_id, once.trace_parent, once.trace_state) == (TRACE, PARENT, "a=1,b=2,,c=3")
+    assert twice.trace_id != TRACE and twice.trace_parent is None and twice.trace_state is None
+
+
 @pytest.mark.parametrize(
     ("header", "trace"),
     [
