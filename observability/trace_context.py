@@ -11,6 +11,8 @@ _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 MAX_HEADER = 512
 MAX_MEMBERS = 32
 SAMPLED = 0x01
+# ``sampled`` and ``random-trace-id``; the other flags are not passed on (W3C Trace Context, level 2).
+KNOWN_FLAGS = 0x03
 # key=value; the value has printable characters except comma and equals sign, and does not end in a space.
 _MEMBER = re.compile(
     r"([a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])?"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from observability.events import RequestRecord
-from observability.trace_context import SAMPLED, RootSpan, parse_traceparent
+from observability.trace_context import KNOWN_FLAGS, SAMPLED, RootSpan, parse_traceparent
 from observability.trace_facts import (
     NO_FACTS,
     NO_TRACES,
@@ -76,7 +76,7 @@ class Tracing:
         parent = parse_traceparent(traceparent) if traceparent else None
         flags, parent_id, state = 0, None, None
         if parent is not None:
-            trace_id, flags, state = parent.trace_id, parent.flags, trace_state
+            trace_id, flags, state = parent.trace_id, parent.flags & KNOWN_FLAGS, trace_state
             parent_id = int(parent.span_id, 16)
         elif trace_id is None:
             trace_id = f"{self._random(128) or 1:032x}"

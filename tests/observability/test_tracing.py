@@ -153,6 +153,12 @@ def test_an_invalid_parent_begins_a_new_trace_and_its_state_goes_with_it() -> No
     assert root.trace_id != "0" * 32 and root.trace_state is None
 
 
+def test_flags_without_a_meaning_are_not_handed_on() -> None:
+    for sent, handed_on in (("ff", "03"), ("fe", "02"), ("05", "01"), ("04", "00")):
+        line = Tracing().begin(f"00-{TRACE}-{SPAN}-{sent}").headers(1).decode()
+        assert line.endswith(f"-{handed_on}\r\n")
+
+
 def test_a_trace_id_already_in_use_is_kept_unless_the_caller_sent_a_trace() -> None:
     given_id, brought = "a" * 32, "b" * 32
     assert Tracing().begin(None, trace_id=given_id).trace_id == given_id
