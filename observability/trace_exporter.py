@@ -5,9 +5,11 @@ An exporter encodes and posts a batch, with retries until its timeout. It only l
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -46,16 +48,29 @@ def exporter_to(address: CollectorAddress) -> SpanExporter:
 
 
 def _over_http(address: CollectorAddress) -> SpanExporter:
+    import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     url = traces_url(address.endpoint)
     _certificates(address)
+    session = None
+    if not any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):  # else the SDK makes one
+        session = requests.Session()
+        session.hooks["response"].append(_refuse_redirect)
     return OTLPSpanExporter(
         url,
         certificate_file=address.ca_file,
         headers=dict(address.headers),
         timeout=address.timeout_s,
+        session=session,
     )
+
+
+def _refuse_redirect(response: Any, *_: object, **__: object) -> None:
+    """Raise OSError for a redirect, which the exporter does not follow and counts as success."""
+    if 300 <= response.status_code < 400:
+        where = response.headers.get("location", "nowhere")
+        raise OSError(f"the collector redirects to {where} (status {response.status_code})")
 
 
 def _over_grpc(address: CollectorAddress) -> SpanExporter:

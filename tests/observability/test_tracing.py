@@ -577,6 +577,18 @@ def test_a_batch_that_the_collector_rejects_is_dropped_counted_and_reported_only
     assert [line.message for line in caplog.records] == ["another's"]
 
 
+def test_a_batch_that_the_collector_redirects_is_not_counted_as_sent(
+    collector: Collected, record: Make
+) -> None:
+    collector.statuses = [301]
+    reasons: list[str | None] = []
+    tracing = Tracing(sender_to(exporter_to(CollectorAddress(collector.url)), on_change=reasons.append))
+    tracing.finish(tracing.begin(), record())
+    until(lambda: tracing.figures.failed == 1)
+    assert reasons[0] is not None and "the collector redirects" in reasons[0]
+    assert tracing.figures.sent == 0 and tracing.shutdown()
+
+
 def test_an_unstable_collector_is_reported_once_a_minute(record: Make) -> None:
     reasons: list[str | None] = []
     now = [0.0]
