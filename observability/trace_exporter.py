@@ -85,8 +85,9 @@ def _over_grpc(address: CollectorAddress) -> SpanExporter:
 
     parts = _http_parts(address.endpoint)
     secure = parts.scheme == "https"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return OTLPSpanExporter(
-        f"{parts.hostname}:{parts.port or GRPC_PORT}",
+        f"{host}:{parts.port or GRPC_PORT}",
         insecure=not secure,
         credentials=grpc.ssl_channel_credentials(_certificates(address)) if secure else None,
         headers=tuple((name.lower(), value) for name, value in address.headers),
