@@ -110,8 +110,12 @@ def traces_url(endpoint: str) -> str:
 
 
 def _http_parts(endpoint: str) -> SplitResult:
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(endpoint)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # an address of IPv6 without its end, or no port
+        valid = False
+    if not valid:
         raise ValueError(
             "tracing.otlp_endpoint: not an http(s) URL; allowed: http://HOST:PORT, or null for none"
         )

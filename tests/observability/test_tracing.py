@@ -678,7 +678,8 @@ def test_after_a_failure_a_stop_does_not_wait_for_the_collector(record: Make) ->
 def test_the_collectors_address_is_completed_and_checked() -> None:
     assert traces_url("http://c:4318") == traces_url("http://c:4318/") == "http://c:4318/v1/traces"
     assert traces_url("https://c/otlp/v1/traces") == "https://c/otlp/v1/traces"
-    with pytest.raises(ValueError, match=r"tracing\.otlp_endpoint"):
-        traces_url("c:4317")
+    for wrong in ("c:4317", "http://", "http://[::1", "http://c:x", "http://c:99999", "http://c:0"):
+        with pytest.raises(ValueError, match=r"tracing\.otlp_endpoint"):
+            traces_url(wrong)
     with pytest.raises(ValueError, match=r"tracing\.protocol: 'thrift'; allowed: http/protobuf, grpc"):
         exporter_to(CollectorAddress("http://c:4318", "thrift"))
