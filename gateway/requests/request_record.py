@@ -170,7 +170,7 @@ class RequestRecorder(Struct, eq=False):
             finish_reason=answer.finish_reason._value_ if answer else finish_reason,
             fallback_kind=fallback.kind if fallback else None,
             fallback_reason=fallback.reason if fallback else None,
-            input_tokens=answer.usage.input_tokens if answer else 0,
+            input_tokens=answer.usage.input_tokens if answer else self._input_without_answer(),
             output_tokens=answer.usage.output_tokens if answer else stream.tokens,
             cached_tokens=answer.usage.cached_tokens if answer else stream.cached_tokens,
             tool_calls=NO_CALLS if stream.events is None and not stream.call_outcomes else self._tool_calls(),
@@ -200,6 +200,10 @@ class RequestRecorder(Struct, eq=False):
             if bill and bill.price_version is not None and bill.kind != "front"
             else None,
         )
+
+    def _input_without_answer(self) -> int:
+        """The prompt's tokens if a backend got them, as in the usage row of a request that was broken off."""
+        return self._plan.counts.total if self._plan and self._stream.started_at is not None else 0
 
     def _tool_calls(self) -> ToolCallCounts:
         """Count the tool calls by outcome; calls of an unchecked answer were cut, or failed with it."""

@@ -125,6 +125,22 @@ async def test_a_request_over_its_time_limit_ends_alike_for_the_caller_the_recor
     assert rig.in_use() == []
 
 
+async def test_the_record_of_a_caller_who_left_has_the_tokens_of_its_usage_row(
+    build_rig: Build, ask: Ask
+) -> None:
+    """Otherwise the metrics would count the cached tokens of a prompt and not the prompt."""
+    rig, sink = build_rig(Script(("Hello", " there"), delay_s=0.05, cached_tokens=1)), RecordingSink()
+    journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(stream=True), sink))
+    while not sink.deltas:
+        done, _ = await asyncio.wait({journey}, timeout=0.001)
+        assert not done
+    journey.cancel()
+    await asyncio.gather(journey, return_exceptions=True)
+    (record,), (row,) = rig.records, rig.outbox.rows
+    assert (record.error_code, record.input_tokens > 0) == ("cancelled", True)
+    assert (record.input_tokens, record.output_tokens) == (row.input_tokens, row.output_tokens)
+
+
 async def test_a_caller_who_leaves_before_the_time_limit_is_reported_as_gone(
     build_rig: Build, ask: Ask
 ) -> None:
