@@ -22,6 +22,9 @@ CALLER_ERRORS: Final[tuple[type[Exception], ...]] = (GatewayError, *LEAF_ERRORS)
 _OPENAI_PATHS: Final = ("/v1/", "/v2/", "/tokenize", "/detokenize")
 _NATIVE_PATHS: Final = ("/v1/generate",)
 _FRAMES_LOGGED: Final = 6
+# The longest Retry-After that OpenAI's Python client obeys, in seconds. Anthropic's and the Node clients
+# sleep for any time, such as until the end of a day, unless ``x-should-retry`` is false.
+_LONGEST_RETRY_S: Final = 120
 
 _log = logging.getLogger("gateway.http")
 
@@ -40,6 +43,8 @@ def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply
     headers: list[Header] = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        if error.retry_after_s > _LONGEST_RETRY_S:
+            headers.append((b"x-should-retry", b"false"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return Reply(status, body, headers=tuple(headers), keep=False)

@@ -11,6 +11,7 @@ import websockets
 from accounting.keys import KeyLimits
 from accounting.quotas import Quotas
 from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import PublicError
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.ports import Services
 from gateway.testing import FakeJourney, fake_services, serving
@@ -69,6 +70,20 @@ async def test_a_request_over_the_limit_is_429_and_every_answer_has_the_rate_lim
     assert len(journey.requests) == 2
     if path.startswith("/v1/chat"):
         assert error["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions", "/v1/messages"])
+async def test_official_clients_are_told_not_to_sleep_until_a_spent_quota_is_back(
+    connect: Connect, path: str
+) -> None:
+    journey, body = FakeJourney(), {**CHAT, "max_tokens": 9} if path != "/v1/generate" else NATIVE
+    async with connect(services(replace(LIMITED, limits=KeyLimits()), journey)) as client:
+        found = []
+        for code, wait_s in (("rate_limited", 61), ("quota_exceeded", 80_000)):
+            journey.error = PublicError(429, code, "spent", retry_after_ms=wait_s * 1000)
+            headers = (await client.post(path, json=body)).headers
+            found.append((headers["retry-after"], headers.get("x-should-retry")))
+    assert found == [("61", None), ("80000", "false")]
 
 
 async def test_an_invalid_request_counts_and_has_the_rate_limit_headers(connect: Connect) -> None:
