@@ -47,7 +47,7 @@ class Circuit:
         self._failed += failed
         if self._buckets[0][0] < now - WINDOW_S:
             self._forget(now)
-        if failed and self._rate() > OPEN_AT and now >= self._open_until:
+        if failed and _rate(self._failed, self._ended) > OPEN_AT and now >= self._open_until:
             self._open_until = now + OPEN_S
 
     def state(self, now: float) -> CircuitState:
@@ -56,7 +56,7 @@ class Circuit:
         if not self._failed:
             return CircuitState.CLOSED
         self._forget(now)
-        return CircuitState.HALF_OPEN if self._rate() > HALF_AT else CircuitState.CLOSED
+        return CircuitState.HALF_OPEN if _rate(self._failed, self._ended) > HALF_AT else CircuitState.CLOSED
 
     def admits(self, now: float) -> bool:
         """Whether the next request may pass; in the half-open state every tenth request."""
@@ -69,19 +69,27 @@ class Circuit:
         return state is CircuitState.CLOSED
 
     def retry_after_s(self, now: float) -> float:
-        """Seconds until the breaker closes or half opens."""
-        return max(0.0, self._open_until - now)
+        """Seconds until the breaker half opens; if it is half open, until it closes if no answer follows."""
+        wait_s = self._open_until - now
+        ended, failed = self._ended, self._failed
+        for start, answers, bad in self._buckets if wait_s <= 0.0 else ():
+            if _rate(failed, ended) <= HALF_AT:
+                break
+            ended, failed = ended - answers, failed - bad
+            wait_s = start + WINDOW_S - now
+        return max(0.0, wait_s)
 
     def error_rate(self, now: float) -> float:
         """Share of the last minute's answers that failed; 0 with fewer than ``MIN_SAMPLES`` answers."""
         self._forget(now)
-        return self._rate()
-
-    def _rate(self) -> float:
-        return self._failed / self._ended if self._ended >= MIN_SAMPLES else 0.0
+        return _rate(self._failed, self._ended)
 
     def _forget(self, now: float) -> None:
         while self._buckets and self._buckets[0][0] < now - WINDOW_S:
             _, ended, failed = self._buckets.popleft()
             self._ended -= ended
             self._failed -= failed
+
+
+def _rate(failed: int, ended: int) -> float:
+    return failed / ended if ended >= MIN_SAMPLES else 0.0

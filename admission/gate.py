@@ -268,9 +268,8 @@ class BackendGate:
 
     def _refusal(self, reason: Reason, wait_s: float, now: float, *, queued: bool = False) -> Refusal:
         turnover_s = self.work.hold_s(now) / max(1, self.limit.value)
-        again_s = retry_after_s(wait_s, turnover_s, self._random.random())
-        if reason is Reason.CIRCUIT_OPEN:
-            again_s = max(again_s, self.circuit.retry_after_s(now))
+        closed_in_s = self.circuit.retry_after_s(now) if reason is Reason.CIRCUIT_OPEN else 0.0
+        again_s = retry_after_s(max(wait_s, closed_in_s), turnover_s, self._random.random())
         return Refusal(reason, wait_s, again_s, queued)
 
     # Figures, for display and tests

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.circuit import OPEN_S, WINDOW_S, Circuit, CircuitState
+from admission.circuit import BUCKET_S, OPEN_S, WINDOW_S, Circuit, CircuitState
 from admission.ladder import RUNGS, Ladder
 from admission.lengths import FIRST_GUESS, OutputLengths
 from admission.limit import SETTLE_S, AdaptiveLimit
@@ -179,6 +179,17 @@ def test_the_circuit_closes_again_when_the_failures_have_left_the_window() -> No
     assert circuit.state(OPEN_S) is CircuitState.HALF_OPEN
     assert [circuit.admits(OPEN_S) for _ in range(20)].count(True) == 2
     assert circuit.state(WINDOW_S + 2.0) is CircuitState.CLOSED
+
+
+def test_a_half_open_circuit_names_the_time_at_which_it_closes_without_further_answers() -> None:
+    circuit = Circuit()
+    for second in range(40):
+        circuit.record(second % 4 == 3, float(second))  # a quarter fails
+    assert circuit.state(40.0) is CircuitState.HALF_OPEN
+    wait_s = circuit.retry_after_s(40.0)
+    assert circuit.state(40.0 + wait_s) is CircuitState.HALF_OPEN
+    assert circuit.state(40.0 + wait_s + BUCKET_S) is CircuitState.CLOSED
+    assert circuit.retry_after_s(40.0 + wait_s + BUCKET_S) == 0.0
 
 
 def test_a_few_failures_do_not_open_the_circuit() -> None:
