@@ -105,6 +105,15 @@ async def test_a_failure_before_the_first_event_is_a_status_with_retry_after(con
             assert response.json()["request_id"] == response.headers["x-request-id"]
 
 
+async def test_a_thread_is_refused_so_that_a_tool_runner_sends_the_whole_conversation(connect: Any) -> None:
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    async with connect(fake_services()) as client:
+        refused = await client.post("/v1/messages", json={**ASKED, "thread": thread})
+        assert (await client.post("/v1/messages", json={**ASKED, "thread": None})).status_code == 200
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thread")
+    assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
 async def test_the_frameworks_refusals_have_anthropics_shape_too(connect: Any) -> None:
     async with connect(fake_services()) as client:
         wrong = await client.get("/v1/messages")

@@ -69,6 +69,7 @@ class MessagesErrorDetail(TypedDict):
     message: str
     param: str | None
     sluice_code: str
+    details: NotRequired[Mapping[str, str]]
 
 
 class MessagesErrorBody(TypedDict):
@@ -198,11 +199,16 @@ def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
     if error.code == "context_too_long":
         # This contract's clients detect by these words that they must shorten the conversation.
         message = f"prompt is too long: {message}"
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message, "param": error.param, "sluice_code": error.code},
-        "request_id": request_id,
+    detail: MessagesErrorDetail = {
+        "type": kind,
+        "message": message,
+        "param": error.param,
+        "sluice_code": error.code,
     }
+    if error.param == "thread":
+        # The clients' tool runners then send the whole conversation, without a thread.
+        detail["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": detail, "request_id": request_id}
 
 
 def messages_error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:

@@ -116,6 +116,7 @@ class CountRequest(StrictObject):
         "inference_geo": (ANYTHING,),
         "mcp_servers": (None, []),
         "service_tier": (ANYTHING,),
+        "thread": (None,),
     }
     model: Name
     messages: Listed[BlockMessage]
