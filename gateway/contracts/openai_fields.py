@@ -32,7 +32,7 @@ _SHARED: Final[Neutral] = {
     "bad_words": _NO_LIST,
     "best_of": (None, 1),
     "cache_salt": _NULL,
-    "guided_decoding_backend": _NULL,
+    "guided_decoding_backend": (ANYTHING,),  # not which shape, but what enforces it
     "guided_whitespace_pattern": _NULL,
     "include_stop_str_in_output": _FALSE,
     "kv_transfer_params": _NULL,

@@ -58,7 +58,7 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
 def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
     """The field that asks for a shape of the answer, and that shape; plain text if no field does.
 
-    Raises InvalidRequest: two fields ask for a shape, or a shape is not valid.
+    Raises InvalidRequest: two fields ask for different shapes, or a shape is not valid.
     """
     is_guided = not _GUIDED.isdisjoint(body.__pydantic_fields_set__)
     if body.response_format is None and body.structured_outputs is None and not is_guided:
@@ -75,7 +75,7 @@ def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
     if body.structured_outputs is not None:
         shapes |= _shapes("structured_outputs.", body.structured_outputs)
     found = {field: shape for field, shape in shapes.items() if shape and shape.type is not FormatType.TEXT}
-    if len(found) > 1:
+    if len(set(found.values())) > 1:  # clients of several versions of vLLM send one shape by both names
         first, second = list(found)[:2]
         raise not_allowed(second, f"is given together with {first}", "one field that constrains the answer")
     return next(iter(found.items()), ("response_format", PLAIN_TEXT))

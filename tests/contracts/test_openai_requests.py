@@ -237,6 +237,15 @@ def test_an_official_clients_own_message_may_be_sent_back_as_history() -> None:
         ({"structured_outputs": {"grammar": "g"}}, FormatType.GRAMMAR, "g"),
         ({"structured_outputs": {"json_object": True}}, FormatType.JSON_OBJECT, ""),
         ({"response_format": {"type": "text"}, "guided_regex": "a"}, FormatType.REGEX, "a"),
+        (
+            {
+                "guided_decoding_backend": "guidance",
+                "guided_regex": "a",
+                "structured_outputs": {"regex": "a"},
+            },
+            FormatType.REGEX,
+            "a",
+        ),
     ],
 )
 def test_every_way_to_ask_for_a_shape_is_one_shape(fields: Any, kind: FormatType, spec: str) -> None:
@@ -397,6 +406,7 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": ""}, "guided_regex"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs.regex"),
     ({"structured_outputs": {"yaml": "x"}}, "structured_outputs.yaml"),
     ({"sluice": {"no": 1}}, "sluice.no"),
     ({"sluice": {"deadline_ms": 0}}, "sluice.deadline_ms"),
