@@ -30,8 +30,8 @@ class StreamFollower(StreamProjection):
         apply: receives each record in order, exactly once; must not block. If it raises, it must have
             changed nothing; the follower stops before that record, and passes it again later.
         copy: the local copy; ``None``: nothing is in force until the store is reached.
-        informs: the records only inform, and applying one again changes nothing: if the store has lost some,
-            the follower begins again with those that the store has.
+        informational: nothing is decided by the records, and applying one again changes nothing: if the store
+            has lost some, the follower reads those that it has from the beginning.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class StreamFollower(StreamProjection):
         *,
         copy: LocalCopy | None,
         clock: Callable[[], float],
-        informs: bool = False,
+        informational: bool = False,
     ) -> None:
         super().__init__(store, stream, apply)
-        self._informs = informs
+        self._informational = informational
         self._copy = copy
         self._clock = clock
         self._verified_at: float | None = None
@@ -85,7 +85,7 @@ class StreamFollower(StreamProjection):
             page = await self._store.read(self.stream, after=max(self.number - 1, 0), limit=PAGE)
             if last is not None:
                 if not page or page[0] != last:
-                    if self._informs:
+                    if self._informational:
                         self._last = None
                         continue
                     self._lost("another record of this number" if page else "nothing there")

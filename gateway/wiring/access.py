@@ -122,7 +122,7 @@ def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
 
 def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float]) -> KeyParts:
     use = KeyUse(state.store, unix_time=unix_time)
-    state.follow(USE_STREAM, use.take, informs=True)
+    state.follow(USE_STREAM, use.take, informational=True)
     projection = KeyProjection(state.store, ring, use, state.copies)
     projection.follow(state.follow(STREAM, projection.take))
     return KeyParts(ring, Keys(ring, use.record), projection, use)

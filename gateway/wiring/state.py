@@ -44,15 +44,17 @@ class StateParts:
         return healthy or (self.url.kind == "redis" and (self._reached or copied))
 
     def follow(
-        self, stream: str, apply: Callable[[Record], None], *, informs: bool = False
+        self, stream: str, apply: Callable[[Record], None], *, informational: bool = False
     ) -> StreamFollower:
         """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream.
 
-        A stream that only ``informs`` has no local copy, and its records in the store may become fewer.
+        An ``informational`` stream has no local copy, and the store may lose records of it.
         """
         self._check_new(stream)
-        copy = None if self.copies is None or informs else LocalCopy(self.copies, stream)
-        follower = StreamFollower(self.store, stream, apply, copy=copy, clock=self.clock, informs=informs)
+        copy = None if self.copies is None or informational else LocalCopy(self.copies, stream)
+        follower = StreamFollower(
+            self.store, stream, apply, copy=copy, clock=self.clock, informational=informational
+        )
         self.followers[stream] = follower
         return follower
 

@@ -46,10 +46,12 @@ async def following(
     *,
     copy: LocalCopy | None = None,
     start_timeout_s: float = 1.0,
-    informs: bool = False,
+    informational: bool = False,
 ) -> AsyncIterator[StreamFollower]:
     """Run the loops of the store and of a follower of stream ``s``."""
-    follower = StreamFollower(store, "s", projection.apply, copy=copy, clock=time.monotonic, informs=informs)
+    follower = StreamFollower(
+        store, "s", projection.apply, copy=copy, clock=time.monotonic, informational=informational
+    )
     await store.open()
     await follower.start(start_timeout_s)
     try:
@@ -156,7 +158,7 @@ async def test_a_store_that_lost_records_undoes_nothing_and_logs_one_error(how: 
 
 async def test_a_stream_that_only_informs_begins_again_when_the_store_has_lost_records() -> None:
     projection, streams = Projection(), MemoryStreams()
-    async with following(memory(streams), projection, informs=True) as follower:
+    async with following(memory(streams), projection, informational=True) as follower:
         await add(memory(streams), 3)
         assert await follower.caught_up_to(3, 5.0)
         streams.records["s"].clear()
