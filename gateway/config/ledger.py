@@ -27,6 +27,14 @@ class LedgerConfig(Section):
     prices: Annotated[str, Field(min_length=1)] | None = None
 
     @property
+    def shown(self) -> str:
+        """The url without its password and parameters, which may hold one too."""
+        url = self._parsed
+        if url is None:
+            return "no database url"
+        return str(URL.create(url.drivername, url.username, None, url.host, url.port, url.database))
+
+    @property
     def in_memory(self) -> bool:
         """Whether the rows are in an in-memory SQLite database, visible to one connection of this process."""
         url = self._parsed

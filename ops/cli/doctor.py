@@ -284,7 +284,7 @@ async def _published(gateway: Gateway) -> DoctorCheck:
 
 async def _ledger(gateway: Gateway) -> DoctorCheck:
     ledger = gateway.core.accounts.ledger
-    finding = await _opened("ledger", gateway.settings.ledger.url, ledger.open, lambda: ledger.healthy)
+    finding = await _opened("ledger", gateway.settings.ledger.shown, ledger.open, lambda: ledger.healthy)
     await ledger.close(1.0)
     return finding
 

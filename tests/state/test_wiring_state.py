@@ -121,3 +121,19 @@ def test_everything_is_in_one_folder() -> None:
     assert settings.state.url == "sqlite:///state/sluice.db"
     assert settings.ledger.url == "sqlite+aiosqlite:///state/sluice.db"
     assert settings.ledger.folder == Path("state/sluice.db.journal")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (
+            "postgresql+asyncpg://ann:s3cret@db:5432/sluice?ssl=require",
+            "postgresql+asyncpg://ann@db:5432/sluice",
+        ),
+        ("postgresql+asyncpg://ann@db/sluice?password=s3cret", "postgresql+asyncpg://ann@db/sluice"),
+        ("sqlite+aiosqlite:////var/lib/ledger.db", "sqlite+aiosqlite:////var/lib/ledger.db"),
+        ("ann:s3cret", "no database url"),
+    ],
+)
+def test_the_ledgers_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert load_settings(None, {"SLUICE_LEDGER__URL": url}).ledger.shown == shown
