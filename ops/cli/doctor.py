@@ -26,6 +26,7 @@ from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Sampling
 from gateway.health.probe import short_work
 from gateway.prompts.published import PromptChanged, StoreUnreachable
+from gateway.state.projection import ProjectionState
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
 from gateway.weights.source import Weights
@@ -34,6 +35,7 @@ from gateway.wiring.access import MIN_KEY_CHARS, require_first_key
 from gateway.wiring.build import build
 from gateway.wiring.engine import EngineParts
 from gateway.wiring.running import Gateway
+from gateway.wiring.state import StateParts
 from ops.cli.console import print_findings, print_json
 from ops.cli.startup import start_errors
 from resilience.failures import BackendFailure
@@ -106,6 +108,7 @@ async def examine(
     found.append(DoctorCheck("token counting", True, models.default.tokenizer.encoder))
     state = gateway.core.base.state
     found.append(await _opened("state store", state.url.shown, state.open, lambda: state.store.healthy))
+    found += records_lost(state)
     found.append(await _routing(gateway))
     found.append(await _published(gateway))
     found.append(await _ledger(gateway))
@@ -247,6 +250,17 @@ async def _opened(
     if url.startswith("sqlite"):
         hint = "check that the folder exists, the file is writable and the disk is not full"
     return _checked(check, healthy(), url, hint)
+
+
+def records_lost(state: StateParts) -> list[DoctorCheck]:
+    """Which streams of the store are not those in force here, where some are not."""
+    hint = "restore the store, or accept its content: docs/state.md, When the store has lost records"
+    wrong = {ProjectionState.LOST: "lost records", ProjectionState.REFUSED: "a record cannot be applied"}
+    return [
+        DoctorCheck(f"state {name}", False, f"{wrong[one.state]}; number {one.number} is in force here", hint)
+        for name, one in sorted(state.followers.items())
+        if one.state in wrong
+    ]
 
 
 async def _routing(gateway: Gateway) -> DoctorCheck:

@@ -15,6 +15,7 @@ from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record
 from gateway.state.projection import ProjectionState
 from gateway.wiring.state import StateParts, make_state
+from ops.cli.doctor import records_lost
 from tests.state.conftest import until
 from tests.state.servers import free_port, redis_server
 
@@ -114,6 +115,19 @@ async def test_a_deleted_file_does_not_come_back_from_its_copies(tmp_path: Path)
     path.unlink()
     make_state(config, clock=time.monotonic, unix_time=time.time)
     assert copy.head() == 0
+
+
+async def test_doctor_says_of_which_stream_the_store_has_lost_records(tmp_path: Path) -> None:
+    (tmp_path / "state.db").touch()
+    state = state_of(f"sqlite:///{tmp_path / 'state.db'}", tmp_path / "copies")
+    for stream in ("routing", "keys"):
+        state.follow(stream, lambda record: None)
+    assert state.copies is not None
+    LocalCopy(state.copies, "routing").extend([Record("routing", 1, 0.0, "ann", b"{}")])
+    await state.open()
+    [check] = records_lost(state)
+    assert (check.check, check.ok) == ("state routing", False) and "docs/state.md" in check.hint
+    await state.close()
 
 
 def test_everything_is_in_one_folder() -> None:
