@@ -18,14 +18,15 @@ Header = tuple[bytes, bytes]
 class ParsedRequest(Struct, frozen=True):
     """A parsed request, and options that only affect the answer's format.
 
-    ``token_ids``: whether each chunk of a stream contains the ids of its tokens. ``further``: the requests of
-    the body's other prompts; their choices follow those of ``request``.
+    ``token_ids``: whether each chunk of a stream contains the ids of its tokens; ``running_usage``: the usage
+    so far. ``further``: the requests of the body's other prompts; their choices follow those of ``request``.
     """
 
     request: GenerateRequest
     include_usage: bool = False
     token_ids: bool = False
     further: tuple[GenerateRequest, ...] = ()
+    running_usage: bool = False
 
 
 TrimReport = Plan | BudgetReport

@@ -219,6 +219,8 @@ def completion_request(body: CompletionRequest, origin: RequestOrigin) -> Parsed
     )
     if not others:
         return parsed
+    if parsed.running_usage:
+        raise not_allowed("stream_options.continuous_usage_stats", "is true with several prompts", "one")
     request = parsed.request
     further = tuple(
         [
@@ -259,7 +261,8 @@ def _asked(
     echo: Mapping[str, Any] = EMPTY,
 ) -> ParsedRequest:
     stream = bool(body.stream)
-    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    options = body.stream_options
+    usage = options is not None and bool(options.include_usage)
     if usage and not stream:
         raise not_allowed("stream_options", "is given without stream", "with 'stream': true")
     native = body.sluice or NO_FIELDS
@@ -291,7 +294,8 @@ def _asked(
         **tools[0],
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
-    return ParsedRequest(request, usage, token_ids)
+    running = usage and options is not None and bool(options.continuous_usage_stats)
+    return ParsedRequest(request, usage, token_ids, running_usage=running)
 
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:

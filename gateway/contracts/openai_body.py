@@ -61,6 +61,7 @@ class StreamOptions(Body):
 
     neutral = openai_fields.STREAM_OPTIONS
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class StreamFields(SluiceFields):

@@ -108,6 +108,5 @@ TOKENIZE: Final[Neutral] = {
 }
 
 STREAM_OPTIONS: Final[Neutral] = {
-    "continuous_usage_stats": _FALSE,
     "include_obfuscation": (None, True, False),
 }

@@ -1,7 +1,7 @@
 """OpenAI's streams and dialects; a chunk is preencoded bytes around one JSON string per token."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -26,7 +26,7 @@ from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain_chat import plain_chat
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import FinishReason, GenerateRequest
+from gateway.contracts.values import FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -69,7 +69,8 @@ class ChunkFrames:
         open_text = b'"delta":{"content":' if chat else b'"text":'
         close_text = b"}" if chat else b""
         self._prefix = self._base + b'{"index":0,' + open_text
-        self._suffix = close_text + b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._close = close_text + b',"logprobs":null,"finish_reason":null}]'
+        self._suffix = self._close + self._tail
         self._opened = 1
         self._offsets: dict[int, Offsets] = {}
 
@@ -158,6 +159,35 @@ class ChunkFrames:
         return completion_logprobs(event.logprobs, self._offsets.setdefault(event.index, Offsets()))
 
 
+class RunningUsageFrames(ChunkFrames):
+    """Each chunk contains the usage so far, as with vLLM: of all choices, the prompt's tokens as planned."""
+
+    def __init__(self, asked: ParsedRequest, plan: Plan | None, cached_tokens: int, **head: Any) -> None:
+        super().__init__(asked, **head)
+        self._show(Usage(0 if plan is None else plan.counts.total, 0, cached_tokens))
+
+    def delta(self, delta: Delta) -> bytes:
+        self._count(delta)
+        return super().delta(delta)
+
+    def event(self, event: Delta) -> bytes:
+        self._count(event)
+        return super().event(event)
+
+    def finish(self, answer: Answer) -> bytes:
+        self._show(answer.usage)
+        return super().finish(answer)
+
+    def _count(self, event: Delta) -> None:
+        so_far = self._so_far
+        self._show(Usage(so_far.input_tokens, so_far.output_tokens + event.tokens, so_far.cached_tokens))
+
+    def _show(self, usage: Usage) -> None:
+        self._so_far = usage
+        self._tail = b',"usage":' + orjson.dumps(usage_body(usage)) + b"}\n\n"
+        self._suffix = self._close + self._tail
+
+
 def _finish_reasons(request: GenerateRequest, *, chat: bool) -> Mapping[FinishReason, str]:
     """OpenAI's finish reasons: tool calls end with ``stop`` in text completions and for a named tool."""
     named = request.tool_choice is not None and request.tool_choice.mode is ToolChoiceMode.NAMED
@@ -202,14 +232,16 @@ class OpenAIDialect(ContractDialect):
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> ChunkFrames:
-        return ChunkFrames(
-            asked,
-            id=self._id_prefix + asked.request.generation_id,
-            object=f"{self._kind}.chunk" if self._chat else self._kind,
-            chat=self._chat,
-            model=model or asked.request.model or "",
-            reasoning_fields=self._reasoning_fields,
-        )
+        head: dict[str, Any] = {
+            "id": self._id_prefix + asked.request.generation_id,
+            "object": f"{self._kind}.chunk" if self._chat else self._kind,
+            "chat": self._chat,
+            "model": model or asked.request.model or "",
+            "reasoning_fields": self._reasoning_fields,
+        }
+        if asked.running_usage:
+            return RunningUsageFrames(asked, plan, cached_tokens, **head)
+        return ChunkFrames(asked, **head)
 
     error = staticmethod(error_json)
 

@@ -89,7 +89,12 @@ class StreamSink:
             self._frames = self._dialect.frames(self._asked, *self._planned, delta.cached_tokens)
         if delta.__class__ is not Delta:
             data = self._frames.event(delta)
-        elif delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):
+        elif (
+            delta.text
+            or delta.logprobs
+            or (delta.token_ids and self._asked.token_ids)
+            or (delta.tokens and self._asked.running_usage)
+        ):
             data = self._frames.delta(delta)
         else:
             return TAKEN

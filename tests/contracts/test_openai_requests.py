@@ -256,9 +256,15 @@ def test_every_way_to_ask_for_a_shape_is_one_shape(fields: Any, kind: FormatType
 def test_usage_in_a_stream_is_asked_for_with_the_stream() -> None:
     assert chat(stream=True, stream_options={"include_usage": True}).include_usage
     assert not chat(stream=True).include_usage
+    running = {"include_usage": True, "continuous_usage_stats": True}
+    assert chat(stream=True, stream_options=running).running_usage
+    assert not chat(stream=True, stream_options={**running, "include_usage": False}).running_usage
     with pytest.raises(InvalidRequest) as refused:
         chat(stream_options={"include_usage": True})
     assert refused.value.param == "stream_options"
+    with pytest.raises(InvalidRequest) as refused:
+        completion(prompt=["a", "b"], stream=True, stream_options=running)
+    assert refused.value.param == "stream_options.continuous_usage_stats"
 
 
 def test_null_means_the_same_as_an_absent_field() -> None:

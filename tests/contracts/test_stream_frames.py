@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from budgeting.values import ToolChoice, ToolChoiceMode
+from budgeting.values import Plan, SectionCounts, ToolChoice, ToolChoiceMode
 from gateway.contracts import native_answer, openai_answer
 from gateway.contracts.answer import Fallback
 from gateway.contracts.dialect import Frames, ParsedRequest
@@ -137,6 +137,19 @@ def test_asked_for_usage_comes_in_one_more_chunk_without_choices(kind: str) -> N
     }
     assert usage["sluice"]["trace_id"] == "a" * 32
     assert done == b"[DONE]"
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_each_chunk_has_the_usage_so_far_if_asked_for(kind: str) -> None:
+    asked = ParsedRequest(REQUEST, include_usage=True, running_usage=True)
+    plan = Plan((), tuple(range(12)), SectionCounts(recent_turns=12), 8, 0)
+    stream = OpenAIDialect(chat=kind == "chat").frames(asked, "demo", plan, 8)
+    sent = stream.opening + stream.delta(Delta("x", 1)) + stream.delta(Delta("", 2))
+    *running, closing, last, _ = events(sent + stream.finish(answer_for(REQUEST, "x")))
+    assert [one["usage"]["completion_tokens"] for one in running[-2:]] == [1, 3]
+    assert {one["usage"]["prompt_tokens"] for one in running} == {12}
+    assert running[0]["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+    assert closing["usage"] == last["usage"] and last["usage"]["completion_tokens"] == 137
 
 
 def test_every_contract_has_the_tokens_that_were_written_to_a_cache() -> None:
