@@ -187,6 +187,13 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
     assert only.echo["tool_choice"] == allowed
 
 
+def test_a_load_test_may_ask_that_no_end_token_ends_the_answer() -> None:
+    """``vllm bench serve --backend openai-responses --ignore-eos`` and guidellm do."""
+    body = {"model": "demo", "input": "hi"}
+    assert parsed({**body, "ignore_eos": True, "stop": None}).request.sampling.ignore_eos
+    assert not parsed(body).request.sampling.ignore_eos
+
+
 @pytest.mark.parametrize("empty", [{"user": ""}, {"prompt_cache_key": ""}, {"top_logprobs": 0}])
 def test_a_field_of_a_response_that_asks_for_nothing_is_accepted(empty: dict[str, Any]) -> None:
     request = parsed({"model": "demo", "input": "hi", **empty}).request

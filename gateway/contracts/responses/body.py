@@ -194,6 +194,7 @@ class ResponsesBody(Body):
         "conversation": (None,),
         "max_tool_calls": (None,),
         "prompt": (None,),
+        "stop": (None, []),
     }
     model: Name
     input: TextOr[InputItem]
@@ -202,6 +203,7 @@ class ResponsesBody(Body):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    ignore_eos: bool | None = None
     tools: Annotated[Listed[ToolItem], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Either[Literal["none", "auto", "required"], ChoiceObject] | None = None
     parallel_tool_calls: bool | None = None

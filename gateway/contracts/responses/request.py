@@ -116,6 +116,7 @@ def responses_request(
             temperature=body.temperature,
             top_p=body.top_p,
             logprobs=(body.top_logprobs or 0) if INCLUDED_LOGPROBS in included else None,
+            ignore_eos=bool(body.ignore_eos),
         ),
         response_format=_shape(None if body.text is None else body.text.format),
         priority=origin.capped(0),
