@@ -156,11 +156,12 @@ async def _serve(
     signals: Sequence[int],
 ) -> None:
     max_connections = _raise_file_limit(gateway.settings.server.max_connections)
+    protocol = protocol_of(gateway.settings, listener, admin, max_connections)
     config = uvicorn.Config(
         _app(gateway, admin),
         interface="asgi3",
         loop="uvloop",
-        http=protocol_of(gateway.settings, listener, admin, max_connections),
+        http=protocol,
         ws=SocketProtocol,
         lifespan="off",
         # Connections are counted by the peer's address; headers in which a proxy names clients are ignored.
@@ -184,6 +185,7 @@ async def _serve(
             server.handle_exit(number, None)
     async with around(), gateway.running(), asyncio.TaskGroup() as tasks:
         draining = tasks.create_task(server.drain(gateway.settings.server.drain_seconds), name="drain")
+        ending = tasks.create_task(end_connections(protocol, gateway.serving.in_flight), name="connections")
         _tune_garbage_collector()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         _give_large_blocks_back()
@@ -191,6 +193,16 @@ async def _serve(
         on_started()
         await server.serve(sockets=[one for one in (listener, admin) if one is not None])
         draining.cancel()
+        ending.cancel()
+
+
+async def end_connections(protocol: type[GatewayProtocol], requests: InFlightRequests) -> None:
+    """From the beginning of the drain on, answer with ``connection: close``.
+
+    Callers who keep their connection would send each retry to this gateway, not to another one.
+    """
+    await requests.begun()
+    protocol.table.ending = True
 
 
 def collect_if_idle(requests: InFlightRequests) -> None:

@@ -57,6 +57,8 @@ class ConnectionTable:
         self._sources: dict[Closable, str] = {}
         self._of_source: Counter[str] = Counter()
         self._reserve: dict[Closable, None] = {}
+        # Whether each connection ends after the answer to its next request.
+        self.ending = False
         # Oldest first; the dictionaries are used as ordered sets.
         self.unused: dict[Closable, None] = {}
         self.idle: dict[Closable, None] = {}

@@ -254,7 +254,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._disconnect.begin = self._disconnect.write = None
         if not self.pipeline:
             self._running = self.cycle
-        if self._surplus is not None:
+        if self._surplus is not None or table.ending:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:

@@ -54,9 +54,13 @@ class InFlightRequests:
         self._refusing = True
         self._closed.set()
 
+    async def begun(self) -> None:
+        """Wait until the drain begins."""
+        await self._draining.wait()
+
     async def run(self) -> None:
         """Refuse new requests ``lame_duck_s`` after the drain has begun."""
-        await self._draining.wait()
+        await self.begun()
         await asyncio.sleep(self._lame_duck_s)
         self._close()
 

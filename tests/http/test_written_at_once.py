@@ -13,6 +13,8 @@ from uvicorn.server import ServerState
 from gateway.contracts.dialect import Header
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange, Reply
 from gateway.http.protocol import GatewayProtocol
+from gateway.requests.in_flight import InFlightRequests
+from gateway.server import end_connections
 from gateway.testing import fake_services
 
 
@@ -74,7 +76,14 @@ class Wire(asyncio.Transport):
         return 0
 
 
-async def answered(request: bytes, reply: Reply, *, pieces: int = 0, at_once: bool = True) -> Wire:
+async def answered(
+    request: bytes,
+    reply: Reply,
+    *,
+    pieces: int = 0,
+    at_once: bool = True,
+    http: type[GatewayProtocol] = GatewayProtocol,
+) -> Wire:
     """Let the protocol answer a request with ``reply``, or with a stream that repeats its body.
 
     ``at_once``: a piece of the stream is sent without uvicorn.
@@ -98,7 +107,7 @@ async def answered(request: bytes, reply: Reply, *, pieces: int = 0, at_once: bo
 
     config = uvicorn.Config(app, server_header=False, date_header=False, log_config=None)
     config.load()
-    protocol = GatewayProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol = http(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(wire)
     protocol.data_received(request)
     await asyncio.wait_for(done.wait(), 10.0)
@@ -141,6 +150,21 @@ async def test_a_connection_that_its_caller_ends_is_closed_after_the_answer() ->
     wire = await answered(GET[:-2] + b"connection: close\r\n\r\n", Reply(200, b"{}"))
     assert len(wire.writes) == 1 and b"\r\nconnection: close\r\n" in wire.writes[0]
     assert wire.closed
+
+
+class Draining(GatewayProtocol):
+    """The protocol of a gateway whose drain begins."""
+
+
+async def test_from_the_beginning_of_a_drain_on_each_answer_ends_its_connection() -> None:
+    requests = InFlightRequests(lame_duck_s=60.0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(end_connections(Draining, requests))
+        kept = await answered(GET, Reply(200, b"{}"), http=Draining)
+        requests.drain()
+    ended = [await answered(GET, Reply(200, b"{}"), pieces=pieces, http=Draining) for pieces in (0, 2)]
+    found = [b"\r\nconnection: close\r\n" in wire.writes[0] for wire in (kept, *ended)]
+    assert found == [False, True, True]
 
 
 async def test_the_answer_to_head_has_no_body() -> None:
