@@ -7,6 +7,7 @@ from functools import partial
 
 from adapters.values import Adapter
 from admission.controller import AdmissionController
+from budgeting.learned_counter import LearnedCounter
 from gateway.backends.port import Backend
 from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.serving_pool import ServingPool
@@ -77,13 +78,16 @@ def make_pool(
     adapters: AdapterParts,
     fleet: FleetParts,
 ) -> ServingPool:
+    hosted = fleet.served.hosted(section)
     tokenizer = model.models.of(section.model or "").tokenizer
-    check = TokenizerCheck.of(tokenizer) if section.prompt == "auto" else None
+    # The tokenizer of a model that a hosted service has too is not known until a worker lists it.
+    checked = section.prompt == "auto" and not isinstance(tokenizer, LearnedCounter)
     return make_workers(
         name,
         section,
         read=partial(fleet.served.read, name),
-        reading=fleet.served.hosted(section) or ModelReading(tokenizer.token_bytes, check),
+        reading=hosted
+        or ModelReading(tokenizer.token_bytes, TokenizerCheck.of(tokenizer) if checked else None),
         clock=base.clock,
         turns=base.turns,
         environ=os.environ,

@@ -22,6 +22,7 @@ from gateway.backends.workers.health import WorkerHealth
 from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
+from gateway.wiring.build import build
 from gateway.wiring.worker_connections import make_connections
 from resilience.failures import BackendFailure, FailureKind
 from tests.integration.live import gateway
@@ -356,3 +357,18 @@ async def test_self_hosted_first_and_hosted_as_overflow_is_one_route(
         await asyncio.to_thread(started.__exit__, None, None, None)
         await gpu.die()
         await hosted.die()
+
+
+@pytest.mark.parametrize("dialect", ["openai", "vllm"])
+def test_two_pools_may_have_the_same_model_whose_tokenizer_is_not_known(tmp_path: Path, dialect: str) -> None:
+    hosted = {"kind": "openai", "base_urls": ["https://a.invalid/v1"], "model": "m", "dialect": "openai"}
+    other = {**hosted, "base_urls": ["https://b.invalid/v1"], "dialect": dialect}
+    settings = Settings.model_validate(
+        {
+            "engine": {"kind": "none"},
+            "state": {"url": "memory://"},
+            "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path / 'ledger.db'}"},
+            "backends": {"hosted": hosted, "other": other},
+        }
+    )
+    assert list(build(settings, admin_key="k" * 32).core.backends.fleet.backends) == ["hosted", "other"]
