@@ -458,6 +458,14 @@ def test_a_refused_field_is_reported_by_the_gateways_name(named: str, param: str
     assert failure_of(400, json.dumps(body).encode(), "", model="base").param == param
 
 
+def test_a_worker_that_was_started_without_tools_is_reported_as_such() -> None:
+    message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
+    failure = failure_of(400, json.dumps(body).encode(), "", model="base")
+    assert (failure.kind, failure.param) == (FailureKind.INVALID_INPUT, "tools")
+    assert "was started without --enable-auto-tool-choice" in str(failure)
+
+
 def test_an_unusable_key_is_told_to_the_operator_without_the_key() -> None:
     assert "api_key_env" in str(failure_of(401, b"", "", model="base"))
 

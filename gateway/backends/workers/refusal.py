@@ -42,6 +42,8 @@ _TOO_LONG = (
 )
 # Parts of vLLM's messages, which name no field, when its model does not take the images.
 _NO_IMAGES = ("multimodal model", "may be provided in one prompt")
+# A part of vLLM's message for tools when it was started without their options.
+_NO_TOOLS = "--tool-call-parser"
 
 _STATUS_OF_TYPE: Mapping[str, int] = {
     "invalid_request_error": 400,
@@ -134,6 +136,11 @@ def _failure(
         if any(sign in words for sign in _TOO_LONG):
             return BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED, "prompt and answer are longer than the worker takes"
+            )
+        if _NO_TOOLS in words:
+            options = "--enable-auto-tool-choice and --tool-call-parser"
+            return invalid_input(
+                f"the worker takes no tools: its vLLM was started without {options}", "tools"
             )
         if param is None and any(sign in words for sign in _NO_IMAGES):
             param = "messages"
