@@ -27,9 +27,21 @@ OWN_NAMES = (
 )  # fmt: skip
 
 
+# The conventions' names of operations by contract; all other contracts are chats.
+OPERATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "completions": "text_completion",
+        "embeddings": "embeddings",
+        # The conventions have no names for these.
+        "rerank": "rerank",
+        "audio": "audio",
+    }
+)
+
+
 def operation(record: RequestRecord) -> str:
     """The operation's name in the conventions."""
-    return "text_completion" if record.contract == "completions" else "chat"
+    return OPERATIONS.get(record.contract, "chat")
 
 
 def span_name(record: RequestRecord) -> str:

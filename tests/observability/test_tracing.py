@@ -328,6 +328,15 @@ def test_attributes_use_the_conventions_names_and_ours(recorded: Recorded, recor
     assert "error.type" not in values
 
 
+@pytest.mark.parametrize("contract", ["embeddings", "rerank", "audio"])
+def test_vectors_scores_and_transcriptions_are_no_chats(
+    recorded: Recorded, record: Make, contract: str
+) -> None:
+    recorded.tracing.finish(recorded.tracing.begin(), record(contract=contract, model="bge-m3"))
+    root = recorded.root()
+    assert (root.name, attributes_of(root)["gen_ai.operation.name"]) == (f"{contract} bge-m3", contract)
+
+
 def test_bedrock_is_named_as_the_conventions_do(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record(backend="bedrock", contract="completions"))
     values = attributes_of(recorded.root())
