@@ -35,7 +35,7 @@ class EdgeRequest(Struct, eq=False, kw_only=True):
         arrived_at: seconds on the injected clock.
         method: the HTTP method, or ``WS``.
         path: the path's label, never the path as it was sent.
-        contract: the contract of a path that generates; ``None`` for all others.
+        contract: the contract of a path whose requests are counted; ``None`` for all others.
         caller: ``None`` without a valid key.
         status: the status that was sent; ``None`` if the caller disconnected before.
         replayed: whether the answer was a stored one.

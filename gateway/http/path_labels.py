@@ -9,7 +9,7 @@ from starlette.routing import compile_path
 UNKNOWN: Final = "unknown"
 # Requests to these are not reported: machines poll them continuously.
 MONITORS: Final = frozenset({"/ping", "/health", "/ready", "/metrics", "/health/deep"})
-# The contract of each path that generates.
+# The contract of each path whose requests are counted.
 CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "/v1/generate": "native",
@@ -20,6 +20,12 @@ CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
         "/v1/messages": "messages",
         "/v1/responses": "responses",
         "/v1/responses/compact": "responses",
+        "/v1/embeddings": "embeddings",
+        "/v1/rerank": "rerank",
+        "/v2/rerank": "rerank",
+        "/v1/score": "rerank",
+        "/v1/audio/transcriptions": "audio",
+        "/v1/audio/translations": "audio",
     }
 )
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from adapters.errors import UnknownAdapter
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
+from gateway.contracts.origin import EdgeRequest
 from gateway.errors import UnknownRoute
 from gateway.http.exchange import trace_of, usable_request_id
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services
@@ -193,6 +194,28 @@ async def test_pages_of_configured_origins_may_ask_and_read(connect: Any, path: 
         assert one.headers["access-control-allow-origin"] == PAGE and one.headers["x-request-id"]
     assert answer.status_code == 200
     assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "contract"),
+    [
+        ("/v1/chat/completions", "chat"),
+        ("/v1/embeddings", "embeddings"),
+        ("/v1/rerank", "rerank"),
+        ("/v2/rerank", "rerank"),
+        ("/v1/score", "rerank"),
+        ("/v1/audio/transcriptions", "audio"),
+        ("/v1/audio/translations", "audio"),
+        ("/tokenize", None),
+    ],
+)
+async def test_a_refused_request_is_counted_with_those_that_are_answered(
+    connect: Any, path: str, contract: str | None
+) -> None:
+    outcomes: list[EdgeRequest] = []
+    async with connect(fake_services(emit_edge=outcomes.append)) as client:
+        await client.post(path, json={})
+    assert [(one.contract, (one.status or 0) >= 400) for one in outcomes] == [(contract, True)]
 
 
 @pytest.mark.parametrize("path", OPENAI)
