@@ -35,6 +35,10 @@ class WorkersTokens(Protocol):
     def silent(self) -> bool:
         """Whether no worker can tokenize now."""
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the workers were found to have no such paths; they are asked again rarely."""
+
     def chat(
         self,
         messages: Sequence[Message],
@@ -171,7 +175,7 @@ class LearnedCounter:
 
     def _had(self, value: T | None) -> T:
         if value is None:
-            raise NoTokenizer(self._model, later=self._workers is not None)
+            raise NoTokenizer(self._model, later=self._workers is not None and not self._workers.is_missing)
         return value
 
     def _sized(self, rough: float) -> int:

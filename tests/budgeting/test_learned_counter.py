@@ -34,6 +34,7 @@ class Workers:
     def __init__(self) -> None:
         self.tokenizer = ChatTokenizer(DEMO)
         self.silent = False
+        self.is_missing = False
         self.asked = 0
 
     def chat(
@@ -103,6 +104,13 @@ def test_raw_texts_are_never_made_of_estimated_ids(workers: Workers) -> None:
     with pytest.raises(NoTokenizer):
         counter_of(None).encode_chat([ASKED])
     assert counter_of(None).encode("") == ()
+
+
+def test_a_text_for_workers_without_a_tokenize_path_is_not_asked_for_again(workers: Workers) -> None:
+    workers.silent = workers.is_missing = True
+    with pytest.raises(NoTokenizer, match=r"models\.qwen\.tokenizer") as caught:
+        counter_of(workers).encode("a book")
+    assert not caught.value.later
 
 
 def test_ids_that_no_vocabulary_has_are_found() -> None:

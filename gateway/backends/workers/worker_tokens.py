@@ -49,6 +49,7 @@ class PoolTokens:
         self._loop_thread = threading.get_ident()
         self._paused_until = float("-inf")
         self._none_in_service = False  # when one was last asked
+        self.is_missing = False
 
     @property
     def silent(self) -> bool:
@@ -123,6 +124,7 @@ class PoolTokens:
         if answer.status >= 500:
             self._paused_until = self._clock() + PAUSE_S
             return None
-        if answer.status in (404, 405):
+        self.is_missing = answer.status in (404, 405)
+        if self.is_missing:
             self._paused_until = self._clock() + MISSING_PAUSE_S
         return answer
