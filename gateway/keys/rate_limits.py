@@ -14,6 +14,7 @@ from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, ModelLimits
 from accounting.quotas import (
     BUDGETS,
     LIMITS,
+    MINUTE_S,
     RETRY_HELD_S,
     Excess,
     Figures,
@@ -330,11 +331,16 @@ def _of_model(key_id: str, model: str | None) -> str:
 
 
 def _refusal(excess: Excess, place: str) -> RateLimited | QuotaExceeded:
-    hint, retry_after_ms = _hint(excess.wait_s)
+    wait_s, is_daily = excess.wait_s, excess.name == _DAY
+    if wait_s is not None and not is_daily:
+        # A window's last step takes up to 61 s. Claude Code and older clients of OpenAI and Anthropic do not
+        # wait for more than 60 s; what is then left is at most another second.
+        wait_s = min(wait_s, MINUTE_S)
+    hint, retry_after_ms = _hint(wait_s)
     message = (
         f"{excess.name}: the request needs {excess.asked}, the key's limit{place} is {excess.limit}; {hint}"
     )
-    error = QuotaExceeded if excess.name == _DAY else RateLimited
+    error = QuotaExceeded if is_daily else RateLimited
     return error(message, retry_after_ms=retry_after_ms)
 
 

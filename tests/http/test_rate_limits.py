@@ -11,7 +11,7 @@ import websockets
 from accounting.keys import KeyLimits
 from accounting.quotas import Quotas
 from gateway.contracts.values import Caller, CallerRole
-from gateway.errors import PublicError
+from gateway.errors import PublicError, QuotaExceeded, RateLimited
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.ports import Services
 from gateway.testing import FakeJourney, fake_services, serving
@@ -54,7 +54,7 @@ async def test_a_request_over_the_limit_is_429_and_every_answer_has_the_rate_lim
     async with connect(services(journey=journey)) as client:
         answers = [await client.post(path, json=body) for _ in range(3)]
     assert [one.status_code for one in answers] == [200, 200, 429]
-    assert "the key's limit is 2; less is left of it now, come again in 61 s" in answers[-1].text
+    assert "the key's limit is 2; less is left of it now, come again in 60 s" in answers[-1].text
     assert [one.headers["x-ratelimit-remaining-requests"] for one in answers] == ["1", "0", "0"]
     for one in answers:
         assert one.headers["x-ratelimit-limit-requests"] == "2"
@@ -65,7 +65,7 @@ async def test_a_request_over_the_limit_is_429_and_every_answer_has_the_rate_lim
     error = answers[2].json()["error"]
     assert (
         error.get("sluice_code", error["code"]) == "rate_limited"
-        and answers[2].headers["retry-after"] == "61"
+        and answers[2].headers["retry-after"] == "60"
     )
     assert len(journey.requests) == 2
     if path.startswith("/v1/chat"):
@@ -84,6 +84,17 @@ async def test_official_clients_are_told_not_to_sleep_until_a_spent_quota_is_bac
             headers = (await client.post(path, json=body)).headers
             found.append((headers["retry-after"], headers.get("x-should-retry")))
     assert found == [("61", None), ("80000", "false")]
+
+
+async def test_a_limit_of_a_minute_never_asks_a_client_to_wait_longer_than_a_minute() -> None:
+    limiter, waits = KeyLimiter(Quotas(clock=lambda: 100.0)), []
+    for number, limits in enumerate((KeyLimits(tokens_per_minute=9), KeyLimits(tokens_per_day=9))):
+        caller = replace(LIMITED, key_id=f"key_{number}", limits=limits)
+        await limiter.spend(caller, 9)
+        with pytest.raises((RateLimited, QuotaExceeded)) as refused:
+            await limiter.spend(caller, 9)
+        waits.append(refused.value.retry_after_ms)
+    assert waits[0] == 60_000 and waits[1] > 86_000_000
 
 
 async def test_an_invalid_request_counts_and_has_the_rate_limit_headers(connect: Connect) -> None:
@@ -132,4 +143,4 @@ async def test_a_websocket_has_the_rate_limit_header_in_its_handshake_and_is_ref
                 assert socket.close_code == 1000
     assert got == ["2", "1", "0"]
     assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "rate_limited"
-    assert events[-1]["error"]["retry_after_ms"] == 61_000
+    assert events[-1]["error"]["retry_after_ms"] == 60_000
