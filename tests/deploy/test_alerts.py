@@ -79,6 +79,13 @@ def test_each_alert_says_how_urgent_it_is_and_has_a_runbook(alert: dict[str, Any
     assert "```sh" in text, "the first look is a command"
 
 
+def test_the_runbook_of_a_long_queue_has_the_wait_of_its_alert() -> None:
+    [alert] = [one for one in alerts() if one["alert"] == "SluiceQueueLong"]
+    (wait,) = re.findall(r"> ([\d.]+)", alert["expr"])
+    page = (ROOT / alert["annotations"]["runbook_url"]).read_text(encoding="utf-8")
+    assert f"waits more than {wait} seconds" in page and f"p95_rate5m` is below {wait}" in page
+
+
 def test_no_runbook_is_without_its_alert() -> None:
     linked = {alert["annotations"]["runbook_url"] for alert in alerts()}
     there = {f"docs/runbooks/{path.name}" for path in (ROOT / "docs/runbooks").glob("*.md")}
