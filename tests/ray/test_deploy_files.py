@@ -116,6 +116,10 @@ def test_pods_live_longer_than_their_last_answers(settings: Settings) -> None:
     assert SERVICE["spec"]["rayClusterDeletionDelaySeconds"] > settings.ray.drain_seconds
 
 
+def test_replicas_store_no_files_that_other_nodes_cannot_read(settings: Settings) -> None:
+    assert not settings.batches.enabled
+
+
 def test_the_cluster_has_room_for_all_replicas(settings: Settings) -> None:
     ray, engines, gateways = settings.ray, GROUPS["engines"], GROUPS["gateways"]
     assert settings.ray.application == "sluice"
