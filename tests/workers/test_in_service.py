@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.backends.port import Absence, BackendState, Restarting
 from gateway.backends.workers.backend import RETRY_S
@@ -21,6 +22,7 @@ from tests.workers.raw_worker import (
     chunk,
     piece,
     pool,
+    refuses,
     state_of,
     until,
     work,
@@ -70,6 +72,21 @@ async def test_the_last_workers_death_changes_the_pools_state_and_does_not_count
         assert caught.value.kind is FailureKind.STREAM_BROKEN
         assert not caught.value.counts
         assert backend.state is BackendState.STARTING
+
+
+async def test_an_ejected_worker_that_answers_its_probes_is_logged_as_detected_once() -> None:
+    failing, other = RawWorker([refuses(500)]), RawWorker([GOOD])
+    for worker in (failing, other):
+        worker.models = lambda: b'{"data": [{"id": "base"}]}'
+    with capture_logs() as logs:
+        async with pool(failing, other, affinity=False, eject_seconds=60, eject_after_failures=1) as backend:
+            for _ in range(2):  # equal workers take turns
+                await collect(backend, work())
+            assert "ejected" in [one.state for one in state_of(backend)]
+            seen = failing.probes
+            await until(lambda: failing.probes > seen + 5)
+    assert [line["worker"] for line in logs].count(failing.url) > 1
+    assert sum(line["event"] == "worker detected" for line in logs) == 2
 
 
 async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:

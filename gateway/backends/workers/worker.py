@@ -93,6 +93,7 @@ class Worker:
         self._is_sluice: bool | None = False
         self.generates = True  # until it is known that it does not
         self._detected = True
+        self._logged: tuple[bool, set[str]] | None = None  # an ejected worker is detected at each probe
         self._lists_models = lists_models
         self._wake = asyncio.Event()
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
@@ -288,7 +289,9 @@ class Worker:
             except TransportError:
                 self._detected = False
                 break
-        self._log.info("worker detected", sluice=is_sluice_now, same_tokenizer=sorted(same))
+        if self._logged != (is_sluice_now, same):
+            self._logged = is_sluice_now, same
+            self._log.info("worker detected", sluice=is_sluice_now, same_tokenizer=sorted(same))
         pool.detected(self.url, is_sluice_now, same)
         return await self._probe() if first and is_sluice_now else True
 
