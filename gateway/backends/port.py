@@ -254,10 +254,12 @@ class DelegatingBackend(ABC):
         assert scores_texts(self.delegate)
         return await self.delegate.score(part)
 
-    async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> "Transcript":
+    async def transcribe(
+        self, recording: Recording, caller: Caller, out: EventSink, trace_headers: bytes = b""
+    ) -> "Transcript":
         """Only where :func:`transcribes` is true."""
         assert transcribes(self.delegate)
-        return await self.delegate.transcribe(recording, caller, out)
+        return await self.delegate.transcribe(recording, caller, out, trace_headers)
 
 
 def generates(backend: Backend) -> bool:
@@ -356,7 +358,9 @@ class Transcript(Struct, frozen=True):
 class Transcribes(Backend, Protocol):
     """A backend that turns speech into text."""
 
-    async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
+    async def transcribe(
+        self, recording: Recording, caller: Caller, out: EventSink, trace_headers: bytes = b""
+    ) -> Transcript:
         """The text; if streamed its events are pushed to ``out``. Cancelling frees what the call holds.
 
         Raises BackendFailure, RateLimited; a failure after the first event is final.

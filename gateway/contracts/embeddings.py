@@ -94,12 +94,14 @@ class PooledRequest(RequestOrigin, frozen=True, kw_only=True):
     """A request that a model answers without generating, or the part of one that a backend gets.
 
     ``for_cache``: it is the response cache's, not the tenant's. ``tokens``: of a part, an estimate.
+    ``trace_headers``: the trace context for workers, as header lines.
     """
 
     model: str
     user: str | None = None
     for_cache: bool = False
     tokens: int = 0
+    trace_headers: bytes = b""
 
 
 class PooledAnswer(Struct, Generic[Result], frozen=True):

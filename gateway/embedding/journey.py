@@ -76,6 +76,7 @@ BYTES_PER_TOKEN: Final = 16
 Backed = TypeVar("Backed", bound=Backend)
 One = TypeVar("One")
 Input = TypeVar("Input")
+Asked = TypeVar("Asked", bound=PooledRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +112,28 @@ class EmbeddingJourney:
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         parts = list(split(request.inputs, input_tokens))
-        return await self._run(_vectors(request), parts)
+        request, span = self._traced(request)
+        return await self._run(_vectors(request), parts, span)
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         parts = list(split(request.pairs, lambda pair: sum(map(_text_tokens, pair))))
-        return await self._run(_scores(request), parts)
+        request, span = self._traced(request)
+        return await self._run(_scores(request), parts, span)
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
         parts = [InputPart((request.recording,), request.recording.tokens)]
-        answer = await self._run(_transcript(request, out), parts)
+        request, span = self._traced(request)
+        answer = await self._run(_transcript(request, out), parts, span)
         return TranscriptAnswer(answer.model, answer.results[0])
 
-    async def _run(self, work: _PooledWork[Backed, One], parts: Sequence[InputPart]) -> PooledAnswer[One]:
-        span = self.reporter.trace(work.request)
+    def _traced(self, request: Asked) -> tuple[Asked, RootSpan]:
+        """The request with its root span's context for workers: their calls have no spans of their own."""
+        span = self.reporter.trace(request)
+        return structs.replace(request, trace_headers=span.headers(0)), span
+
+    async def _run(
+        self, work: _PooledWork[Backed, One], parts: Sequence[InputPart], span: RootSpan
+    ) -> PooledAnswer[One]:
         bills: list[UsageRow] = []
         try:
             with self.in_flight.counted():
@@ -380,7 +390,7 @@ def _transcript(request: AudioRequest, out: EventSink) -> _PooledWork[Transcribe
                 streaming.append(backend)
             await out(event)
 
-        made = await backend.transcribe(request.recording, request.caller, push)
+        made = await backend.transcribe(request.recording, request.caller, push, request.trace_headers)
         return PooledAnswer(backend.model, [made.body], made.input_tokens, made.output_tokens)
 
     def so_far(row: UsageRow) -> Callable[[BaseException], PartialUsage]:

@@ -127,6 +127,14 @@ def gone(kind: FailureKind = FailureKind.BACKEND_UNAVAILABLE) -> BackendFailure:
     return BackendFailure(kind, "it is gone")
 
 
+async def test_a_worker_gets_the_callers_trace_with_the_gateways_span_as_parent() -> None:
+    rig = EmbeddingRig(embedder := FakeEmbedder("gpus"))
+    await rig.run("a", trace_parent=f"00-{'a' * 32}-{'b' * 16}-01", trace_state="vendor=x")
+    parent, state, _ = embedder.parts[0].trace_headers.decode().split("\r\n")
+    assert parent.startswith(f"traceparent: 00-{'a' * 32}-") and "b" * 16 not in parent
+    assert state == "tracestate: vendor=x"
+
+
 @given(
     st.lists(
         st.one_of(st.text(min_size=1, max_size=60), st.tuples(st.integers(0, 9))), min_size=1, max_size=300

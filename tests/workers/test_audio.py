@@ -75,6 +75,13 @@ async def test_unusable_transcripts_are_asked_for_on_another_worker(reply: Any) 
     assert bad.requests
 
 
+async def test_a_recording_carries_the_trace_context() -> None:
+    worker = SpeechWorker(model="base")
+    async with pool(worker) as backend:
+        await backend.transcribe(recording(), CALLER, no_event, b"traceparent: 00-aa-bb-01\r\n")
+    assert worker.requests[-1].headers["traceparent"] == "00-aa-bb-01"
+
+
 @pytest.mark.parametrize(
     ("reply", "tokens"),
     [

@@ -58,6 +58,13 @@ async def test_unusable_vectors_are_asked_for_on_another_worker(data: Any) -> No
     assert bad.requests
 
 
+async def test_a_request_for_vectors_carries_the_trace_context() -> None:
+    worker = VectorWorker(model="base")
+    async with pool(worker) as backend:
+        await backend.embed(replace(PART, trace_headers=b"traceparent: 00-aa-bb-01\r\n"))
+    assert worker.requests[-1].headers["traceparent"] == "00-aa-bb-01"
+
+
 @pytest.mark.parametrize("data", UNUSABLE.values(), ids=UNUSABLE)
 async def test_unusable_vectors_of_the_only_worker_are_an_error(data: Any) -> None:
     async with pool(RawWorker([refuses(200, {"data": data})])) as backend:

@@ -289,11 +289,14 @@ class WorkersBackend:
     def score(self, part: ScoreRequest) -> Coroutine[Any, Any, ScoreAnswer]:
         return self._posted(part, f"/{part.endpoint}", score_body(part), scores_of)
 
-    async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
+    async def transcribe(
+        self, recording: Recording, caller: Caller, out: EventSink, trace_headers: bytes = b""
+    ) -> Transcript:
         """The text of a recording; no other worker is asked once a part of the text was pushed."""
         return await self._pooled(
             caller,
             recording.tokens,
+            trace_headers,
             lambda client, headers: transcript_of(client, self.model, recording, headers, out),
         )
 
@@ -313,15 +316,18 @@ class WorkersBackend:
             await self._turns.next()
             return read(part, data)
 
-        return self._pooled(part.caller, part.tokens, ask)
+        return self._pooled(part.caller, part.tokens, part.trace_headers, ask)
 
     async def _pooled(
-        self, caller: Caller, tokens: int, ask: Callable[[WorkerClient, bytes], Awaitable[Pooled]]
+        self,
+        caller: Caller,
+        tokens: int,
+        headers: bytes,
+        ask: Callable[[WorkerClient, bytes], Awaitable[Pooled]],
     ) -> Pooled:
         """Ask a worker; after a failure ask another one. Each worker is tried at most once."""
-        headers = b""
         if self._writer.dialect is Dialect.SLUICE:
-            headers = front_headers(caller.tenant, caller.org, SHARED_SALT)
+            headers += front_headers(caller.tenant, caller.org, SHARED_SALT)
         tried: set[str] = set()
         failure: BackendFailure | None = None
         while len(tried) < self._section.max_attempts:
