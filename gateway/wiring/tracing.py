@@ -13,6 +13,8 @@ from observability.redact import REDACTED, scrub
 from observability.tracing import Tracing
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
     from observability.trace_export import TraceSender
 
 
@@ -29,8 +31,6 @@ def make_tracing(config: TracingConfig, version: str) -> Tracing:
 
 def _sender(config: TracingConfig, endpoint: str, version: str) -> "TraceSender":
     # Imported only for a collector: importing the SDK and its exporter takes 80 ms.
-    from opentelemetry.sdk.resources import Resource
-
     from observability.trace_export import TraceSender
     from observability.trace_exporter import CollectorAddress, exporter_to
 
@@ -41,14 +41,7 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> "TraceSender"
         exporter = exporter_to(address)
     except OSError as error:
         raise ValueError(f"tracing.ca_file: {config.ca_file}: {error.strerror}") from None
-    # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are honoured too.
-    resource = Resource.create(
-        {
-            "service.name": config.service_name,
-            "service.version": version,
-            "service.instance.id": socket.gethostname(),
-        }
-    )
+    resource = resource_of(config, version)
     log = structlog.get_logger("gateway")
 
     def on_change(reason: str | None) -> None:
@@ -60,6 +53,17 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> "TraceSender"
     return TraceSender(
         exporter, resource=resource, version=version, scrub=redaction(config.redact), on_change=on_change
     )
+
+
+def resource_of(config: TracingConfig, version: str) -> "Resource":
+    """What describes this process in traces: defaults, OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME, keys."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    name = {"service.name": config.service_name}
+    found = Resource.create(
+        {**name, "service.version": version, "service.instance.id": socket.gethostname()}
+    ).merge(OTELResourceDetector().detect())
+    return found.merge(Resource(name)) if "service_name" in config.model_fields_set else found
 
 
 def redaction(patterns: Sequence[str]) -> Callable[[str], str]:

@@ -20,6 +20,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from gateway.config.tracing import TracingConfig
+from gateway.wiring.tracing import resource_of
 from observability.events import RequestRecord, ResumeFact
 from observability.redact import scrub as without_credentials
 from observability.trace_context import RootSpan, parse_traceparent, usable_tracestate
@@ -509,6 +511,19 @@ def test_spans_tell_who_speaks_and_the_callers_trace_state() -> None:
 def collector() -> Iterator[Collected]:
     with collecting() as collected:
         yield collected
+
+
+def test_the_sdks_variables_describe_the_process_and_the_key_of_the_service_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=pod-7,deployment.environment=prod")
+    found = resource_of(TracingConfig(), "0.1").attributes
+    assert (found["service.name"], found["service.instance.id"]) == ("edge", "pod-7")
+    assert (found["service.version"], found["deployment.environment"]) == ("0.1", "prod")
+    assert resource_of(TracingConfig(service_name="shop"), "0.1").attributes["service.name"] == "shop"
+    monkeypatch.delenv("OTEL_SERVICE_NAME")
+    assert resource_of(TracingConfig(), "0.1").attributes["service.name"] == "sluice"
 
 
 def test_a_collector_over_http_gets_each_root_span_once_and_the_headers(
