@@ -58,7 +58,7 @@ def attributes(record: RequestRecord) -> Attributes:
         "gen_ai.provider.name": PROVIDERS.get(backend, backend) if backend else None,
         "gen_ai.request.model": record.model,
         "gen_ai.request.stream": record.stream,
-        "gen_ai.response.id": record.generation_id,
+        "gen_ai.response.id": record.generation_id or None,
         "gen_ai.response.model": record.backend_version,
         "gen_ai.response.finish_reasons": (record.finish_reason,) if record.finish_reason else None,
         "gen_ai.response.time_to_first_chunk": None if record.ttft_ms is None else record.ttft_ms / 1000,

@@ -339,6 +339,13 @@ def test_vectors_scores_and_transcriptions_are_no_chats(
     assert (root.name, attributes_of(root)["gen_ai.operation.name"]) == (f"{contract} bge-m3", contract)
 
 
+def test_a_request_that_was_refused_before_it_had_an_id_has_none_in_its_span(
+    recorded: Recorded, record: Make
+) -> None:
+    recorded.tracing.finish(recorded.tracing.begin(), record(generation_id=""))
+    assert "gen_ai.response.id" not in attributes_of(recorded.root())
+
+
 def test_bedrock_is_named_as_the_conventions_do(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record(backend="bedrock", contract="completions"))
     values = attributes_of(recorded.root())
