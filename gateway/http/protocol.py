@@ -220,17 +220,18 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         seen: set[bytes] = set()
+        version = self.parser.get_http_version()
         for name, value in self.headers:
             if name not in _CHECKED:
                 continue
             if name == b"expect":
-                self.expect_100_continue = value.lower() == b"100-continue"
+                # HTTP/1.0 has no interim answers (RFC 9110 §10.1.1).
+                self.expect_100_continue = value.lower() == b"100-continue" and version != "1.0"
             elif name == b"host" and not _is_host(value.strip()):
                 self._stop(_BAD_HOST)
             elif name in seen:  # servers differ in which of the two they use
                 self._stop(_invalid(400, f"the header {name.decode()} is repeated; allowed: once"))
             seen.add(name)
-        version = self.parser.get_http_version()
         if version == "1.1":
             if b"host" not in seen:
                 self._stop(_NO_HOST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -100,6 +101,17 @@ def post(headers: bytes, body: bytes = BODY) -> bytes:
 
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 LENGTH = b"content-length: %d\r\n" % len(BODY)
+
+
+@pytest.mark.parametrize(("version", "interim"), [(b"1.1", [100]), (b"1.0", [])])
+def test_only_a_client_of_http_1_1_is_told_to_continue(url: str, version: bytes, interim: list[int]) -> None:
+    head = post(b"expect: 100-continue\r\nconnection: close\r\n" + LENGTH, b"")
+    with connected(url) as sock:
+        sock.sendall(head.replace(b"HTTP/1.1", b"HTTP/" + version, 1))
+        told = bool(select.select([sock], [], [], 30 if interim else 0.1)[0])
+        assert statuses(sock.recv(65_536) if told else b"") == interim
+        sock.sendall(BODY)
+        assert statuses(read_all(sock)) == [200]
 
 
 def test_a_length_and_chunks_are_one_request_each(url: str, journey: FakeJourney) -> None:
