@@ -31,8 +31,9 @@ class ContextTooLong(BudgetError):
         self.needed = needed
         self.allowed = allowed
         super().__init__(
-            f"the prompt has {needed} tokens that may not be trimmed, {needed - allowed} more than the "
-            f"{allowed} that fit beside {reserve} for the answer (largest section: {section.value})"
+            # Claude Code reads both numbers to know how much of the conversation it must drop.
+            f"the prompt has {needed} tokens > {allowed} that fit beside {reserve} for the answer, "
+            f"and none of them may be trimmed (largest section: {section.value})"
         )
 
 

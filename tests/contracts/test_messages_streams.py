@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from msgspec.structs import replace
 
-from budgeting.values import Plan, SectionCounts
+from budgeting.errors import ContextTooLong
+from budgeting.values import Plan, PromptSection, SectionCounts
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.openai_answer import sent_status
 from gateway.contracts.values import Contract, FinishReason, Sampling, Usage
-from gateway.errors import PublicError
+from gateway.errors import PublicError, public_error
 from gateway.testing import answer_for
 from tests.answer_events import EventSequence, answers
 from tests.contracts.test_event_writers import whole
@@ -164,6 +166,14 @@ def test_errors_have_anthropics_types(status: int, code: str, sent: int, kind: s
 def test_the_error_of_a_too_long_prompt_has_the_words_that_clients_know() -> None:
     _, body = DIALECT.error(PublicError(422, "context_too_long", "9 tokens", "messages"), "req_1")
     assert json.loads(body)["error"]["message"] == "prompt is too long: 9 tokens"
+
+
+def test_claude_code_can_read_how_much_of_a_too_long_prompt_it_must_drop() -> None:
+    refused = ContextTooLong(section=PromptSection.RECENT_TURNS, needed=9_000, allowed=4_000, reserve=96)
+    _, body = DIALECT.error(public_error(refused), "req_1")
+    message = json.loads(body)["error"]["message"]
+    found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)  # as it does
+    assert found is not None and found.groups() == ("9000", "4000")
 
 
 def test_a_broken_stream_ends_with_an_error_event() -> None:
