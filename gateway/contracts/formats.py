@@ -1,6 +1,7 @@
 """Converts every way to ask for a shape of the answer to one :class:`ResponseFormat`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
 import orjson
@@ -59,7 +60,9 @@ def from_format(body: FormatBody | None) -> ResponseFormat:
         return ResponseFormat(FormatType(body.type))
     if body.json_schema is None:
         raise InvalidRequest(f"{field} is missing; it is required for type 'json_schema'", param=field)
-    return _schema(_unwrapped(body.json_schema, field), field)
+    shape = _schema(schema := _unwrapped(body.json_schema, field), field)
+    strict = None if schema is body.json_schema else body.json_schema.get("strict")
+    return replace(shape, strict=strict) if isinstance(strict, bool) else shape
 
 
 def schema_shape(schema: Mapping[str, Any] | str | None, field: str) -> ResponseFormat | None:

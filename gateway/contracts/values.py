@@ -90,12 +90,14 @@ class ResponseFormat:
     """The requested shape; ``spec`` is the schema or the choices as JSON text, the pattern or the grammar.
 
     ``param`` is the field of the body that asks for it, ``grammar_bytes`` the memory that its grammar takes.
+    ``strict``: the caller's flag, without which a hosted service may ignore a schema.
     """
 
     type: FormatType = FormatType.TEXT
     spec: str = ""
     param: str = field(default="response_format", compare=False, repr=False)
     grammar_bytes: int = field(default=0, compare=False, repr=False)
+    strict: bool | None = field(default=None, compare=False, repr=False)
 
 
 PLAIN_TEXT = ResponseFormat()

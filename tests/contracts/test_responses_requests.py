@@ -177,7 +177,7 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
         "include": ["message.output_text.logprobs"],
     }
     request = parsed(body).request
-    assert request.response_format.type is FormatType.JSON_SCHEMA
+    assert request.response_format.type is FormatType.JSON_SCHEMA and request.response_format.strict
     assert request.tool_choice == ToolChoice(ToolChoiceMode.NAMED, "shell")
     assert (request.sampling.max_tokens, request.sampling.logprobs) == (9, 2)
     assert parsed(body).echo["tool_choice"] == body["tool_choice"]

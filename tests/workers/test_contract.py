@@ -25,6 +25,7 @@ from gateway.backends.workers.errors import (
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, VLLM_FEATURES, Feature
+from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -231,6 +232,16 @@ def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
 ) -> None:
     body = sent(make_writer("base"), response_format=shape)
     assert {k: v for k, v in body.items() if k in ("response_format", "structured_outputs")} == expected
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_a_worker_gets_the_strict_flag_of_the_callers_schema(strict: bool | None) -> None:
+    wrapped = {"name": "record", "schema": {"type": "object"}, "strict": strict}
+    shape = from_format(FormatBody(type="json_schema", json_schema=wrapped))
+    schema = sent(make_writer("base", Dialect.OPENAI), response_format=shape)["response_format"][
+        "json_schema"
+    ]
+    assert schema.get("strict") is strict and ("strict" in schema) is (strict is not None)
 
 
 def test_plain_openai_declares_no_extension() -> None:

@@ -297,7 +297,9 @@ class CompletionWriter:
         if shape.type is FormatType.JSON_OBJECT:
             body["response_format"] = {"type": "json_object"}
         elif shape.type is FormatType.JSON_SCHEMA:
-            schema = {"name": "answer", "schema": orjson.Fragment(shape.spec)}
+            schema: dict[str, Any] = {"name": "answer", "schema": orjson.Fragment(shape.spec)}
+            if shape.strict is not None:
+                schema["strict"] = shape.strict
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif shape.type is FormatType.CHOICE:
             body["structured_outputs"] = {"choice": orjson.Fragment(shape.spec)}

@@ -190,7 +190,7 @@ def _fields(native: SluiceFields, tools: Sequence[str]) -> Mapping[str, str]:
 def _shape(given: TextFormat | None) -> ResponseFormat:
     if given is None:
         return PLAIN_TEXT
-    schema = None if given.schema_ is None else {"schema": given.schema_}
+    schema = None if given.schema_ is None else {"schema": given.schema_, "strict": given.strict}
     try:
         return from_format(FormatBody(type=given.type, json_schema=schema))
     except InvalidRequest as error:
