@@ -36,6 +36,11 @@ class JournalSegment:
     spilled: bool = False
     closed: bool = False
 
+    @property
+    def written_at(self) -> float:
+        """When it was last written to, in Unix seconds. Raises OSError."""
+        return os.fstat(self.fd).st_mtime
+
     def write(self, data: bytes) -> None:
         """Append, and return once the disk has it. After an OSError the file must not be used."""
         view = memoryview(data)

@@ -36,7 +36,9 @@ class Replay:
             self._writer.failed(error)
             adopted = []
         if adopted:
-            self.spilled(self._options.clock())
+            # A restart during an outage of the database must not make its rows look new.
+            age_s = self._options.unix_time() - min(segment.written_at for segment in adopted)
+            self.spilled(self._options.clock() - max(0.0, age_s))
         for number, segment in enumerate(adopted):
             if not await self._segment(segment, adopted=True):
                 for other in adopted[number + 1 :]:

@@ -356,6 +356,20 @@ def test_files_are_created_while_another_process_looks_for_orphans(tmp_path: Pat
 # While the database is unavailable
 
 
+async def test_rows_of_a_process_that_ended_have_waited_since_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    leave_journal(tmp_path / "other", row("gen_1"))
+    [left] = files(tmp_path / "other")
+    os.utime(left, (time.time() - 300.0,) * 2)
+    async with running(journaled(tmp_path, Events())) as ledger:
+        await until(lambda: (tmp_path / "l.db").exists())
+        with locked(tmp_path / "l.db"):
+            left.rename(tmp_path / "journal" / left.name)
+            await until(lambda: ledger.lag_s > 0)
+            assert 300.0 <= ledger.lag_s < 600.0
+        await until(lambda: ledger.lag_s == 0, at_most_s=15)
+
+
 async def test_rows_beyond_memory_wait_in_the_journal_and_none_is_lost(tmp_path: Path) -> None:
     events = Events()
     async with running(journaled(tmp_path, events, outbox_rows=3)) as ledger:
