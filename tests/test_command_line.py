@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.wiring.access import require_first_key
+from ops.cli.doctor import examine
 from ops.cli.main import app, hoisted
 from ops.cli.routes import read_routing
 from ops.cli.serve import banner
@@ -250,6 +252,31 @@ def test_a_routing_file_that_json_cannot_hold_is_refused_by_its_name(
     (tmp_path / "routing.yaml").write_text(text)
     done = CliRunner().invoke(app, ["routes", "apply", str(tmp_path / "routing.yaml"), "--yes"])
     assert done.exit_code == 1 and "routing.yaml: " in done.stderr and "allowed: what JSON can" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("url", "postgresql+asyncpg://ann:s3cret@db/x?sslmode=require", "has no parameter 'sslmode'"),
+        ("journal_folder", "/dev/null/journal", "/dev/null/journal cannot be made"),
+    ],
+)
+async def test_doctor_goes_on_after_a_ledger_that_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "engine": {"kind": "none"},
+        "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
+        "state": {"url": "memory://"},
+        "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path / 'l.db'}", key: value},
+    }
+    (tmp_path / "sluice.yaml").write_text(yaml.safe_dump(config))
+    found = {
+        check.check: check for check in await examine(tmp_path / "sluice.yaml", lambda _: nullcontext(print))
+    }
+    assert not found["ledger"].ok and reason in found["ledger"].detail
+    assert "prices" in found and "s3cret" not in str(found)
 
 
 def test_what_routes_show_prints_as_json_is_a_routing_file(tmp_path: Path) -> None:

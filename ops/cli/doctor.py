@@ -245,7 +245,10 @@ def _start_error(check: str, error: Exception) -> DoctorCheck:
 async def _opened(
     check: str, url: str, open_it: Callable[[], Awaitable[None]], healthy: Callable[[], bool]
 ) -> DoctorCheck:
-    await open_it()
+    try:
+        await open_it()
+    except Exception as error:
+        return _start_error(check, error)
     hint = "check that the server can be reached from here, and that user and password are right"
     if url.startswith("sqlite"):
         hint = "check that the folder exists, the file is writable and the disk is not full"
