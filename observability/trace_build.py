@@ -151,7 +151,7 @@ def spans_of(
             for name, value in values.items()
         }
     if facts.content is not None:
-        values |= _content(facts.content, scrub)
+        values |= _content(facts.content, record.finish_reason or "error", scrub)
     return [_root(trace, top, span_name(record), record, values), *_stages(trace, top, record, facts)]
 
 
@@ -258,12 +258,13 @@ def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
     )
 
 
-def _content(content: Content, scrub: Scrub) -> dict[str, Value]:
+def _content(content: Content, finish_reason: str, scrub: Scrub) -> dict[str, Value]:
     """The recorded messages as attributes of the conventions, in JSON; redacted first, then cut."""
     texts = [(role, scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages]
+    answer = _message("assistant", scrub(content.output)[:MAX_CONTENT_CHARS])
     values: dict[str, Value] = {
         "gen_ai.input.messages": _json([_message(role, text) for role, text in texts if role != "system"]),
-        "gen_ai.output.messages": _json([_message("assistant", scrub(content.output)[:MAX_CONTENT_CHARS])]),
+        "gen_ai.output.messages": _json([{**answer, "finish_reason": finish_reason}]),
     }
     if instructions := [_text(text) for role, text in texts if role == "system"]:
         values["gen_ai.system_instructions"] = _json(instructions)

@@ -1,3 +1,4 @@
+import json
 import logging
 import random
 import socket
@@ -391,7 +392,9 @@ def test_text_is_told_only_of_routes_that_opted_in_and_through_the_redaction(rec
     assert opted_in["gen_ai.input.messages"] == (
         '[{"role":"user","parts":[{"type":"text","content":"my card is [card]"}]}]'
     )
-    assert "noted [card]" in opted_in["gen_ai.output.messages"]
+    (answer,) = json.loads(opted_in["gen_ai.output.messages"])
+    assert (answer["role"], answer["finish_reason"]) == ("assistant", "stop")  # the conventions require both
+    assert answer["parts"][0]["content"].startswith("noted [card]")
     assert opted_in["gen_ai.system_instructions"] == '[{"type":"text","content":"be kind"}]'
     assert not {name for name in other if "messages" in name or "instructions" in name}
 
