@@ -267,6 +267,11 @@ def generates(backend: Backend) -> bool:
     return getattr(backend, "generates", True)
 
 
+def knows_model(backend: Backend) -> bool:
+    """Whether a backend's model is known; workers without a configured one must list it first."""
+    return getattr(_innermost(backend), "known", True)
+
+
 def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
     """Whether a backend makes vectors; one that delegates does if its delegate does."""
     return hasattr(_innermost(backend), "embed")  # a protocol's ``isinstance`` takes 20 µs

@@ -54,7 +54,7 @@ from gateway.requests.answer import estimated_cost
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import CLIENT_CLOSED_REQUEST, Reporter
 from gateway.routing.revision import Revision
-from gateway.routing.target import nearest
+from gateway.routing.target import nearest, require_known
 from observability.events import RequestRecord
 from observability.trace_context import RootSpan
 from resilience.failures import BackendFailure, FailureKind
@@ -188,7 +188,10 @@ class EmbeddingJourney:
         return made
 
     def _backends(self, work: _PooledWork[Backed, One]) -> Sequence[Backed]:
-        """The backends that may answer, in the configuration's order. Raises UnknownModel."""
+        """The backends that may answer, in the configuration's order.
+
+        Raises UnknownModel; BackendUnavailable: not all models are known yet.
+        """
         caller, asked = work.request.caller, work.request.model
         named = dict(caller.aliases).get(asked, asked) if caller.aliases else asked
         named = self.fleet.aliases.get(named, named)
@@ -205,6 +208,7 @@ class EmbeddingJourney:
         found = usable_of([(name, one) for name, one in fleet.items() if named in (one.model, one.name)])
         if found:
             return found
+        require_known(fleet.values())
         usable = usable_of(fleet.items())
         if not usable:
             raise UnknownModel(f"no backend here {work.does}; configure workers that do", param="model")

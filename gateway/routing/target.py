@@ -1,6 +1,6 @@
 """Resolves the route of a request, and the backend, adapter or base model that its ``model`` names."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Final
 
@@ -9,11 +9,18 @@ from msgspec import Struct
 from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
 from adapters.values import Selection
-from gateway.backends.port import Fleet, generates
+from gateway.backends.port import Backend, Fleet, generates, knows_model
 from gateway.contracts.features import Feature
 from gateway.contracts.native import DEFAULT_ROUTE
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
-from gateway.errors import Forbidden, GatewayError, InvalidRequest, UnknownModel, UnknownRoute
+from gateway.errors import (
+    BackendUnavailable,
+    Forbidden,
+    GatewayError,
+    InvalidRequest,
+    UnknownModel,
+    UnknownRoute,
+)
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import Revision, Route
 
@@ -22,6 +29,9 @@ NEAREST: Final = 3
 
 MAX_SHOWN: Final = 20
 """The most names that a message lists."""
+
+RETRY_MS: Final = 1_000
+"""Milliseconds until callers should try again while models are not known; workers list them within some."""
 
 MAX_NAME_CHARS: Final = 256
 """Longest unknown name that is compared with the known ones; no model's name is longer."""
@@ -62,6 +72,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         UnknownRoute: no such route in this revision.
         UnknownModel: ``model`` is neither a backend, nor an adapter, nor a base model that a backend of the
             route serves, nor a model name of a route.
+        BackendUnavailable: the same, but not all models of the route are known yet.
     """
     native = request.contract is Contract.NATIVE
     caller = request.caller
@@ -86,6 +97,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     version = request.prompt_version or (config.prompt_version if native else config.openai_prompt_version)
     usable = caller.models
     if usable is not None and not any(fleet.backends[one].model in usable for one in route.backends):
+        require_known([fleet.backends[one] for one in route.backends])
         raise Forbidden(
             f"the key may not use the models of route {name!r}; allowed: {', '.join(usable)}", param="model"
         )
@@ -110,6 +122,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
                 f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
             )
         return Target(route, version, model, request.adapter_id)
+    require_known([fleet.backends[one] for one in route.backends])
     known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters.servable))
     raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
 
@@ -129,6 +142,15 @@ def _usable_names(
     aliases = {alias for alias, of in (*fleet.aliases.items(), *caller.aliases) if of in served}
     others = [one for one, of in revision.route_of.items() if allowed is None or of in allowed]
     return {*served, *aliases, *named, *backends, *others}
+
+
+def require_known(backends: Iterable[Backend]) -> None:
+    """Raise BackendUnavailable if the workers of a backend have not listed their models since the start."""
+    for one in backends:
+        if not knows_model(one):
+            raise BackendUnavailable(
+                f"the workers of {one.name} have not listed their models yet", retry_after_ms=RETRY_MS
+            )
 
 
 def nearest(name: str, known: Collection[str]) -> str:

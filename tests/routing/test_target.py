@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.catalogue import AdapterState
 from adapters.registry import AdapterRegistry
@@ -12,7 +13,7 @@ from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
-from gateway.errors import Forbidden, InvalidRequest, UnknownModel, UnknownRoute
+from gateway.errors import BackendUnavailable, Forbidden, InvalidRequest, UnknownModel, UnknownRoute
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.routing.check import KnownNames
@@ -64,6 +65,30 @@ def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
     assert found("demo").adapter_id is None and found("demo").backend is None
     assert found("manga").adapter_id == "manga"
     assert found("pool").backend == "pool"
+
+
+class Unlisted(ScriptedBackend):
+    """A pool whose workers have not listed their models."""
+
+    known = False
+
+
+@pytest.mark.parametrize("models", [None, ("qwen",)])
+def test_a_name_that_workers_may_list_soon_is_tried_again_and_not_unknown(
+    models: tuple[str, ...] | None,
+) -> None:
+    fleet = Fleet({"pool": Unlisted("pool", model="pool"), "local": ScriptedBackend("local", model="demo")})
+    caller = Caller("t", CallerRole.CALLER, "key_1", models=models)
+    request = GenerateRequest(
+        "r", "g", caller, contract=Contract.CHAT, arrived_at=0.0, created=0, route="code", model="qwen"
+    )
+    routes = {"chat": ROUTES["chat"], "code": {"backends": [{"name": "pool"}]}}
+    revision = make_revision(1, {"routes": routes}, KnownNames(fleet.backends, (), None))
+    with pytest.raises(BackendUnavailable, match="have not listed their models yet") as refused:
+        resolve(request, revision, fleet, ADAPTERS)
+    assert refused.value.retry_after_ms
+    with pytest.raises((UnknownModel, Forbidden)):
+        resolve(replace(request, route="chat"), revision, fleet, ADAPTERS)
 
 
 def test_a_model_that_is_an_adapter_and_another_adapter_contradict_each_other() -> None:
