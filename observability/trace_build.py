@@ -38,7 +38,7 @@ from observability.events import RequestRecord
 from observability.redact import scrub as without_credentials
 from observability.requestlog import outside_text
 from observability.trace_context import RootSpan
-from observability.trace_facts import Content, EdgeRecord, TraceFacts
+from observability.trace_facts import Content, EdgeRecord, RecordedMessage, TraceFacts
 from observability.trace_steps import TraceStep
 
 # Stages in the journey's order; the record has no time of the stage in which a request failed.
@@ -260,23 +260,43 @@ def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
 
 def _content(content: Content, finish_reason: str, scrub: Scrub) -> dict[str, Value]:
     """The recorded messages as attributes of the conventions, in JSON; redacted first, then cut."""
-    texts = [(role, scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages]
-    answer = _message("assistant", scrub(content.output)[:MAX_CONTENT_CHARS])
+
+    def shown(text: str) -> str:
+        return _encodable(scrub(text)[:MAX_CONTENT_CHARS])
+
+    said = [(one.role, _parts(one, shown)) for one in content.messages]
     values: dict[str, Value] = {
-        "gen_ai.input.messages": _json([_message(role, text) for role, text in texts if role != "system"]),
-        "gen_ai.output.messages": _json([{**answer, "finish_reason": finish_reason}]),
+        "gen_ai.input.messages": _json([_message(role, parts) for role, parts in said if role != "system"]),
+        "gen_ai.output.messages": _json(
+            [
+                {
+                    **_message(one.role, _parts(one, shown)),
+                    "finish_reason": one.finish_reason or finish_reason,
+                }
+                for one in content.answers
+            ]
+        ),
     }
-    if instructions := [_text(text) for role, text in texts if role == "system"]:
+    if instructions := [part for role, parts in said if role == "system" for part in parts]:
         values["gen_ai.system_instructions"] = _json(instructions)
     return values
 
 
-def _text(text: str) -> dict[str, object]:
-    return {"type": "text", "content": _encodable(text)}
+def _message(role: str, parts: list[dict[str, object]]) -> dict[str, object]:
+    return {"role": role, "parts": parts}
 
 
-def _message(role: str, text: str) -> dict[str, object]:
-    return {"role": role, "parts": [_text(text)]}
+def _parts(message: RecordedMessage, shown: Scrub) -> list[dict[str, object]]:
+    if message.call_id is not None:
+        return [{"type": "tool_call_response", "id": message.call_id, "response": shown(message.text)}]
+    parts: list[dict[str, object]] = []
+    if message.reasoning:
+        parts.append({"type": "reasoning", "content": shown(message.reasoning)})
+    if message.text or not message.calls:
+        parts.append({"type": "text", "content": shown(message.text)})
+    for call_id, name, arguments in message.calls:
+        parts.append({"type": "tool_call", "id": call_id, "name": name, "arguments": shown(arguments)})
+    return parts
 
 
 def _json(parts: list[dict[str, object]]) -> str:

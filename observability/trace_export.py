@@ -196,5 +196,4 @@ class TraceSender:
 
 
 def _chars(facts: TraceFacts) -> int:
-    content = facts.content
-    return 0 if content is None else len(content.output) + sum(len(text) for _, text in content.messages)
+    return 0 if facts.content is None else facts.content.chars

@@ -11,11 +11,35 @@ SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """The recorded text of a request on a route that opted in: (role, text) pairs, and the answer."""
+class RecordedMessage:
+    """A message on a route that opted in. ``calls`` are its tool calls: id, name and arguments.
 
-    messages: tuple[tuple[str, str], ...]
-    output: str
+    ``call_id`` is the call that a tool's message answers; ``finish_reason`` is an answer's.
+    """
+
+    role: str
+    text: str
+    reasoning: str | None = None
+    calls: tuple[tuple[str, str, str], ...] = ()
+    call_id: str | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The recorded messages of a request on a route that opted in; ``answers``: one for each choice."""
+
+    messages: tuple[RecordedMessage, ...]
+    answers: tuple[RecordedMessage, ...]
+
+    @property
+    def chars(self) -> int:
+        texts = (
+            text
+            for one in (*self.messages, *self.answers)
+            for text in (one.text, one.reasoning or "", *[arguments for _, _, arguments in one.calls])
+        )
+        return sum(map(len, texts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from observability.redact import scrub as without_credentials
 from observability.trace_context import RootSpan, parse_traceparent, usable_tracestate
 from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
 from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
-from observability.trace_facts import Content, EdgeRecord, TraceFacts
+from observability.trace_facts import Content, EdgeRecord, RecordedMessage, TraceFacts
 from observability.trace_steps import CallSpan, TraceStep
 from observability.tracing import Tracing
 from tests.observability.collector import CLIENT, SERVER, Collected, attributes_of, collecting
@@ -385,7 +385,8 @@ def test_an_answer_without_a_generation_is_a_span_named_by_its_path(recorded: Re
 
 def test_text_is_told_only_of_routes_that_opted_in_and_through_the_redaction(record: Make) -> None:
     recorded = recording(scrub=lambda text: text.replace("4711", "[card]"))
-    said = Content((("system", "be kind"), ("user", "my card is 4711")), "noted 4711 \ud800")
+    turns = (RecordedMessage("system", "be kind"), RecordedMessage("user", "my card is 4711"))
+    said = Content(turns, (RecordedMessage("assistant", "noted 4711 \ud800"),))
     recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
     recorded.tracing.finish(recorded.tracing.begin(), record())
     opted_in, other = [attributes_of(span) for span in recorded.spans() if span.kind == SERVER]
@@ -399,10 +400,36 @@ def test_text_is_told_only_of_routes_that_opted_in_and_through_the_redaction(rec
     assert not {name for name in other if "messages" in name or "instructions" in name}
 
 
+def test_recorded_content_has_tool_calls_their_results_and_every_choice(record: Make) -> None:
+    recorded = recording(scrub=lambda text: text.replace("4711", "[card]"))
+    called = RecordedMessage("assistant", "", "I look", (("call_1", "pay", '{"card":4711}'),))
+    result = RecordedMessage("tool", "paid with 4711", call_id="call_1")
+    choices = (
+        RecordedMessage("assistant", "Done.", finish_reason="stop"),
+        RecordedMessage("assistant", "Do", finish_reason="length"),
+    )
+    said = Content((called, result), choices)
+    recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
+    values = attributes_of(recorded.root())
+    assert [one["parts"] for one in json.loads(values["gen_ai.input.messages"])] == [
+        [
+            {"type": "reasoning", "content": "I look"},
+            {"type": "tool_call", "id": "call_1", "name": "pay", "arguments": '{"card":[card]}'},
+        ],
+        [{"type": "tool_call_response", "id": "call_1", "response": "paid with [card]"}],
+    ]
+    answers = json.loads(values["gen_ai.output.messages"])
+    assert [(one["parts"][0]["content"], one["finish_reason"]) for one in answers] == [
+        ("Done.", "stop"),
+        ("Do", "length"),
+    ]
+
+
 def test_recorded_text_is_bounded_and_keeps_the_last_turn(record: Make) -> None:
     recorded = recording()
-    turns = tuple(("user", f"{number} " * 8_000) for number in range(8))
-    said = Content((*turns, ("user", "the last")), "y" * 1_000_000)
+    turns = tuple(RecordedMessage("user", f"{number} " * 8_000) for number in range(8))
+    answer = RecordedMessage("assistant", "y" * 1_000_000)
+    said = Content((*turns, RecordedMessage("user", "the last")), (answer,))
     recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
     values = attributes_of(recorded.root())
     assert "the last" in values["gen_ai.input.messages"]
