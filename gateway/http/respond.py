@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gateway.contracts import native_answer, openai_answer
 from gateway.contracts.dialect import Header
 from gateway.contracts.messages.answer import messages_error_json
-from gateway.errors import LEAF_ERRORS, GatewayError, PublicError, public_error
+from gateway.errors import LEAF_ERRORS, DuplicateRequest, GatewayError, PublicError, public_error
 from gateway.http.exchange import Exchange, Reply
 
 ErrorShape = Callable[[PublicError, str], tuple[int, bytes]]
@@ -43,11 +43,20 @@ def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply
     headers: list[Header] = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        if error.retry_after_s > _LONGEST_RETRY_S:
-            headers.append((b"x-should-retry", b"false"))
+    if _is_final(error):
+        headers.append((b"x-should-retry", b"false"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return Reply(status, body, headers=tuple(headers), keep=False)
+
+
+def _is_final(error: PublicError) -> bool:
+    """Whether clients should not send a request again that they would repeat because of its status."""
+    if error.status == 409:
+        return error.code != DuplicateRequest.code
+    # A 429 without a time asks for more than is ever allowed.
+    is_too_much = error.status == 429 and error.retry_after_ms is None
+    return is_too_much or (error.retry_after_s or 0) > _LONGEST_RETRY_S
 
 
 def response_of(reply: Reply) -> Response:

@@ -291,6 +291,7 @@ def test_a_json_schema_in_output_config_becomes_the_response_format() -> None:
         ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"thread": {"type": "create"}}, "thread"),
+        ({"compaction": {"type": "summary"}}, "compaction"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences"),

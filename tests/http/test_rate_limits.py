@@ -73,17 +73,23 @@ async def test_a_request_over_the_limit_is_429_and_every_answer_has_the_rate_lim
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions", "/v1/messages"])
-async def test_official_clients_are_told_not_to_sleep_until_a_spent_quota_is_back(
+async def test_official_clients_are_told_not_to_repeat_what_no_retry_can_change(
     connect: Connect, path: str
 ) -> None:
     journey, body = FakeJourney(), {**CHAT, "max_tokens": 9} if path != "/v1/generate" else NATIVE
     async with connect(services(replace(LIMITED, limits=KeyLimits()), journey)) as client:
         found = []
-        for code, wait_s in (("rate_limited", 61), ("quota_exceeded", 80_000)):
-            journey.error = PublicError(429, code, "spent", retry_after_ms=wait_s * 1000)
+        for status, code, wait_ms in (
+            (429, "rate_limited", 61_000),
+            (429, "quota_exceeded", 80_000_000),
+            (429, "rate_limited", None),
+            (409, "duplicate_request", None),
+            (409, "idempotency_conflict", None),
+        ):
+            journey.error = PublicError(status, code, "spent", retry_after_ms=wait_ms)
             headers = (await client.post(path, json=body)).headers
-            found.append((headers["retry-after"], headers.get("x-should-retry")))
-    assert found == [("61", None), ("80000", "false")]
+            found.append((headers.get("retry-after"), headers.get("x-should-retry")))
+    assert found == [("61", None), ("80000", "false"), ("1", "false"), (None, None), (None, "false")]
 
 
 async def test_a_limit_of_a_minute_never_asks_a_client_to_wait_longer_than_a_minute() -> None:

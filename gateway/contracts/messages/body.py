@@ -142,6 +142,8 @@ class CountRequest(StrictObject):
 class MessagesRequest(CountRequest):
     """The body of ``POST /v1/messages``."""
 
+    # A summary of the conversation in place of an answer, which counting ignores.
+    neutral: ClassVar[Neutral] = {**CountRequest.neutral, "compaction": (None,)}
     max_tokens: MaxTokens
     stream: bool | None = None
     stop_sequences: StopList | None = None
