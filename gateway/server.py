@@ -201,7 +201,7 @@ async def end_connections(protocol: type[GatewayProtocol], requests: InFlightReq
 
     Callers who keep their connection would send each retry to this gateway, not to another one.
     """
-    await requests.begun()
+    await requests.until_draining()
     protocol.table.ending = True
 
 

@@ -54,13 +54,13 @@ class InFlightRequests:
         self._refusing = True
         self._closed.set()
 
-    async def begun(self) -> None:
+    async def until_draining(self) -> None:
         """Wait until the drain begins."""
         await self._draining.wait()
 
     async def run(self) -> None:
         """Refuse new requests ``lame_duck_s`` after the drain has begun."""
-        await self.begun()
+        await self.until_draining()
         await asyncio.sleep(self._lame_duck_s)
         self._close()
 
