@@ -1,7 +1,7 @@
 """The adapter of a request: a pure function of the request, the route's rules and the registry."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -32,6 +32,15 @@ class AdapterOffer:
         named = [name for name, state in self.states.items() if state in _SERVED]
         named += [alias.name for alias in self.aliases.values() if alias.target or alias.canary]
         return tuple(sorted(named))
+
+    def usable(self, name: str, adapters: Collection[str] | None, models: Collection[str] | None) -> bool:
+        """Whether a key limited to these adapters and base models (``None``: all) may use a served name."""
+        if models is not None:
+            alias = self.aliases.get(name)
+            adapter = self.adapters.get(name if alias is None else alias.target or alias.canary or name)
+            if adapter is None or adapter.base_model not in models:
+                return False
+        return adapters is None or name in adapters
 
 
 class Lease(Struct, frozen=True):
@@ -127,8 +136,7 @@ def _served(name: str, offer: AdapterOffer, selection: Selection) -> Adapter:
 
 def _unknown(name: str, offer: AdapterOffer, selection: Selection, why: str | None) -> UnknownAdapter:
     """The refusal, with the names that the caller may see."""
-    allowed = selection.allowed
-    known = tuple(one for one in offer.served if allowed is None or one in allowed)
+    known = tuple(one for one in offer.served if offer.usable(one, selection.allowed, selection.models))
     return UnknownAdapter(name, known, why=why, param=selection.named_by)
 
 

@@ -47,9 +47,9 @@ class Selection(Struct, frozen=True):
     the request's fields.
 
     ``sticky_key`` is the session, else the request, so that a caller stays on one version of an alias;
-    ``allowed`` are the names that the key may use (``None``: all); an ``operator`` may name staged versions;
-    ``or_base``: the base model answers when a rule names an adapter that is not served; ``named_by`` is the
-    request's field with the name.
+    ``allowed`` are the names that the key may use, ``models`` the base models, which only decide what an
+    error lists (``None``: all); an ``operator`` may name staged versions; ``or_base``: the base model answers
+    when a rule names an adapter that is not served; ``named_by`` is the request's field with the name.
     """
 
     adapter_id: str | None
@@ -57,6 +57,7 @@ class Selection(Struct, frozen=True):
     fields: Mapping[str, str | None] = _NONE
     sticky_key: str = ""
     allowed: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
     operator: bool = False
     or_base: bool = False
     named_by: str = "adapter_id"

@@ -57,6 +57,7 @@ class Target(Struct, frozen=True):
             {"tenant": request.caller.tenant, "locale": request.locale, "intent": request.intent},
             sticky_key=request.sticky_key,
             allowed=request.caller.adapters,
+            models=request.caller.models,
             operator=request.caller.role is not CallerRole.CALLER,
             or_base=self.route.config.adapter_fallback == "base" and request.allow_fallback,
             named_by="model" if self.adapter_id != request.adapter_id else "adapter_id",
@@ -123,16 +124,17 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
             )
         return Target(route, version, model, request.adapter_id)
     require_known([fleet.backends[one] for one in route.backends])
-    known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters.servable))
+    known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters))
     raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
 
 
 def _usable_names(
-    caller: Caller, route: Route, revision: Revision, fleet: Fleet, adapters: Collection[str]
+    caller: Caller, route: Route, revision: Revision, fleet: Fleet, adapters: AdapterRegistry
 ) -> set[str]:
     """Return the names that the key may use as model on this route; messages show no others."""
     allowed = caller.routes
-    named = {one for one in adapters if caller.adapters is None or one in caller.adapters}
+    offered = adapters.offered
+    named = {one for one in adapters.servable if offered.usable(one, caller.adapters, caller.models)}
     backends = {
         one
         for one in (fleet.backends if allowed is None else route.backends)

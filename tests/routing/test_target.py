@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from adapters.catalogue import AdapterState
+from adapters.errors import UnknownAdapter
 from adapters.registry import AdapterRegistry
 from adapters.selection import AdapterOffer
-from adapters.values import Adapter
+from adapters.values import Adapter, Selection
 from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
@@ -51,9 +52,10 @@ def found(
     route: str = "chat",
     routes: tuple[str, ...] | None = None,
     adapters: tuple[str, ...] | None = None,
+    models: tuple[str, ...] | None = None,
     adapter: str | None = None,
 ) -> Target:
-    caller = Caller("t", CallerRole.CALLER, "key_1", routes=routes, adapters=adapters)
+    caller = Caller("t", CallerRole.CALLER, "key_1", routes=routes, adapters=adapters, models=models)
     request = GenerateRequest(
         "r", "g", caller, contract=Contract.NATIVE, arrived_at=0.0, created=0, route=route, model=model,
         adapter_id=adapter,
@@ -163,6 +165,14 @@ def test_an_unknown_model_is_answered_with_those_that_the_key_may_name(
 ) -> None:
     with pytest.raises(UnknownModel, match=f"'mars' is not served by route 'chat'; known: {known}$"):
         found("mars", **limits)  # type: ignore[arg-type]
+
+
+def test_an_unknown_name_is_not_answered_with_adapters_of_models_that_the_key_may_not_use() -> None:
+    with pytest.raises(UnknownModel, match=r"known: big, demo-70b$"):
+        found("mars", route="code", models=("demo-70b",))
+    for models, known in ((("demo-70b",), "none"), (("demo",), "manga, style")):
+        with pytest.raises(UnknownAdapter, match=f"known: {known}$"):
+            ADAPTERS.lease(Selection("mars", models=models))
 
 
 def test_an_unknown_route_is_answered_with_those_that_the_key_may_take() -> None:
