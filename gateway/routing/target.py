@@ -105,9 +105,9 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     if model is None or selected == name:
         return Target(route, version, None, request.adapter_id)
     serving = weights_serving(route, model, fleet.backends)
-    if serving and not generates(fleet.backends[serving[0][0]]):
-        raise UnknownModel(f"model {request.model!r} generates no text; it is for vectors", param="model")
     if serving and caller.may_use(model):
+        if not generates(fleet.backends[serving[0][0]]):
+            raise UnknownModel(f"model {request.model!r} generates no text; it is for vectors", param="model")
         return Target(route, version, None, request.adapter_id, model, serving)
     if model in adapters.ids:
         if request.adapter_id not in (None, model):

@@ -192,3 +192,16 @@ def test_a_model_that_makes_vectors_alone_is_no_chat_model() -> None:
     )
     with pytest.raises(UnknownModel, match="'bge-m3' generates no text"):
         resolve(request, REVISION, fleet, AdapterRegistry())
+
+
+def test_a_model_that_makes_vectors_is_unknown_like_any_other_to_a_key_that_may_not_use_it() -> None:
+    fleet = Fleet({**FLEET.backends, "vectors": Silent("vectors", model="bge-m3")})
+    routes = {"chat": {"backends": [{"name": "local", "weight": 100}, {"name": "vectors", "weight": 0}]}}
+    revision = make_revision(1, {"routes": routes}, KnownNames(fleet.backends, (), None))
+    caller = Caller("t", CallerRole.CALLER, "key_1", models=("demo",))
+    for name in ("bge-m3", "bge-m4"):
+        request = GenerateRequest(
+            "r", "g", caller, contract=Contract.NATIVE, arrived_at=0.0, created=0, route="chat", model=name
+        )
+        with pytest.raises(UnknownModel, match=f"'{name}' is not served by route 'chat'"):
+            resolve(request, revision, fleet, AdapterRegistry())
