@@ -183,6 +183,13 @@ class GatewayProtocol(HttpToolsProtocol):
             self._count_framing(len(data), len(unfinished.body) - content)
         if not (self._in_head or self._idle):
             return
+        if unfinished is not None:  # most of these bytes were the rest of a body, after its answer
+            if self._idle:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+                return
+            data = b""
         # Unparsed bytes count too: the parser reports neither a header that never ends nor empty lines before
         # a request.
         self._head_seen += len(data)

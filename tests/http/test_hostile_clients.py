@@ -260,6 +260,40 @@ def test_a_connection_stays_open_when_a_refused_body_arrives_whole(url: str) -> 
         assert statuses(read_all(sock)) == [200]
 
 
+@pytest.mark.parametrize("size", [len(BODY), 8 * MAX_HEAD_BYTES])
+def test_the_rest_of_a_refused_body_is_not_taken_for_the_headers_of_a_further_request(
+    url: str, size: int
+) -> None:
+    refused = (
+        b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer no\r\ncontent-length: %d\r\n\r\n"
+    )
+    with connected(url) as sock:
+        sock.sendall(refused % size)
+        assert statuses(sock.recv(4_096)) == [401]
+        sock.sendall(b"a" * size)
+        assert select.select([sock], [], [], 2 * ShortTimeouts.head_s)[0] == [], "an answer to no request"
+        sock.sendall(LAST_PING)
+        assert statuses(read_all(sock)) == [200]
+
+
+def test_a_connection_is_closed_when_it_is_silent_after_the_rest_of_a_refused_body() -> None:
+    refused = b"POST /nothing HTTP/1.1\r\nhost: gw\r\n" + LENGTH + b"\r\n"
+    with serving(fake_services(), http=ShortKeepAlive) as url, connected(url) as sock:
+        sock.sendall(refused)
+        assert statuses(sock.recv(4_096)) == [404]
+        sock.sendall(BODY)
+        assert read_all(sock) == b""
+
+
+def test_headers_that_begin_behind_the_rest_of_a_refused_body_are_bounded_too(url: str) -> None:
+    refused = b"POST /nothing HTTP/1.1\r\nhost: gw\r\n" + LENGTH + b"\r\n"
+    with connected(url) as sock:
+        sock.sendall(refused)
+        assert statuses(sock.recv(4_096)) == [404]
+        sock.sendall(BODY + b"GET /ping HTTP/1.1\r\nx: ")
+        assert statuses(read_all(sock)) == [408]
+
+
 def test_a_reader_who_takes_nothing_is_cut_off_and_its_work_ended(journey: FakeJourney) -> None:
     endless = FakeJourney(endless=True)
     with serving(fake_services(endless), http=ShortTimeouts) as url, connected(url) as sock:
