@@ -9,6 +9,7 @@ from msgspec import structs
 
 from gateway.backends.port import Work
 from gateway.backends.workers.answer import CompletionReader
+from gateway.backends.workers.errors import ConnectionLost
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.openai_stream import OpenAIDialect
@@ -28,6 +29,44 @@ def test_the_stop_string_is_one_of_the_requests(reported: object, stop: str | No
     reader.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\ndata: [DONE]\n\n")
     _, completion = reader.finish()
     assert completion.stop_sequence == stop
+
+
+def test_the_stop_string_of_an_sglang_is_read() -> None:
+    reader = CompletionReader(
+        Work("gen_1", (1,), (), Sampling(max_tokens=64, stop=("END",))), lambda token: b""
+    )
+    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": "stop", "matched_stop": "END"}
+    reader.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\ndata: [DONE]\n\n")
+    assert reader.finish()[1].stop_sequence == "END"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("eos", FinishReason.STOP),
+        ("model_length", FinishReason.LENGTH),
+        ("MAX_TOKENS", FinishReason.LENGTH),
+        ("content_filter: OTHER", FinishReason.CONTENT_FILTER),
+    ],
+)
+def test_a_cut_answer_is_not_complete_whatever_word_the_service_has_for_it(
+    said: str, reason: FinishReason
+) -> None:
+    reader = CompletionReader(Work("gen_1", (1,), (), Sampling(max_tokens=64)), lambda token: b"")
+    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": said}
+    reader.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\ndata: [DONE]\n\n")
+    assert reader.finish()[1].finish_reason is reason
+
+
+@pytest.mark.parametrize("said", ["", "null"])
+def test_an_answer_that_breaks_off_is_not_whole_though_each_chunk_has_an_empty_finish_reason(
+    said: str,
+) -> None:
+    reader = CompletionReader(Work("gen_1", (1,), (), Sampling(max_tokens=64)), lambda token: b"")
+    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": said}
+    reader.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+    with pytest.raises(ConnectionLost):
+        reader.finish()
 
 
 @pytest.mark.parametrize("stop", ["END", None])

@@ -23,9 +23,13 @@ DONE = b"[DONE]"
 _REASONS: Mapping[str, FinishReason] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
+    "model_length": FinishReason.LENGTH,  # Mistral: the model's context is full
+    "max_tokens": FinishReason.LENGTH,
     "tool_calls": FinishReason.TOOL_CALLS,
     "content_filter": FinishReason.CONTENT_FILTER,
+    "safety": FinishReason.CONTENT_FILTER,
     "error": FinishReason.ERROR,
+    "insufficient_system_resource": FinishReason.ERROR,  # DeepSeek
 }
 
 _NULL = msgspec.Raw(b"null")
@@ -45,6 +49,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # vLLM's: the stop string, or the id of a stop token
+    matched_stop: int | str | None = None  # the same of SGLang
     logprobs: WorkerLogprobs | None = None
     token_ids: tuple[int, ...] | None = None
 
@@ -236,7 +241,8 @@ class CompletionReader:
 
     def _is_cut(self, choice: _Choice) -> bool:
         """Whether the token limit or a stop string ends the choice with this chunk."""
-        return choice.finish_reason == FinishReason.LENGTH or choice.stop_reason in self._work.sampling.stop
+        stop = choice.stop_reason or choice.matched_stop
+        return choice.finish_reason == FinishReason.LENGTH or stop in self._work.sampling.stop
 
     def _joined(self, chunks: list[_Chunk]) -> list[Delta]:
         texts: dict[int, list[str]] = {}
@@ -264,12 +270,14 @@ class CompletionReader:
                         texts[index] = [text]
                 if running and usage is not None:
                     reported[index] = usage.completion_tokens or 0
-                if choice.finish_reason is not None:
-                    self._reasons[index] = choice.finish_reason
-                    if choice.stop_reason in self._work.sampling.stop:
+                # Some servers send "" or "null" until the end, or a reason with details.
+                if choice.finish_reason and choice.finish_reason != "null":
+                    self._reasons[index] = choice.finish_reason.partition(":")[0].lower()
+                    stop = choice.stop_reason or choice.matched_stop
+                    if stop in self._work.sampling.stop:
                         self._stopped.add(index)
                         if index == 0:
-                            self._stop = str(choice.stop_reason)
+                            self._stop = str(stop)
                 self.started = True
             if usage is not None:
                 self._usage = usage
@@ -302,7 +310,7 @@ class CompletionReader:
         n = self._work.sampling.n
         if len(self._reasons) < n:
             raise ConnectionLost("the stream ended before the answer did")
-        if "error" in self._reasons.values():
+        if FinishReason.ERROR in map(_REASONS.get, self._reasons.values()):
             raise failure_in_stream(b'{"message": "a text ended with finish_reason error"}')
         if "abort" in self._reasons.values():  # not by this gateway, which stops reading before it aborts
             raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
