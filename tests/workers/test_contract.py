@@ -330,6 +330,27 @@ def test_without_usage_the_prompt_and_the_chunks_are_counted() -> None:
     assert (completion.usage.input_tokens, completion.usage.output_tokens) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    "reported",
+    [{"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, {"prompt_tokens": None}, {}],
+)
+def test_a_usage_of_zeros_is_none(reported: dict[str, int | None]) -> None:
+    whole = piece("a") + piece("b") + ending("stop") + event({"choices": [], "usage": reported})
+    _, reader = read(whole, ids=[1, 2, 3])
+    _, completion = reader.finish()
+    assert not reader.has_usage
+    assert (completion.usage.input_tokens, completion.usage.output_tokens) == (3, 2)
+
+
+def test_reasoning_that_a_service_reports_beside_the_completion_is_counted() -> None:
+    details = {"completion_tokens_details": {"reasoning_tokens": 100}}
+    reported = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 109, **details}
+    _, reader = read(piece("a") + ending("stop") + event({"choices": [], "usage": reported}))
+    rest, completion = reader.finish()
+    assert (completion.usage.output_tokens, completion.usage.reasoning_tokens) == (102, 100)
+    assert rest == Delta("", 101)
+
+
 def test_a_text_completion_reads_like_a_chat() -> None:
     data = event({"choices": [{"index": 0, "text": "ab", "finish_reason": None}]})
     data += event({"choices": [{"index": 0, "text": "c", "finish_reason": "length"}]})

@@ -61,8 +61,9 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 
@@ -103,7 +104,8 @@ class CompletionReader:
     delta. Chunks without text make no delta, since a delta counts as delivered output; their ids come with
     the next text.
     ``started`` turns true with the first chunk of an answer, ``done`` with the stream's ``[DONE]``.
-    ``has_usage``: whether the worker has reported the tokens; known after :meth:`finish`.
+    ``has_usage``: whether the worker has reported the tokens of prompt and answer; known after
+    :meth:`finish`. A report of zeros is none.
 
     Args:
         running_counts: each chunk's usage reports the number of tokens of its text so far.
@@ -319,12 +321,16 @@ class CompletionReader:
         output_tokens, cached_tokens, written, reasoning = self._counted + len(ids), 0, 0, 0
         # The worker counts the tokens of a partial answer as prompt tokens.
         counted = usage if self._work.partial is None else None
-        input_tokens = self._work.input_tokens if counted is None else counted.prompt_tokens
+        input_tokens = (counted and counted.prompt_tokens) or self._work.input_tokens
         if usage is not None:
-            if usage.completion_tokens is not None:
-                self.has_usage, output_tokens = True, usage.completion_tokens
+            if usage.completion_tokens or (usage.completion_tokens == 0 and not output_tokens):
+                self.has_usage, output_tokens = bool(usage.prompt_tokens), usage.completion_tokens
             if usage.completion_tokens_details is not None:
-                reasoning = min(usage.completion_tokens_details.reasoning_tokens or 0, output_tokens)
+                reasoning = usage.completion_tokens_details.reasoning_tokens or 0
+                # xAI reports and bills reasoning beside the completion: only its total has both.
+                if self.has_usage and usage.total_tokens == input_tokens + output_tokens + reasoning:
+                    output_tokens += reasoning
+                reasoning = min(reasoning, output_tokens)
             if usage.prompt_tokens_details is not None:
                 cached_tokens = min(usage.prompt_tokens_details.cached_tokens or 0, input_tokens)
                 of_cache = usage.prompt_tokens_details.cache_write_tokens or 0
