@@ -23,7 +23,7 @@ from gateway.backends.workers.errors import (
     TransportError,
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
-from gateway.contracts.events import Delta
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, VLLM_FEATURES, Feature
 from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
@@ -328,6 +328,48 @@ def test_without_usage_the_prompt_and_the_chunks_are_counted() -> None:
     rest, completion = reader.finish()
     assert rest is None and not reader.has_usage
     assert (completion.usage.input_tokens, completion.usage.output_tokens) == (3, 2)
+
+
+THINKS = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (event({"choices": [{"index": None, "delta": {"content": "a"}, "logprobs": None}]}), [Delta("a", 1)]),
+        (piece("", delta={"content": [{"type": "text", "text": "a"}]}), [Delta("a", 1)]),
+        (piece("", delta={"content": [THINKS]}), [Reasoning("hm", 1)]),
+        (piece("a", logprobs=-0.5), [Delta("a", 1)]),
+        (b"data:\n\n" + piece("a"), [Delta("a", 1)]),
+        (event({"choices": [], "error": ""}) + piece("a"), [Delta("a", 1)]),
+    ],
+)
+def test_a_chunk_of_other_types_with_one_meaning_is_read(sent: bytes, expected: list[Delta]) -> None:
+    counts = {"prompt_tokens": 8.0, "completion_tokens": 1.0, "prompt_tokens_details": None}
+    deltas, reader = read(sent + ending("stop") + event({"usage": counts}) + event(b"[DONE] "))
+    assert (deltas, reader.done) == (expected, True)
+    assert reader.finish()[1].usage.input_tokens == 8
+
+
+def test_arguments_that_are_an_object_are_a_calls_text() -> None:
+    call = {"id": 1, "function": {"name": "f", "arguments": {"a": None, "b": 1.0}}}
+    deltas, _ = read(piece("", delta={"tool_calls": [call]}) + ending("tool_calls"))
+    assert [type(one) for one in deltas] == [ToolBegin, ToolArgs, ToolEnd]
+    assert deltas[1].text == '{"a":null,"b":1.0}'
+
+
+@pytest.mark.parametrize("value", ["1e300", "[" * 300 + "]" * 300, "[" * 2000 + "]" * 2000])
+def test_an_event_that_cannot_be_made_a_chunk_is_a_fault(value: str) -> None:
+    reader = CompletionReader(work(), token_bytes)
+    assert reader.feed(event(b'{"choices": [{"index": null, "x": %b}]}' % value.encode())) == []
+    assert isinstance(reader.fault, BadHttp)
+
+
+def test_an_error_after_a_chunk_of_other_types_is_reported() -> None:
+    reader = CompletionReader(work(), token_bytes)
+    odd = event({"choices": [{"index": None, "delta": {"content": "a"}}]})
+    assert reader.feed(odd + event({"error": {"code": 503}})) == [Delta("a", 1)]
+    assert isinstance(reader.fault, BackendFailure)
 
 
 @pytest.mark.parametrize(

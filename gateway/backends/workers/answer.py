@@ -8,6 +8,7 @@ import msgspec
 from budgeting.values import Tool, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_deltas import CallNotAllowed, ToolCallDelta, ToolCallReader
+from gateway.backends.workers.chunk_repair import repaired
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader, WorkerLogprobs
@@ -33,6 +34,7 @@ _REASONS: Mapping[str, FinishReason] = {
 }
 
 _NULL = msgspec.Raw(b"null")
+_NO_ERROR = (b"null", b'""', b"false", b"{}")
 
 
 class _Message(msgspec.Struct):
@@ -94,6 +96,7 @@ class _Chunk(msgspec.Struct):
 _COUNTED = _Message("-")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 _chunk = msgspec.json.Decoder(_Chunk).decode
+_lax_chunk = msgspec.json.Decoder(_Chunk, strict=False).decode
 
 
 class CompletionReader:
@@ -181,13 +184,24 @@ class CompletionReader:
                     self._counted += count
                     return [Delta(text, count, None, None, 0, (), ids or ())]
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self.done = False
-            self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
+            self._repair(events, chunks)
         # A chunk without the field has the default itself.
-        if failed := [one for one in chunks if one.error is not _NULL and one.error != _NULL]:
+        if failed := [one for one in chunks if one.error is not _NULL and bytes(one.error) not in _NO_ERROR]:
             self.done = False
             chunks, self.fault = chunks[: chunks.index(failed[0])], failure_in_stream(bytes(failed[0].error))
         return self._in_order(chunks) if self._tools.began or _have_events(chunks) else self._joined(chunks)
+
+    def _repair(self, events: list[bytes], chunks: list[_Chunk]) -> None:
+        """Read the events after those of ``chunks``, the first of which is no chunk of the contract."""
+        try:
+            for event in events[len(chunks) :]:
+                if event.strip() == DONE:
+                    self.done = True
+                    return
+                chunks.append(_lax_chunk(repaired(event)))
+        except (ValueError, TypeError, RecursionError):
+            self.done = False
+            self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
         deltas: list[Delta] = []

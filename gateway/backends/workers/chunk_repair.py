@@ -1,0 +1,61 @@
+"""Gives chunks of other servers the types of OpenAI's contract, where each has one possible meaning.
+
+Used only for chunks that cannot be read as they are, so that all others cost nothing more.
+"""
+
+from typing import Any
+
+import orjson
+
+
+def repaired(event: bytes) -> bytes:
+    """The chunk without nulls, with texts where services send parts or objects.
+
+    Raises ValueError: not JSON; TypeError and RecursionError: too deep, or a number too large.
+    """
+    if not event.strip():  # keeps the connection open
+        return b"{}"
+    chunk = orjson.loads(event)
+    choices = chunk.get("choices") if isinstance(chunk, dict) else None
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
+        if not isinstance(choice.get("logprobs"), dict):  # Together: a number
+            choice.pop("logprobs", None)
+        if isinstance(message := choice.get("delta"), dict):
+            _repair_message(message)
+    return orjson.dumps(_usual(chunk))
+
+
+def _usual(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _usual(one) for name, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [_usual(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _repair_message(message: dict[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, list):  # Mistral: parts, those of type thinking with parts of their own
+        message["content"] = _text(content)
+        thoughts = [one["thinking"] for one in content if isinstance(one, dict) and "thinking" in one]
+        message["reasoning_content"] = "".join(map(_text, thoughts))
+    if isinstance(message.get("reasoning"), dict):
+        del message["reasoning"]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):
+            if isinstance(call.get("id"), int):
+                call["id"] = str(call["id"])
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+                function["arguments"] = orjson.dumps(function["arguments"]).decode()
+
+
+def _text(parts: Any) -> str:
+    """The text of a list of parts; other types of parts have none."""
+    if isinstance(parts, str):
+        return parts
+    texts = [one.get("text") for one in parts if isinstance(one, dict)] if isinstance(parts, list) else []
+    return "".join([one for one in texts if isinstance(one, str)])
