@@ -188,8 +188,13 @@ class ToolCallReader(msgspec.Struct, eq=False):
         number = same[-1] if same else len(calls) if delta.index is not None else len(calls) - 1
         if number < 0:
             return 0
-        other_id = number < len(calls) and delta.id and calls[number].id and delta.id != calls[number].id
-        return len(calls) if other_id and called.name else number
+        if number == len(calls) or not called.name:
+            return number
+        call = calls[number]
+        other_id = delta.id and call.id and delta.id != call.id
+        # Gemini may give several calls, each whole in its entry, neither an id nor an index.
+        follows = not delta.id and called.arguments and call.kind is ToolKind.FUNCTION and call.pieces
+        return len(calls) if other_id or (follows and call.whole) else number
 
     def _id(self, given: str | None) -> str:
         """The worker's id for a call; a new id if it is missing or another call has it."""

@@ -116,6 +116,18 @@ TWO = (*WHOLE, ToolCall("c2", "order", "{}"))
             (*WHOLE, ToolCall("call_gen_1_1", "order", "{}")),
         ),
         (
+            [calls(begin("stock", None, "", '{"a":1}'), begin("stock", None, "", '{"a":1}'))],
+            (*MADE, ToolCall("call_gen_1_1", "stock", '{"a":1}')),
+        ),
+        (
+            [calls(begin("stock", 0, None, '{"a":1}')), calls(begin("order", 0, None, "{}"))],
+            (*MADE, ToolCall("call_gen_1_1", "order", "{}")),
+        ),
+        (
+            [calls(begin("stock", 0, None, '{"a":')), calls(begin("stock", 0, None, "1}"))],
+            MADE,
+        ),
+        (
             [calls({"index": 0, "id": "c1", "type": "custom", "custom": {"name": "x", "input": "a b"}})],
             (ToolCall("c1", "x", "a b", ToolKind.CUSTOM),),
         ),
@@ -123,7 +135,8 @@ TWO = (*WHOLE, ToolCall("c2", "order", "{}"))
     ids=[
         "in pieces", "at once", "doubled name", "empty piece and repeated id", "no id", "no index",
         "first index 1", "two in a chunk, one without arguments", "two under one index",
-        "second without index", "one id for two", "custom",
+        "second without index", "one id for two", "whole without ids and indices",
+        "whole under one index without ids", "name with each piece", "custom",
     ],
 )  # fmt: skip
 def test_unambiguous_calls_are_repaired(deltas: list[dict[str, Any]], expected: tuple[ToolCall, ...]) -> None:
