@@ -215,14 +215,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> list[str]:
     """The methods of all routes at the request's path; the framework only names the first route's."""
-    return sorted(
-        {
-            method
-            for route in request.app.routes
-            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
-            for method in route.methods or ()
-        }
-    )
+    methods = {
+        method
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
 def _served(app: FastAPI, path: str) -> bool:

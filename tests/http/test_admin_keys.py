@@ -105,8 +105,8 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         wrong = await client.put("/admin/keys/key_1", headers=ADMIN)
         assert wrong.status_code == 405
         several = await client.put("/admin/keys", headers=ADMIN)
-        assert several.headers["allow"] == "GET, POST"
-        assert several.json()["error"]["message"] == "PUT is not allowed here; allowed: GET, POST"
+        assert several.headers["allow"] == "GET, HEAD, POST"
+        assert several.json()["error"]["message"] == "PUT is not allowed here; allowed: GET, HEAD, POST"
 
 
 async def test_keys_are_for_admins_alone(connect: Connect) -> None:

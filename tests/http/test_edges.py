@@ -238,6 +238,13 @@ async def test_other_paths_answer_with_the_native_error(connect: Any, path: str,
         assert response.headers["allow"]
 
 
+async def test_allow_has_head_where_get_works(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        assert (await client.put("/v1/models")).headers["allow"] == "GET, HEAD"
+        assert (await client.put("/v1/generate")).headers["allow"] == "POST"
+        assert (await client.head("/v1/models")).status_code == 200
+
+
 async def test_what_does_not_validate_is_422_natively_and_400_in_openais_contract(connect: Any) -> None:
     async with connect(fake_services()) as client:
         native = await client.post("/v1/generate", json={"messages": []})
