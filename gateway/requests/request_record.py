@@ -202,8 +202,8 @@ class RequestRecorder(Struct, eq=False):
         )
 
     def _input_without_answer(self) -> int:
-        """The prompt's tokens if a backend got them, as in the usage row of a request that was broken off."""
-        return self._plan.counts.total if self._plan and self._stream.started_at is not None else 0
+        """The prompt's tokens if a backend was at work, as in the usage row of a broken request."""
+        return self._plan.counts.total if self._plan and self._stream.origin is not None else 0
 
     def _tool_calls(self) -> ToolCallCounts:
         """Count the tool calls by outcome; calls of an unchecked answer were cut, or failed with it."""

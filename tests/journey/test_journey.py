@@ -284,6 +284,17 @@ async def test_a_failure_that_may_be_retried_is_invisible_before_the_first_token
     assert len(rig.outbox.rows) == 1
 
 
+async def test_a_request_that_no_backend_began_to_answer_has_no_tokens_that_lack_a_price(
+    build_rig: Build, ask: Ask
+) -> None:
+    failing = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "answered with status 500"))
+    rig = build_rig(*[failing] * 9, route={"fallback": []})
+    sink = await rig.run(ask())
+    assert sink.error is not None and rig.backends["local"].calls
+    [row], [record] = rig.outbox.rows, rig.records
+    assert (row.backend_name, row.input_tokens, record.input_tokens) == (None, 0, 0)
+
+
 async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivered(
     build_rig: Build, ask: Ask
 ) -> None:
