@@ -19,8 +19,8 @@ MAX_FILE_BYTES = 1 << 20
 MAX_SHOWN = 60
 # A member of an enum in pydantic's message; operators know only its value.
 _MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
-# User, password and query of an address, which messages do not repeat.
-_SECRET_PARTS = re.compile(r"(?<=//)[^/@\s]*(?=@)|(?<=\?)\S+")
+# User, password (which may contain any character) and query of an address, which messages do not repeat.
+_SECRET_PARTS = re.compile(r"(?<=//)(?:[^@?\s]*:[^?\s]*|[^/@\s]*)(?=@)|(?<=\?)\S+")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from gateway.config.yaml_file import shown
 from gateway.weights.errors import UnknownLocation
 
 # File types of weights that the engines do not read if there are safetensors.
@@ -100,7 +101,7 @@ def s3_prefix(given: str) -> S3Prefix:
     """Parse an address of S3. Raises UnknownLocation."""
     found = _S3.fullmatch(given)
     if found is None:
-        raise UnknownLocation(f"{given!r} is not s3://bucket/prefix")
+        raise UnknownLocation(f"{shown(given)} is not s3://bucket/prefix")
     return S3Prefix(found["bucket"], (found["prefix"] or "").strip("/"))
 
 
@@ -115,10 +116,10 @@ def locate(given: str) -> Location:
     if given.startswith("hf://"):
         found = _HUB.fullmatch(given.removeprefix("hf://"))
         if found is None:
-            raise UnknownLocation(f"{given!r} is not hf://org/name or hf://org/name@revision")
+            raise UnknownLocation(f"{shown(given)} is not hf://org/name or hf://org/name@revision")
         return HubModel(found["repo"], found["revision"])
     if "://" in given:
-        raise UnknownLocation(f"{given!r} is not known here; allowed: {ALLOWED}")
+        raise UnknownLocation(f"{shown(given)} is not known here; allowed: {ALLOWED}")
     found = _HUB.fullmatch(given)
     path = Path(given)
     if found is None or path.exists() or Path(path.parts[0]).is_dir():

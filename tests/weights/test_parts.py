@@ -49,6 +49,15 @@ def test_another_address_is_refused_with_what_is_allowed(given: str) -> None:
         locate(given)
 
 
+@pytest.mark.parametrize(
+    "given", ["s3://me:hun/ter2@bucket/x", "hf://me:hun/ter2@org/name", "https://me:hun/ter2@host/model?a=1"]
+)
+def test_a_refused_address_is_shown_without_its_password(given: str) -> None:
+    with pytest.raises(UnknownLocation, match=r"'\w+://…@") as caught:
+        locate(given)
+    assert "ter2" not in str(caught.value)
+
+
 def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "demand.json").mkdir()
     with pytest.raises(OSError):
