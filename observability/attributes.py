@@ -88,8 +88,12 @@ def attributes(record: RequestRecord) -> Attributes:
 
 
 def fact_attributes(facts: TraceFacts) -> Attributes:
-    """The root span's attributes that the record lacks."""
+    """The root span's attributes that the record lacks; the finish reasons of several choices replace that
+    of the first.
+    """
+    several = {"gen_ai.response.finish_reasons": facts.finish_reasons} if facts.finish_reasons else {}
     return {
+        **several,
         **{f"gen_ai.request.{name}": value for name, value in facts.sampling.items()},
         "gen_ai.request.choice.count": facts.choices if facts.choices != 1 else None,
         "sluice.admission.decision": facts.admission,

@@ -56,7 +56,7 @@ def _over_http(address: CollectorAddress) -> SpanExporter:
     session = None
     if not any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):  # else the SDK makes one
         session = requests.Session()
-        session.hooks["response"].append(_refuse_redirect)
+        session.hooks["response"].append(_refuse_loss)
     return OTLPSpanExporter(
         url,
         certificate_file=address.ca_file,
@@ -66,11 +66,30 @@ def _over_http(address: CollectorAddress) -> SpanExporter:
     )
 
 
-def _refuse_redirect(response: Any, *_: object, **__: object) -> None:
-    """Raise OSError for a redirect, which the exporter does not follow and counts as success."""
+def _refuse_loss(response: Any, *_: object, **__: object) -> None:
+    """Raise OSError for a redirect, which the exporter does not follow, and for spans that were rejected: the
+    exporter counts both as success. It does not repeat a request after an OSError.
+    """
     if 300 <= response.status_code < 400:
         where = response.headers.get("location", "nowhere")
         raise OSError(f"the collector redirects to {where} (status {response.status_code})")
+    if response.status_code == 200 and response.content:
+        partial = _partial_success(response.content)
+        if partial is not None and partial.rejected_spans > 0:
+            raise OSError(
+                f"the collector rejected {partial.rejected_spans} spans of a batch: {partial.error_message}"
+            )
+
+
+def _partial_success(content: bytes) -> Any:
+    """The part of the collector's answer about rejected spans; ``None`` if the answer is not OTLP's."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    try:
+        return ExportTraceServiceResponse.FromString(content).partial_success
+    except DecodeError:
+        return None
 
 
 def _over_grpc(address: CollectorAddress) -> SpanExporter:

@@ -45,8 +45,9 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
     """Facts of one request that only its spans need. ``admission`` is ``admitted``, ``shortened`` or
-    ``refused``, ``None``: not reached; ``sampling`` are the settings of ``SAMPLING_NAMES``; ``content``
-    is ``None`` unless the route opted in.
+    ``refused``, ``None``: not reached; ``sampling`` are the settings of ``SAMPLING_NAMES``;
+    ``finish_reasons`` are those of all choices, empty without an answer; ``content`` is ``None`` unless the
+    route opted in.
     """
 
     steps: tuple[TraceStep, ...] = ()
@@ -54,6 +55,7 @@ class TraceFacts:
     admission_reason: str | None = None
     sampling: Mapping[str, float | None] = field(default_factory=dict)
     choices: int = 1
+    finish_reasons: tuple[str, ...] = ()
     content: Content | None = None
 
 

@@ -238,6 +238,9 @@ class RequestRecorder(Struct, eq=False):
             admission_reason=refused if decision == "refused" else None,
             sampling={name: getattr(sampling, name) for name in SAMPLING_NAMES},
             choices=sampling.n,
+            finish_reasons=tuple([one.finish_reason.value for one in self._answer.choices])
+            if self._answer
+            else (),
             content=self._content() if self._target and self._target.route.config.record_content else None,
         )
 

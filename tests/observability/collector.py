@@ -22,6 +22,7 @@ class Collected:
         self.headers: list[dict[str, str]] = []
         self.paths: set[str] = set()
         self.statuses: list[int] = []
+        self.bodies: list[bytes] = []
         self.url = ""
 
     @property
@@ -51,7 +52,7 @@ def attributes_of(span: Span) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def collecting() -> Iterator[Collected]:
-    """Run a collector; it answers with ``statuses`` first, then 200."""
+    """Run a collector; it answers with ``statuses`` first, then 200, with ``bodies`` first, then without one."""
     collected = Collected()
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,11 +65,13 @@ def collecting() -> Iterator[Collected]:
                 collected.requests.append(ExportTraceServiceRequest.FromString(body))
                 collected.headers.append({name.lower(): value for name, value in self.headers.items()})
                 collected.paths.add(self.path)
+            answer = collected.bodies.pop(0) if status == 200 and collected.bodies else b""
             self.send_response(status)
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(answer)))
             if status != 200:
                 self.send_header("retry-after", "0")
             self.end_headers()
+            self.wfile.write(answer)
 
         def log_message(self, format: str, *args: object) -> None:
             """Logs nothing."""

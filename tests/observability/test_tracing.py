@@ -15,7 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -310,6 +314,12 @@ def test_a_request_without_a_seam_says_nothing_of_seams(recorded: Recorded, reco
     recorded.tracing.finish(recorded.tracing.begin(), record())
     root = recorded.root()
     assert "sluice.seams" not in attributes_of(root) and not root.events
+
+
+def test_a_span_has_the_finish_reasons_of_all_choices(recorded: Recorded, record: Make) -> None:
+    facts = TraceFacts(choices=2, finish_reasons=("stop", "length"))
+    recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: facts)
+    assert attributes_of(recorded.root())["gen_ai.response.finish_reasons"] == ["stop", "length"]
 
 
 def test_attributes_use_the_conventions_names_and_ours(recorded: Recorded, record: Make) -> None:
@@ -652,6 +662,21 @@ def test_a_batch_that_the_collector_redirects_is_not_counted_as_sent(
     until(lambda: tracing.figures.failed == 1)
     assert reasons[0] is not None and "the collector redirects" in reasons[0]
     assert tracing.figures.sent == 0 and tracing.shutdown()
+
+
+def test_a_batch_of_which_the_collector_rejects_spans_is_not_counted_as_sent(
+    collector: Collected, record: Make
+) -> None:
+    rejected = ExportTracePartialSuccess(rejected_spans=2, error_message="too old")
+    collector.bodies = [ExportTraceServiceResponse(partial_success=rejected).SerializeToString(), b"ok", b""]
+    reasons: list[str | None] = []
+    tracing = Tracing(sender_to(exporter_to(CollectorAddress(collector.url)), on_change=reasons.append))
+    for number in range(3):
+        tracing.finish(tracing.begin(), record())
+        until(lambda done=number: tracing.figures.failed + tracing.figures.sent > done)
+    assert reasons[0] is not None and "the collector rejected 2 spans of a batch: too old" in reasons[0]
+    assert (tracing.figures.failed, tracing.figures.sent) == (1, 2)
+    assert len(collector.requests) == 3 and tracing.shutdown()
 
 
 def test_an_unstable_collector_is_reported_once_a_minute(record: Make) -> None:
