@@ -129,6 +129,26 @@ def test_a_restore_on_the_same_machine_keeps_the_old_folder_and_its_newer_journa
     assert (tmp_path / "data.before" / "state.db-wal").exists()
 
 
+def test_a_second_restore_keeps_both_old_folders_and_their_journals(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    journal = data / "ledger.db.journal"
+    journal.mkdir(parents=True)
+    for name in ("state.db", "ledger.db"):
+        with sqlite3.connect(data / name) as database:
+            database.execute("CREATE TABLE t (x)")
+    places = {"D": str(data), "B": str(copy)}
+    run_documented("backup-sqlite", "sqlite3", **places)
+    (journal / "1.journal").write_bytes(b"before the first")
+    run_documented("restore-sqlite", **places)
+    (journal / "1.journal").unlink()  # the restored folder may lack it: the first restore was interrupted
+    (journal / "2.journal").write_bytes(b"before the second")
+    run_documented("restore-sqlite", **places)
+    assert {one.name for one in journal.iterdir()} == {"1.journal", "2.journal"}
+    assert {one.name for one in data.iterdir()} == {"state.db", "ledger.db", "ledger.db.journal"}
+    first, second = sorted(tmp_path.glob("data.before*"))
+    assert (first / "ledger.db").exists() and (second / "ledger.db.journal" / "2.journal").exists()
+
+
 def test_every_block_that_is_marked_as_tested_is_tested() -> None:
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_backup*.py"))
     assert documented() and [name for name in documented() if f'"{name}"' not in tests] == []
