@@ -2,10 +2,18 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gateway.config.section import Section
 from gateway.config.state import STATE_FOLDER
+
+
+def _folder(folder: str) -> str:
+    """Refuse addresses of other storage than S3. Messages do not contain it: it may have a password."""
+    if "://" in folder and not folder.startswith("s3://"):
+        scheme = folder.partition("://")[0]
+        raise ValueError(f"{scheme}:// is not known; allowed: a folder, or s3://bucket/prefix")
+    return folder
 
 
 class BatchesSection(Section):
@@ -15,7 +23,7 @@ class BatchesSection(Section):
     """
 
     enabled: bool = True
-    folder: Annotated[str, Field(min_length=1)] = str(STATE_FOLDER / "files")
+    folder: Annotated[str, Field(min_length=1), AfterValidator(_folder)] = str(STATE_FOLDER / "files")
     max_file_bytes: Annotated[int, Field(ge=1024, le=1 << 40)] = 200 << 20
     max_tenant_bytes: Annotated[int, Field(ge=1024, le=1 << 44)] = 2 << 30
     max_lines: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000

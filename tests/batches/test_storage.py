@@ -17,6 +17,7 @@ from moto.server import ThreadedMotoServer
 from gateway.batches.s3_files import PART_BYTES, S3Files
 from gateway.batches.storage import CHUNK_BYTES, LocalFiles
 from gateway.config.engine import WeightsSection
+from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.keys.sealing import AesCipher
 from gateway.weights.location import S3Prefix
@@ -25,6 +26,11 @@ from ops.cli.doctor import files_of_batches
 
 OLD, NEW = b"o" * 32, b"n" * 32
 CONTENT = bytes(range(256)) * 1000
+
+
+def test_an_address_of_other_storage_than_s3_is_not_taken_for_a_folder() -> None:
+    with pytest.raises(ConfigError, match=r"batches\.folder: gs:// is not known; allowed: a folder, or s3://"):
+        load_settings(None, {"SLUICE_BATCHES__FOLDER": "gs://me:hunter2@bucket/files"})
 
 
 def test_a_file_is_private_and_is_never_half_there(tmp_path: Path) -> None:
