@@ -94,7 +94,7 @@ class Journal:
         self._full = False
         self._segments: set[JournalSegment] = set()
         self._unread: deque[JournalSegment] = deque()
-        # Bytes of this process' files.
+        # Bytes of this process' files, and of those that it adopted.
         self.size_bytes = 0
         # The file in use; only the thread accesses this attribute.
         self._active: JournalSegment | None = None
@@ -198,6 +198,11 @@ class Journal:
     def orphans(self) -> list[JournalSegment]:
         """Lock and return the files of ended processes. Blocks. Raises OSError."""
         return list(orphans(self._folder))
+
+    def adopt(self, adopted: list[JournalSegment]) -> None:
+        """Count files of ended processes, so that restarts in a long outage do not exceed the limit."""
+        self._segments.update(adopted)
+        self.size_bytes += sum([segment.size for segment in adopted])
 
     async def close(self) -> None:
         """Sync waiting rows, for :data:`CLOSE_S` at most; delete files whose rows are all in the database."""

@@ -36,13 +36,14 @@ class Replay:
             self._writer.failed(error)
             adopted = []
         if adopted:
+            self._journal.adopt(adopted)
             # A restart during an outage of the database must not make its rows look new.
             age_s = self._options.unix_time() - min(segment.written_at for segment in adopted)
             self.spilled(self._options.clock() - max(0.0, age_s))
         for number, segment in enumerate(adopted):
             if not await self._segment(segment, adopted=True):
                 for other in adopted[number + 1 :]:
-                    other.release()
+                    self._journal.abandon(other)
                 return
         self._journal.rotate(read_back=caught_up)
         while (own := self._journal.unread()) is not None:

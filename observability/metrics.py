@@ -88,7 +88,7 @@ GAUGES = {
     "sluice_shadow_spend_usd": "Spent on shadows within the last minute, and reserved.",
     "sluice_ledger_outbox_rows": "Usage rows waiting to be written.",
     "sluice_ledger_lag_seconds": "Age of the oldest usage row that is not in the database yet.",
-    "sluice_ledger_journal_bytes": "Bytes of this process' journal files.",
+    "sluice_ledger_journal_bytes": "Bytes of this process' journal files, and of those it took over.",
     "sluice_ledger_journal_up": "1 while usage rows are journaled, or no journal is configured.",
 }
 # Most requests that wait to be counted: some hundred KB. The other events of every request are counted with

@@ -279,6 +279,22 @@ async def test_a_running_process_adopts_the_file_of_one_that_died(tmp_path: Path
         assert stored_ids(tmp_path / "l.db") == ["gen_1"]
 
 
+async def test_files_of_ended_processes_count_towards_the_limit_until_the_database_has_their_rows(
+    tmp_path: Path,
+) -> None:
+    events = Events()
+    left = len(HEADER) + len(frame(row("gen_1")))
+    async with running(journaled(tmp_path, events, journal_bytes=left + 10)) as ledger:
+        with locked(tmp_path / "l.db"):
+            leave_journal(tmp_path, row("gen_1"))
+            await until(lambda: ledger.journal_bytes == left)
+            assert ledger.append(row("gen_2")) and await ledger.durable()
+            assert any(isinstance(event, JournalRefused) for event in events)
+            assert journaled_ids(tmp_path) == ["gen_1"]
+        await until(lambda: ledger.journal_bytes == 0)
+    assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2"]
+
+
 async def test_a_file_whose_process_lives_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     living = create(tmp_path / "journal", lambda: "living")

@@ -29,7 +29,9 @@ CONTENT = bytes(range(256)) * 1000
 
 
 def test_an_address_of_other_storage_than_s3_is_not_taken_for_a_folder() -> None:
-    with pytest.raises(ConfigError, match=r"batches\.folder: gs:// is not known; allowed: a folder, or s3://"):
+    with pytest.raises(
+        ConfigError, match=r"batches\.folder: gs:// is not known; allowed: a folder, or s3://"
+    ):
         load_settings(None, {"SLUICE_BATCHES__FOLDER": "gs://me:hunter2@bucket/files"})
 
 
