@@ -20,9 +20,11 @@ MAX_PATH_PART: Final = 64
 """Most characters of each part of a field's path in a message."""
 
 MAX_FIELDS: Final = 50_000
-"""Most fields of all objects of a body; 300,000 unknown ones block the event loop for 1 s."""
+"""Most fields of all objects of a body, most objects and most arrays; 300,000 unknown fields block the event
+loop for 1 s, 690,000 arrays for 0.6 s."""
 FEW_FIELDS_BYTES: Final = MAX_FIELDS * len(b'"":0,')
-"""A body up to this size cannot have more fields, so they are not counted: that costs 1 % of a request."""
+"""A body up to this size cannot have more fields, so nothing is counted: that costs 1 % of a request."""
+_COUNTED: Final = ((b":", "fields"), (b"[", "arrays"), (b"{", "objects"))
 # Runs of ordinary characters are matched at once. As alternatives of one group they take 6 ns per character,
 # 75 ms of the event loop for a text of 2.4 MB.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -48,11 +50,13 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
 
 
 def check_fields(body: bytes) -> None:
-    """Refuse a body with too many fields. Raises InvalidRequest."""
-    if body.count(b":") > MAX_FIELDS:
-        fields = _STRING.sub(b"", body).count(b":")
-        if fields > MAX_FIELDS:
-            raise InvalidRequest(f"the body has {fields} fields; allowed: {MAX_FIELDS} or fewer")
+    """Refuse a body with too many fields, objects or arrays. Raises InvalidRequest."""
+    many = [(sign, what) for sign, what in _COUNTED if body.count(sign) > MAX_FIELDS]
+    if many:
+        bare = _STRING.sub(b"", body)
+        for sign, what in many:
+            if (count := bare.count(sign)) > MAX_FIELDS:
+                raise InvalidRequest(f"the body has {count} {what}; allowed: {MAX_FIELDS} or fewer")
 
 
 def first_refusal(errors: Sequence[Any], body: bytes = b"") -> InvalidRequest:

@@ -15,7 +15,7 @@ from gateway.contracts.openai import ChatRequest, chat_request
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain_chat import plain_chat
-from gateway.contracts.refusals import MAX_FIELDS, parse
+from gateway.contracts.refusals import FEW_FIELDS_BYTES, MAX_FIELDS, check_fields, parse
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidRequest
 
@@ -81,10 +81,20 @@ def test_any_other_body_is_left_to_pydantic(more: dict[str, Any]) -> None:
     assert plain_chat(json.dumps({**ORDINARY, **more}).encode(), ORIGIN) is None
 
 
-def test_a_body_of_very_many_fields_is_refused_first() -> None:
-    body = b'{"messages":[' + b",".join([b'{"a":1}'] * MAX_FIELDS) + b"]}"
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [(b'{"a":1}', "fields"), (b"[[[]]]", "arrays"), (b"{  }", "objects"), (b"[ 1 ]", "arrays")],
+)
+def test_a_body_of_very_many_fields_objects_or_arrays_is_refused_first(item: bytes, told: str) -> None:
+    body = b'{"messages":[' + b",".join([item] * (MAX_FIELDS + 1)) + b"]" + b" " * FEW_FIELDS_BYTES + b"}"
     assert by_dialect(body) == by_pydantic(body)
-    assert str(MAX_FIELDS) in str(by_dialect(body))
+    assert f" {told}; allowed: {MAX_FIELDS} or fewer" in str(by_dialect(body))
+
+
+@pytest.mark.parametrize("sign", [":", "[", "{", '\\"[', "\\\\["])
+def test_signs_of_fields_and_arrays_in_a_text_are_not_counted(sign: str) -> None:
+    body = json.dumps({"input": [sign * 2 * FEW_FIELDS_BYTES]}).encode()
+    check_fields(body)
 
 
 TEXTS = st.sampled_from(["", " ", "Hi", "Hi\x00", "a\tb", "日本", "\ud800", "x" * 129, "x" * 257]) | st.text(
