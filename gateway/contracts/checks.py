@@ -51,7 +51,7 @@ MAX_DEPTH: Final = 32
 
 
 def check_plain(value: object, field: str) -> None:
-    """Refuse what cannot be written as plain JSON text. Raises InvalidRequest."""
+    """Refuse what cannot be written as plain JSON text, or has too many values. Raises InvalidRequest."""
     for path, item in walk(value, (field,)):
         if "\x00" in str(path[-1]) or (isinstance(item, str) and "\x00" in item):
             name = path_of(path)

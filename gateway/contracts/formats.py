@@ -10,7 +10,7 @@ from pydantic import Field
 from engine.limits import MAX_SPEC_CHARS
 from gateway.contracts.checks import check_plain
 from gateway.contracts.fields import Body, Either, Neutral, Text, Texts
-from gateway.contracts.refusals import not_allowed, path_of, walk
+from gateway.contracts.refusals import TooManyValues, not_allowed, path_of, walk
 from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
 
@@ -18,6 +18,8 @@ from gateway.errors import GrammarTooComplex, InvalidRequest
 MAX_PROPERTIES: Final = 5_000
 MAX_ENUM_VALUES: Final = 5_000
 MAX_PATTERN_CHARS: Final = 8_192
+MAX_TEXT_CHARS: Final = 4 * MAX_SPEC_CHARS
+"""Longest JSON text of a schema, with its white space; a longer one is not read."""
 _MOST: Final[Mapping[str, int]] = {"properties": MAX_PROPERTIES, "enum": MAX_ENUM_VALUES}
 
 _WRAPPER_FIELDS: Final = frozenset({"name", "schema", "strict", "description"})
@@ -70,6 +72,8 @@ def schema_shape(schema: Mapping[str, Any] | str | None, field: str) -> Response
     if schema is None:
         return None
     if isinstance(schema, str):
+        if len(schema) > MAX_TEXT_CHARS:
+            raise _too_large(field, f"has {len(schema)} characters", f"{MAX_SPEC_CHARS} or fewer")
         try:
             schema = orjson.loads(schema)
         except orjson.JSONDecodeError:
@@ -105,7 +109,10 @@ def bounded_schema(schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 
     Raises InvalidRequest; GrammarTooComplex if a number or a length is over its bound.
     """
-    check_plain(schema, field)
+    try:
+        check_plain(schema, field)
+    except TooManyValues as error:
+        raise GrammarTooComplex(error.message, param=field) from None
     _check_bounds(schema, field)
     if (size := len(orjson.dumps(schema))) > MAX_SPEC_CHARS:
         raise _too_large(field, f"has {size} characters", f"{MAX_SPEC_CHARS} or fewer")

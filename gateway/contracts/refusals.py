@@ -24,6 +24,8 @@ MAX_FIELDS: Final = 50_000
 loop for 1 s, 690,000 arrays for 0.6 s."""
 FEW_FIELDS_BYTES: Final = MAX_FIELDS * len(b'"":0,')
 """A body up to this size cannot have more fields, so nothing is counted: that costs 1 % of a request."""
+MAX_VALUES: Final = 50_000
+"""Most values of a free JSON value (``context``, a schema); 1,000,000 block the event loop for 1 s."""
 _COUNTED: Final = ((b":", "fields"), (b"[", "arrays"), (b"{", "objects"))
 # Runs of ordinary characters are matched at once. As alternatives of one group they take 6 ns per character,
 # 75 ms of the event loop for a text of 2.4 MB.
@@ -31,6 +33,10 @@ _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
+
+
+class TooManyValues(InvalidRequest, status=422, code="invalid_request"):
+    """A free JSON value has more than ``MAX_VALUES`` values."""
 
 
 class QueryValue(str):
@@ -127,11 +133,20 @@ def _not_json(reason: str, body: bytes) -> InvalidRequest:
 
 
 def walk(value: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Any]]:
-    """A JSON value and all values in it, each with its path, in order; an object's keys end the paths."""
+    """A JSON value and all values in it, each with its path, in order; an object's keys end the paths.
+
+    Raises TooManyValues.
+    """
+    root, count = path, 0
     pending = [(path, value)]
     while pending:
         path, value = pending.pop()
         yield path, value
+        if isinstance(value, dict | list):
+            count += len(value)
+            if count > MAX_VALUES:
+                param, most = path_of(root), MAX_VALUES
+                raise TooManyValues(f"{param} has more than {most} values; allowed: {most}", param=param)
         if isinstance(value, dict):
             pending += [((*path, key), inner) for key, inner in reversed(value.items())]
         elif isinstance(value, list):
@@ -145,7 +160,7 @@ def _surrogate_path(body: bytes) -> str | None:
                 "".join([one for one in (*path[-1:], value) if isinstance(one, str)]).encode()
             except UnicodeEncodeError:
                 return path_of(path)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, TooManyValues):
         pass
     return None
 

@@ -227,6 +227,12 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "null character",
     ),
     ("a null character in the context", {"messages": [TURN], "context": {"k": "\0"}}, "context.k", "null"),
+    (
+        "a context of many values",
+        {"messages": [TURN], "context": {"k": [""] * 50_000}},
+        "context",
+        "50000",
+    ),
     ("an integer beyond 64 bits", {"messages": [TURN], "context": {"k": 2**70}}, "context.k", "64 bits"),
     ("a blank id", {"messages": [TURN], "request_id": " "}, "request_id", "printable"),
     ("a long id", {"messages": [TURN], "request_id": "x" * 129}, "request_id", "128 characters"),

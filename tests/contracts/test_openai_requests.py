@@ -443,6 +443,9 @@ def fields_of(count: int) -> dict[str, Any]:
             "guided_json.properties.a.items.0.pattern",
         ),
         ({"const": "x" * 65_536}, "guided_json"),
+        ({"const": [[]] * 50_001}, "guided_json"),
+        ('{"const":"' + "x" * 262_144 + '"}', "guided_json"),
+        ('{"const":[' + "[]," * 60_000 + "[]]}", "guided_json"),
     ],
 )
 def test_a_schema_over_a_bound_is_refused_by_its_place(schema: Any, param: str) -> None:
