@@ -40,7 +40,8 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
             model, backends.get(routes[name].backends[0], model), None, longest.get(routes[name].backends[0])
         )
         for model, name in revision.route_of.items()
-        if allowed is None or name in allowed
+        if (allowed is None or name in allowed)
+        and any(caller.may_use(backends.get(one, one)) for one in routes[name].backends)
     ]
     named = [*selecting, *(card for card in cards if card.id not in revision.route_of and may(card))]
     by_id: dict[str, ModelCard] = {}

@@ -142,7 +142,12 @@ def _usable_names(
     }
     served = {one for name in route.backends if caller.may_use(one := fleet.backends[name].model)}
     aliases = {alias for alias, of in (*fleet.aliases.items(), *caller.aliases) if of in served}
-    others = [one for one, of in revision.route_of.items() if allowed is None or of in allowed]
+    others = [
+        one
+        for one, of in revision.route_of.items()
+        if (allowed is None or of in allowed)
+        and any(caller.may_use(fleet.backends[name].model) for name in revision.routes[of].backends)
+    ]
     return {*served, *aliases, *named, *backends, *others}
 
 

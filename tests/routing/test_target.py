@@ -124,6 +124,21 @@ def test_a_model_that_a_route_names_selects_that_route_with_all_its_backends() -
     assert usable(cards, Caller("t", CallerRole.CALLER, "k", routes=("chat",)), revision) == []
 
 
+def test_a_routes_model_name_is_neither_listed_nor_suggested_to_a_key_without_a_model_of_the_route() -> None:
+    routes = {**ROUTES, "code": {"backends": [{"name": "big"}], "models": ["gpt-4o"]}}
+    revision = make_revision(1, {"routes": routes}, KnownNames(FLEET.backends, (), None))
+    cards = model_cards(FLEET, registry(), lambda model: 8)
+    for models, shown in ((("demo",), False), (("demo", "demo-70b"), True), (None, True)):
+        caller = Caller("t", CallerRole.CALLER, "key_1", models=models)
+        request = GenerateRequest(
+            "r", "g", caller, contract=Contract.NATIVE, arrived_at=0.0, created=0, route="chat", model="mars"
+        )
+        assert ("gpt-4o" in {card.id for card in usable(cards, caller, revision)}) is shown
+        with pytest.raises(UnknownModel) as unknown:
+            resolve(request, revision, FLEET, registry())
+        assert ("gpt-4o" in unknown.value.message) is shown
+
+
 def test_a_model_whose_backend_has_its_name_is_shown_once() -> None:
     fleet = Fleet({
         "demo": ScriptedBackend("demo", model="demo"),
