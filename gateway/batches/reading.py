@@ -11,6 +11,8 @@ import msgspec
 import orjson
 
 from accounting.batch_tables import BatchLine
+from gateway.contracts.refusals import FEW_FIELDS_BYTES, check_fields
+from gateway.errors import InvalidRequest
 
 MAX_ERRORS: Final = 100
 """Most faults that are reported of one file."""
@@ -127,7 +129,11 @@ def _parsed(
     if len(line) > MAX_LINE_BYTES:
         return LineFault("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes", number)
     try:
+        if len(line) > FEW_FIELDS_BYTES:
+            check_fields(line)
         given = orjson.loads(line)
+    except InvalidRequest as refused:
+        return LineFault("invalid_request", refused.message, number)
     except orjson.JSONDecodeError:
         return LineFault("invalid_json_line", "the line is not JSON", number)
     if not isinstance(given, dict):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.batches import reading
 from gateway.batches.reading import MAX_ERRORS, MAX_LINE_BYTES, LineFault, body_of, checked, split
 
 CHAT = "/v1/chat/completions"
@@ -53,6 +54,13 @@ def faults(*lines: bytes, max_lines: int = 9, body_fault: Any = lambda body: Non
 )
 def test_a_wrong_line_is_named_with_its_number(wrong: bytes, code: str, param: str | None) -> None:
     assert faults(line("first"), b"", wrong, line("last")) == [(3, code, param)]
+
+
+def test_a_line_of_very_many_arrays_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing in a thread holds up the event loop too, because it keeps the interpreter's lock."""
+    wrong = line(body=0).replace(b'"body": 0', b'"body":{"a":[' + b"[]," * 100_000 + b"[]]}")
+    monkeypatch.setattr(reading.orjson, "loads", pytest.fail)
+    assert faults(wrong) == [(1, "invalid_request", None)]
 
 
 def test_a_repeated_id_and_too_many_lines_are_refused() -> None:
