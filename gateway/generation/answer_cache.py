@@ -130,6 +130,10 @@ def _surroundings(job: Job, deployment: str) -> list[str | None]:
         request.contract.value,
         job.target.route.name,
         request.model,
+        # A key's own name of a model may be another key's name of another model.
+        job.target.model,
+        # The stored answer may be of a model that another key of the tenant may not use.
+        None if request.caller.models is None else repr(sorted(request.caller.models)),
         job.target.backend,
         None if adapter is None else adapter.adapter_id,
         None if adapter is None else f"{adapter.base_model} {adapter.path}",

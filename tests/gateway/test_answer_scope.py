@@ -56,6 +56,8 @@ class Case:
     tenant: str = "acme"
     route: str = "one"
     model: str | None = None
+    served: str | None = None
+    models: tuple[str, ...] | None = None
     adapter: int | None = None
     version: str | None = "p1"
     locale: str | None = None
@@ -81,7 +83,7 @@ def job(case: Case, text: str = "Who created Berserk?", token_ids: tuple[int, ..
         request_id="r",
         generation_id="g",
         contract=case.contract,
-        caller=Caller(case.tenant, CallerRole.CALLER, "key"),
+        caller=Caller(case.tenant, CallerRole.CALLER, "key", models=case.models),
         arrived_at=0.0,
         created=0,
         messages=messages,
@@ -93,7 +95,7 @@ def job(case: Case, text: str = "Who created Berserk?", token_ids: tuple[int, ..
         sampling=Sampling(temperature=case.temperature),
         response_format=ResponseFormat(FormatType.REGEX, case.shape) if case.shape else ResponseFormat(),
     )
-    target = Target(REVISION.routes[case.route], case.version)
+    target = Target(REVISION.routes[case.route], case.version, model=case.served)
     plan = Plan((), token_ids, SectionCounts(), 10, 0)
     return Job(request, target, plan, lease_of(case), ScriptedBackend("local"))
 
@@ -104,6 +106,8 @@ CASES = st.builds(
     tenant=st.sampled_from(["acme", "globex"]),
     route=st.sampled_from(["one", "two"]),
     model=st.sampled_from([None, "base", "calm"]),
+    served=st.sampled_from([None, "base", "big"]),
+    models=st.sampled_from([None, (), ("base",), ("base", "big")]),
     adapter=st.sampled_from([None, 0, 1]),
     version=st.sampled_from([None, "p1", "p2"]),
     locale=st.sampled_from([None, "en", "ja"]),
@@ -131,6 +135,16 @@ def test_two_requests_share_a_group_only_when_they_differ_in_the_latest_turn_alo
     assert first is not None and second is not None
     assert (first.shelf == second.shelf) == (one == other)
     assert (first.text, first.tenant, first.model) == ("Who created Berserk?", one.tenant, "bge")
+
+
+@pytest.mark.parametrize("other", [Case(models=("base", "big")), Case(model="mine", served="big")])
+def test_no_answer_is_shared_by_keys_of_a_tenant_that_may_use_or_that_name_other_models(other: Case) -> None:
+    one = replace(other, models=None, served="base")
+    first, second = question_of(job(one), "demo"), question_of(job(other), "demo")
+    assert first is not None and second is not None and first.shelf != second.shelf
+    assert key_of(job(one), "demo") != key_of(job(other), "demo")
+    same = replace(other, models=other.models and tuple(reversed(other.models)))
+    assert key_of(job(same), "demo") == key_of(job(other), "demo")
 
 
 def test_questions_with_other_numbers_are_never_in_one_group() -> None:
