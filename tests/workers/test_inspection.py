@@ -47,6 +47,27 @@ async def test_a_worker_that_does_not_serve_the_model_is_unusable_and_the_fault_
 
 
 @pytest.mark.parametrize(
+    "listed",
+    [{"data": [{"id": "models/base"}]}, {"data": []}, [{"id": "base"}], {"data": None}],
+    ids=["partial list", "empty list", "bare list", "null"],
+)
+async def test_a_service_whose_list_lacks_the_model_or_is_of_another_form_is_usable_if_it_answers(
+    listed: object,
+) -> None:
+    found = await asked(RawWorker([answer], models=lambda: json.dumps(listed).encode()))
+    assert (found.unusable, found.faults, found.model) == (False, (), "base")
+    async with pool(RawWorker([answer], models=lambda: json.dumps(listed).encode())) as backend:
+        [found] = await backend.inspect(IDS, 4096, generate=False)
+        assert not found.unusable
+
+
+async def test_a_service_that_knows_no_such_model_is_unusable_and_the_fault_names_what_it_lists() -> None:
+    found = await asked(RawWorker([unknown], models=lambda: lists("another", None)))
+    assert found.unusable
+    assert found.faults == ("does not serve 'base'; correct model; it serves: another",)
+
+
+@pytest.mark.parametrize(
     ("ids", "length", "fault"),
     [([5, 6], 4096, "its tokenizer differs"), (IDS, 8192, "takes 4096 tokens, engine.max_model_len is 8192")],
 )

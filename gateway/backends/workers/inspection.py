@@ -160,10 +160,11 @@ async def inspect(
         return _unusable(url, KEY_REFUSED)
     found: ServedModel | None = None
     faults = []
-    if answer.status == 200:
-        models = answer.read(read_models)
-        if models is None:
-            return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
+    other: str | None = None  # why the worker lacks the configured model, unless its list is partial
+    models = answer.read(read_models)
+    if answer.status == 200 and models is None and model is None:
+        return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
+    if models is not None:
         offered = offers_of(models.data, model)
         if model is None and isinstance(offered, str):
             return _unusable(url, offered)
@@ -175,7 +176,9 @@ async def inspect(
             )
         if found is None:
             served = ", ".join(sorted(one.id for one in models.data)[:MAX_SHOWN]) or "nothing"
-            return _unusable(url, f"does not serve {model!r}; correct model; it serves: {served}")
+            other = f"does not serve {model!r}; correct model; it serves: {served}"
+            if isinstance(offered, str):
+                return _unusable(url, other)
     if model is None:
         if found is None:
             return _unusable(url, why_no_list(answer.status))
@@ -194,7 +197,8 @@ async def inspect(
             latency_ms = round((time.monotonic() - began) * 1000, 1)
         elif status != 404 or not await _does_other_work(client):
             path = ", and whether base_urls lacks its path, usually /v1" if status == 404 else ""
-            return _unusable(url, f"generates nothing (status {status}); see its log{path}")
+            fault = f"generates nothing (status {status}); see its log{path}"
+            return _unusable(url, other if other and status == 404 else fault)
     return Inspection(url, False, tuple(faults), model, longest, tokenizer, latency_ms)
 
 
