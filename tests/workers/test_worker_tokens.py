@@ -65,6 +65,23 @@ async def test_raw_texts_and_ids_are_asked_for() -> None:
         await asyncio.to_thread(pool.tokens.decode, (1 << 30,))
 
 
+async def test_a_llama_cpp_which_ignores_the_prompt_counts_nothing() -> None:
+    """Its ``/tokenize`` takes ``content`` and answers any other request with 200 and no tokens."""
+    pool = Pool()
+    pool.answer = Whole(200, b'{"tokens":[]}')
+    assert await pool.chat() is None
+    assert pool.tokens.silent and pool.tokens.is_missing
+    assert await pool.chat() is None
+    assert len(pool.asked) == 1
+
+
+async def test_a_text_of_no_tokens_is_no_reason_to_ask_no_more() -> None:
+    pool = Pool()
+    pool.answer = Whole(200, b'{"count": 0, "tokens": []}')
+    assert await pool.chat() == ()
+    assert not pool.tokens.silent
+
+
 @pytest.mark.parametrize("answer", [ConnectFailed("refused"), Whole(500, b"")], ids=str)
 async def test_a_worker_that_does_not_answer_is_left_alone_for_a_while(answer: Whole | Exception) -> None:
     pool = Pool()

@@ -32,14 +32,21 @@ REASONING_MARKS = ("</think>", "</seed:think>", "[/THINK]", "<|channel|>", "<cha
 
 class _Tokens(msgspec.Struct):
     tokens: tuple[int, ...]
+    count: int | None = None
 
 
 _decode_tokens = msgspec.json.Decoder(_Tokens).decode
 
 
 def read_tokens(body: bytes) -> tuple[int, ...]:
-    """The ids in an answer of ``/tokenize``. Raises ValueError."""
-    return _decode_tokens(body).tokens
+    """The ids in an answer of ``/tokenize``.
+
+    Raises ValueError, also for no ids without a count: llama.cpp's ``/tokenize``, which takes other fields.
+    """
+    answer = _decode_tokens(body)
+    if not answer.tokens and answer.count is None:
+        raise ValueError("no tokens and no count")
+    return answer.tokens
 
 
 @dataclass(frozen=True, slots=True)

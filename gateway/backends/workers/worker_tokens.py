@@ -90,7 +90,10 @@ class PoolTokens:
 
     def _ids(self, body: Mapping[str, Any]) -> tuple[int, ...] | None:
         answer = self._waited(TOKENIZE_PATH, body)
-        return None if answer is None else answer.read(read_tokens)
+        ids = None if answer is None else answer.read(read_tokens)
+        if ids is None and answer is not None and answer.status == 200:
+            self._missing()  # it has another path of this name
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str | None:
         """The text of ids; ``None`` when no worker answers now. Raises ValueError: an unknown id."""
@@ -124,7 +127,11 @@ class PoolTokens:
         if answer.status >= 500:
             self._paused_until = self._clock() + PAUSE_S
             return None
-        self.is_missing = answer.status in (404, 405)
-        if self.is_missing:
-            self._paused_until = self._clock() + MISSING_PAUSE_S
+        self.is_missing = False
+        if answer.status in (404, 405):
+            self._missing()
         return answer
+
+    def _missing(self) -> None:
+        self.is_missing = True
+        self._paused_until = self._clock() + MISSING_PAUSE_S
