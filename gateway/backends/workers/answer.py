@@ -16,7 +16,7 @@ from gateway.backends.workers.refusal import failure_in_stream
 from gateway.contracts.events import Delta, IllegalEvent, Reasoning, counted
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, FailureKind, invalid_input
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"[DONE]"
@@ -151,6 +151,7 @@ class CompletionReader:
         self._sluice: _Sluice | None = None
         self._queue_wait_s = 0.0
         self._stop: str | None = None
+        self._began: set[int] = set()  # choices that have text
         self._stopped: set[int] = set()  # choices that a stop string ended
         self._refused: set[int] = set()  # choices whose text is a refusal
         self._counted = 0
@@ -305,6 +306,7 @@ class CompletionReader:
         for index, pieces in texts.items():
             if not 0 <= index < self._work.sampling.n:
                 raise BadHttp(f"the stream has a choice {index} of {self._work.sampling.n} asked for")
+            self._began.add(index)
             count, ids = len(pieces) + more.get(index, 0), self._ids.pop(index, None)
             if ids is not None:
                 count = len(ids)
@@ -321,9 +323,11 @@ class CompletionReader:
 
         Raises:
             ConnectionLost: the stream ended before every text did.
-            BackendFailure: the worker ended a text with an error, or aborted it.
+            BackendFailure: the worker ended a text with an error, or aborted it, or ignored ``n``.
         """
         n = self._work.sampling.n
+        if self._reasons and len(self._reasons) < n and self._began <= self._reasons.keys():
+            raise invalid_input(f"the worker gives fewer texts than the n of {n} asks for", "n")
         if len(self._reasons) < n:
             raise ConnectionLost("the stream ended before the answer did")
         if FinishReason.ERROR in map(_REASONS.get, self._reasons.values()):
