@@ -470,6 +470,7 @@ def test_vllms_own_queue_time_is_passed_on() -> None:
         ({"message": "x", "type": "rate_limit_error", "code": "rate_limited"}, FailureKind.THROTTLED),
         ({"message": "x", "type": "service_unavailable_error"}, FailureKind.BACKEND_UNAVAILABLE),
         ({"message": "x", "type": "NotFoundError", "code": 404}, FailureKind.MODEL_NOT_FOUND),
+        ({"message": "x", "type": "rate_limit_exceeded", "code": "429"}, FailureKind.THROTTLED),
         ({"message": "x"}, FailureKind.INTERNAL),
         ("just words", FailureKind.INTERNAL),
     ],
@@ -493,6 +494,54 @@ def test_an_error_in_the_stream_is_told_by_its_kind(reported: object, kind: Fail
             None,
             None,
         ),
+        (
+            400,  # llama.cpp
+            {"error": {"code": 400, "message": "request (9 tokens) exceeds the available context size (8)"}},
+            None,
+            FailureKind.TOKEN_LIMIT_EXCEEDED,
+            None,
+            None,
+        ),
+        (
+            422,  # Text Generation Inference
+            {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096"},
+            None,
+            FailureKind.TOKEN_LIMIT_EXCEEDED,
+            None,
+            None,
+        ),
+        (
+            400,  # Gemini
+            [
+                {
+                    "error": {
+                        "code": 400,
+                        "message": "The input exceeds the maximum number of tokens allowed (8).",
+                    }
+                }
+            ],
+            None,
+            FailureKind.TOKEN_LIMIT_EXCEEDED,
+            None,
+            None,
+        ),
+        (
+            400,
+            [{"error": {"code": 400, "message": "API key not valid. Please pass a valid API key."}}],
+            None,
+            FailureKind.ACCESS_DENIED,
+            None,
+            None,
+        ),
+        (
+            422,  # Mistral
+            {"detail": [{"loc": ["body", "max_completion_tokens"], "msg": "Extra inputs are not permitted"}]},
+            None,
+            FailureKind.INVALID_INPUT,
+            "max_tokens",
+            None,
+        ),
+        (422, {"detail": []}, None, FailureKind.INVALID_INPUT, None, None),
         (401, {}, None, FailureKind.ACCESS_DENIED, None, None),
         (403, {}, None, FailureKind.ACCESS_DENIED, None, None),
         (404, {}, None, FailureKind.MODEL_NOT_FOUND, None, None),
@@ -519,6 +568,19 @@ def test_an_error_status_is_told_by_its_kind(
 ) -> None:
     failure = failure_of(status, json.dumps(body).encode(), retry_after or "", model="base")
     assert (failure.kind, failure.param, failure.retry_after_s) == (kind, param, retry_after_s)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"detail": "Unexpected fields in the request: {'return_token_ids', 'cache_salt'}"},
+        {"detail": [{"loc": ["body", "cache_salt"], "msg": "Extra inputs are not permitted"}]},
+    ],
+)
+def test_a_worker_that_refuses_vllms_fields_is_reported_with_the_dialect_to_set(body: object) -> None:
+    failure = failure_of(422, json.dumps(body).encode(), "", model="base")
+    assert str(failure) == "the worker refuses vLLM's fields; set dialect: openai for its pool"
+    assert failure.kind is FailureKind.INVALID_INPUT
 
 
 def test_a_workers_own_words_are_not_passed_on() -> None:

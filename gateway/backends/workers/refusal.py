@@ -39,7 +39,13 @@ _TOO_LONG = (
     "max_model_len",
     "context_length_exceeded",
     "context_too_long",
+    "context size",  # llama.cpp
+    "`max_new_tokens` must be",  # Text Generation Inference
+    "maximum number of tokens",  # Gemini
+    "prompt is too long",
 )
+# Parts of a service's message that refuses the fields which dialect vllm adds.
+_VLLM_FIELDS = ("cache_salt", "return_token_ids", "stream_interval", "continuous_usage_stats")
 # Parts of vLLM's messages, which name no field, when its model does not take the images.
 _NO_IMAGES = ("multimodal model", "may be provided in one prompt")
 # A part of vLLM's message for tools when it was started without their options.
@@ -53,6 +59,7 @@ _STATUS_OF_TYPE: Mapping[str, int] = {
     "not_found_error": 404,
     "notfounderror": 404,
     "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
     "service_unavailable_error": 503,
     "serviceunavailableerror": 503,
 }
@@ -65,11 +72,20 @@ class _Error(msgspec.Struct):
     code: str | int | None = None
 
 
+class _Detail(msgspec.Struct):
+    """A field that FastAPI refuses, such as Mistral's and Sluice's."""
+
+    loc: list[str | int] = []
+    msg: str | None = None
+
+
 class _Body(_Error):
     error: _Error | str | None = None
+    detail: _Error | list[_Detail] | str | None = None
 
 
-_decode_body = msgspec.json.Decoder(_Body).decode
+# Gemini's is a list.
+_decode_body = msgspec.json.Decoder(_Body | list[_Body]).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 
 
@@ -102,7 +118,7 @@ def failure_in_stream(error: bytes) -> BackendFailure:
         reported = _decode_error(error)
     except msgspec.DecodeError:
         reported = _Error()
-    code = reported.code if isinstance(reported.code, int) else 0
+    code = int(shown) if len(shown := str(reported.code)) == 3 and shown.isdecimal() else 0
     status = code if 400 <= code < 600 else _STATUS_OF_TYPE.get((reported.type or "").lower(), 500)
     return _failure(status, reported, None, None)
 
@@ -131,12 +147,16 @@ def _failure(
     param = reported.param if reported.param is not None and _FIELD.match(reported.param) else None
     if param is not None:
         param = _GATEWAY_FIELDS.get(param.partition(".")[0], param)
+    words = f"{reported.message} {reported.code}".lower()
+    if status == 400 and "api key not valid" in words:  # Gemini
+        status = 401
     if status in (400, 422):
-        words = f"{reported.message} {reported.code}".lower()
         if any(sign in words for sign in _TOO_LONG):
             return BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED, "prompt and answer are longer than the worker takes"
             )
+        if any(name in words or name == reported.param for name in _VLLM_FIELDS):
+            return invalid_input("the worker refuses vLLM's fields; set dialect: openai for its pool")
         if _NO_TOOLS in words:
             options = "--enable-auto-tool-choice and --tool-call-parser"
             return invalid_input(
@@ -182,7 +202,14 @@ def _read(body: bytes) -> _Error:
         reported = _decode_body(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _Error()
-    return reported.error if isinstance(reported.error, _Error) else reported
+    if isinstance(reported, list):
+        reported = reported[0] if reported else _Body()
+    found = reported.error or reported.detail or None
+    if isinstance(found, list):  # has an entry, else it is false
+        return _Error(found[0].msg, param="".join(map(str, found[0].loc[1:2])))
+    if isinstance(found, str):
+        return _Error(found, reported.type, reported.param, reported.code)
+    return found if isinstance(found, _Error) else reported
 
 
 def _seconds(value: str, unit_s: float = 1.0) -> float | None:
