@@ -542,6 +542,7 @@ def test_an_error_in_the_stream_is_told_by_its_kind(reported: object, kind: Fail
             None,
         ),
         (422, {"detail": []}, None, FailureKind.INVALID_INPUT, None, None),
+        (422, {"detail": [{"loc": ["body", "text", "input"]}]}, None, FailureKind.INVALID_INPUT, None, None),
         (401, {}, None, FailureKind.ACCESS_DENIED, None, None),
         (403, {}, None, FailureKind.ACCESS_DENIED, None, None),
         (404, {}, None, FailureKind.MODEL_NOT_FOUND, None, None),

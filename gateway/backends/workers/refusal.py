@@ -206,7 +206,8 @@ def _read(body: bytes) -> _Error:
         reported = reported[0] if reported else _Body()
     found = reported.error or reported.detail or None
     if isinstance(found, list):  # has an entry, else it is false
-        return _Error(found[0].msg, param="".join(map(str, found[0].loc[1:2])))
+        place = found[0].loc  # a deeper one also has names of the service's own types
+        return _Error(found[0].msg, param=str(place[1]) if len(place) == 2 else None)
     if isinstance(found, str):
         return _Error(found, reported.type, reported.param, reported.code)
     return found if isinstance(found, _Error) else reported
