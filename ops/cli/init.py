@@ -59,7 +59,7 @@ def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dic
     if any(one.id != model.id for models in served for one in models):
         return {"backends": {"worker": backend}, **keys_of(environ)}
     pairs = zip(bases, served, strict=True)
-    lengths = {base: one.max_model_len for base, (one,) in pairs if one.max_model_len}
+    lengths = {base: one.length for base, (one,) in pairs if one.length}
     longest = min(lengths.values(), default=None)
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{base}: {length}" for base, length in lengths.items())

@@ -61,6 +61,25 @@ async def test_a_service_whose_list_lacks_the_model_or_is_of_another_form_is_usa
         assert not found.unusable
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"context_length": 4000},
+        {"context_window": 4000, "max_model_len": None},
+        {"max_context_length": 4000, "context_length": "8k"},
+        {"owned_by": "llamacpp", "meta": {"n_ctx": 4000, "n_ctx_train": 131072}},
+    ],
+)
+async def test_a_length_under_another_servers_name_is_found_and_leaves_its_list_partial(
+    entry: dict[str, object],
+) -> None:
+    listed = json.dumps({"data": [{"id": "base", **entry}]}).encode()
+    found = await asked(RawWorker([answer], models=lambda: listed), length=4000)
+    assert (found.max_model_len, found.faults) == (4000, ())
+    others = json.dumps({"data": [{"id": "another", **entry}]}).encode()
+    assert not (await asked(RawWorker([answer], models=lambda: others))).unusable
+
+
 async def test_a_service_that_knows_no_such_model_is_unusable_and_the_fault_names_what_it_lists() -> None:
     found = await asked(RawWorker([unknown], models=lambda: lists("another", None)))
     assert found.unusable

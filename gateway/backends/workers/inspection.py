@@ -31,13 +31,28 @@ SAMPLE = "Sluice asks: naïve café, 日本語 — 12,345 tokens?\n\tdef f(x): r
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """A model that a worker lists; ``parent`` names the base model of a LoRA adapter."""
+    """A model that a worker lists; ``parent`` names the base model of a LoRA adapter.
+
+    Servers have other names for the length: OpenRouter and Together ``context_length``, Groq
+    ``context_window``, Mistral ``max_context_length``, llama.cpp ``meta.n_ctx``.
+    """
 
     id: str
     max_model_len: int | None = None
     root: str | None = None
     parent: str | None = None
     owned_by: str | None = None
+    context_length: Any = None
+    context_window: Any = None
+    max_context_length: Any = None
+    meta: Any = None
+
+    @property
+    def length(self) -> int | None:
+        """Its context length in tokens, under whichever name."""
+        meta = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
+        named = (self.max_model_len, self.context_length, self.context_window, self.max_context_length, meta)
+        return next((one for one in named if isinstance(one, int) and one > 0), None)
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -183,7 +198,7 @@ async def inspect(
         if found is None:
             return _unusable(url, why_no_list(answer.status))
         model = found.id
-    longest = None if found is None else found.max_model_len
+    longest = None if found is None else found.length
     if longest is not None and longest < max_model_len:
         faults.append(f"takes {longest} tokens, engine.max_model_len is {max_model_len}; set it to {longest}")
     tokenizer = await _tokenizer(client, model, sample_ids)

@@ -52,7 +52,7 @@ class PoolModel:
 
     async def listed(self, url: str, found: ServedModel, ask: Ask | None = None) -> None:
         """Record that a worker lists the model. For ``ask`` see :class:`ReadModel`."""
-        self._lengths[url] = found.max_model_len
+        self._lengths[url] = found.length
         length = min(self.lengths, default=None)
         adopted = (found.id, length, found.root)
         if self.read is not None and adopted != self._adopted:
