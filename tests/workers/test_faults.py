@@ -153,6 +153,34 @@ async def test_an_answer_whose_texts_have_all_ended_is_whole_without_done_and_wi
         assert answer.completion.usage.output_tokens == answer.tokens == 1
 
 
+async def test_an_answer_of_a_server_that_does_not_stream_is_whole() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "Hello", "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+    async with pool(RawWorker([refuses(200, body)])) as backend:
+        answer = await collect(backend, work())
+        assert answer.text == "Hellof{}", "the texts of all events"
+        assert answer.completion.finish_reason == "tool_calls"
+        assert (answer.completion.usage.input_tokens, answer.tokens) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"error": {"message": "x", "code": 429}}, FailureKind.THROTTLED),
+        ({"error": {"message": "x", "type": "invalid_request_error"}}, FailureKind.INVALID_INPUT),
+        ({"detail": "x"}, FailureKind.BACKEND_UNAVAILABLE),
+        ([], FailureKind.BACKEND_UNAVAILABLE),
+    ],
+)
+async def test_an_error_with_status_200_is_told_by_its_kind(body: object, kind: FailureKind) -> None:
+    async with pool(RawWorker([refuses(200, body)])) as backend:
+        with pytest.raises(BackendFailure) as caught:
+            await collect(backend, work())
+        assert caught.value.kind is kind
+
+
 async def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
     head = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
     worker = RawWorker([sends(head, piece("Hello") + ending() + DONE)])

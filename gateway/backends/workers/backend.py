@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.tool_bodies import with_allowed_tools
 from gateway.backends.workers.answer import EVENT_STREAM, CompletionReader
 from gateway.backends.workers.audio import transcript_of
+from gateway.backends.workers.chunk_repair import whole_as_events
 from gateway.backends.workers.client import Whole, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
@@ -61,6 +62,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
+from gateway.contracts.sse import MAX_EVENT_BYTES
 from gateway.contracts.values import Caller, FormatType
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 from resilience.turns import Turns
@@ -469,8 +471,7 @@ class WorkersBackend:
         try:
             if connection.status != 200:
                 raise await self._refusal(worker, connection, work)
-            if not connection.content_type.startswith(EVENT_STREAM):
-                raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")
+            streams = connection.content_type.startswith(EVENT_STREAM)
             reader = CompletionReader(
                 work,
                 self._reading.token_bytes,
@@ -478,8 +479,11 @@ class WorkersBackend:
                 custom_tools=written.custom_tools,
             )
             forwarder = DeltaForwarder(reader, attempt.out, connection.first_token_received)
-            more = True
+            more = streams
             try:
+                if not streams:
+                    forwarder.take(await _whole_answer(connection))
+                    await forwarder.rest()
                 while more and not reader.done:
                     more = await connection.pass_on(forwarder.take)
                     await forwarder.rest()
@@ -571,6 +575,15 @@ class _Attempt(Struct, eq=False):
     out: DeltaSink
     delivered: bool = False
     headers: bytes = b""
+
+
+async def _whole_answer(connection: Connection) -> bytes:
+    """The answer of a server that does not stream, as events. Raises TransportError."""
+    kind = connection.content_type
+    with suppress(ValueError, TypeError, RecursionError):
+        if "json" in kind:
+            return whole_as_events(await whole_body(connection, MAX_EVENT_BYTES))
+    raise BadHttp(f"it answered {_printable(kind)} instead of {EVENT_STREAM}")
 
 
 def _printable(content_type: str) -> str:

@@ -8,6 +8,17 @@ from typing import Any
 import orjson
 
 
+def whole_as_events(body: bytes) -> bytes:
+    """The events of an answer that was not streamed, or of an error with status 200.
+
+    Raises as :func:`repaired` does, and ValueError for other content.
+    """
+    answer = orjson.loads(body)
+    if not isinstance(answer, dict) or not (answer.get("choices") or answer.get("error")):
+        raise ValueError("no answer")
+    return b"data: %b\n\ndata: [DONE]\n\n" % repaired(body)
+
+
 def repaired(event: bytes) -> bytes:
     """The chunk without nulls, with texts where services send parts or objects.
 
@@ -22,6 +33,8 @@ def repaired(event: bytes) -> bytes:
             continue
         if not isinstance(choice.get("logprobs"), dict):  # Together: a number
             choice.pop("logprobs", None)
+        if "message" in choice:  # of a whole answer
+            choice.setdefault("delta", choice.pop("message"))
         if isinstance(message := choice.get("delta"), dict):
             _repair_message(message)
     return orjson.dumps(_usual(chunk))
