@@ -136,6 +136,7 @@ class RawWorker:
     healthy: bool = True
     metrics: str = ""
     models: Callable[[], bytes] | None = None
+    liveliness: bytes | None = None  # the answer of LiteLLM's path for probes
     tokenize: Callable[[str], list[int]] | None = None
     requests: list[Request] = field(default_factory=list)
     posts: frozenset[str] = frozenset()  # paths on which a GET gets 405
@@ -196,6 +197,8 @@ class RawWorker:
             known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}
             if self.models is not None:
                 known["/v1/models"] = self.models()
+            if self.liveliness is not None:
+                known["/health/liveliness"] = self.liveliness
             missing = 405 if path in self.posts else 401 if path in self.keyed else 404
             await request.whole(
                 (200 if self.healthy else 500) if path in known else missing,

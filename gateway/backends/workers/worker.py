@@ -24,6 +24,8 @@ from gateway.config.backends import OpenAIBackend
 from observability.collectors import WorkerStatus
 
 HEALTH_PATH, READY_PATH = "/health", "/ready"
+# LiteLLM's `/health` sends a paid request to each of its models.
+LITELLM_PATH, LITELLM_ANSWER = "/health/liveliness", b"alive"
 # Connections for probe, scrape and inspection, which may coincide; separate from those for requests.
 WATCH_CONNECTIONS = 3
 # Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a dead worker
@@ -98,7 +100,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
         # Readiness, not only liveness. The probe of a server without the path lists its models.
-        self._probe_path = section.probe_path or (READY_PATH if dialect is Dialect.SLUICE else HEALTH_PATH)
+        self._probe_path = section.probe_path or (READY_PATH if dialect is Dialect.SLUICE else LITELLM_PATH)
         self._no_metrics = False
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
@@ -245,6 +247,10 @@ class Worker:
     async def _probe(self) -> bool:
         try:
             answer = await self._get(self._probe_path)
+            other = answer.status < 500 and LITELLM_ANSWER not in answer.body
+            if other and self._probe_path == LITELLM_PATH != self._section.probe_path:
+                self._probe_path = HEALTH_PATH
+                answer = await self._get(HEALTH_PATH)
             if answer.status == 404 and self._probe_path != (models := self.client.prefix + MODELS_PATH):
                 self._probe_path = models
                 answer = await self._get(models)
