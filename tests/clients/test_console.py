@@ -259,6 +259,48 @@ def test_the_comparison_with_a_shadow_is_shown(page: Any, live: LiveGateway) -> 
     assert "All pairs" in text and "the shadow answered" in text and "TTFT" in text
 
 
+@pytest.mark.parametrize("view", ["now", "keys"])
+def test_a_session_that_has_ended_asks_for_a_key_again(live: LiveGateway, view: str) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    made = httpx.post(f"{live.url}/admin/keys", json={"tenant": "ops", "role": "operator"}, headers=headers)
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"{live.url}/console#/{view}")
+        page.fill("input[type=password]", made.json()["key"])
+        page.click("form button")
+        page.wait_for_selector("nav")
+        until(page, lambda: "loading…" not in page.inner_text("main"))
+        httpx.delete(f"{live.url}/admin/keys/{made.json()['id']}", headers=headers).raise_for_status()
+        if view == "keys":
+            page.evaluate("() => { location.hash = '#/routing' }")
+        page.wait_for_selector("input[type=password]")
+        assert page.inner_text("[role=alert]") == "The session has ended."
+        page.fill("input[type=password]", ADMIN_KEY)
+        page.click("form button")
+        page.wait_for_selector("nav")
+        browser.close()
+
+
+def test_a_live_view_goes_on_after_an_answer_of_a_proxy_whose_gateway_restarts(live: LiveGateway) -> None:
+    with browsing(live) as page:
+        page.goto(f"{live.url}/console#/keys")
+        until(page, lambda: "loading…" not in page.inner_text("main"))
+        asked: list[str] = []
+
+        def proxy(route: Any) -> None:
+            asked.append(route.request.url)
+            if len(asked) == 1:
+                route.fulfill(status=204)
+            else:
+                route.continue_()
+
+        page.route("**/console/live", proxy)
+        page.goto(f"{live.url}/console#/now")
+        until(page, lambda: "in flight" in page.inner_text("main"))
+        assert len(asked) == 2
+
+
 def test_a_revoked_key_is_gone(page: Any, live: LiveGateway) -> None:
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     made = httpx.post(f"{live.url}/admin/keys", json={"tenant": "leaving"}, headers=headers).json()

@@ -31,10 +31,22 @@ function Now() {
   const [live, set] = useState(null);
   const [lost, setLost] = useState(false);
   useEffect(() => {
-    const source = new EventSource("/console/live");
-    source.onmessage = (event) => { setLost(false); set(JSON.parse(event.data)); };
-    source.onerror = () => setLost(true);
-    return () => source.close();
+    let source, later, left = false;
+    const open = () => {
+      source = new EventSource("/console/live");
+      source.onmessage = (event) => { setLost(false); set(JSON.parse(event.data)); };
+      source.onerror = () => {
+        setLost(true);
+        // The browser itself tries again when a connection fails, but not after a status such as 401, 429 or 502.
+        if (source.readyState === EventSource.CLOSED) later = setTimeout(again, 2000);
+      };
+    };
+    const again = () => ask("/console/session").then(
+      (who) => left || (who ? open() : dispatchEvent(new Event("unauthorized"))),
+      () => { if (!left) later = setTimeout(again, 2000); },
+    );
+    open();
+    return () => { left = true; clearTimeout(later); source.close(); };
   }, []);
   if (!live) return html`<p class="quiet">${lost ? "the gateway cannot be reached; trying again" : "loading…"}</p>`;
   const figures = live.figures;
@@ -195,9 +207,11 @@ function Console() {
   useEffect(() => {
     look();
     const moved = () => setPlace(location.hash);
+    const ended = () => set({ error: { message: "The session has ended." } });
     addEventListener("hashchange", moved);
+    addEventListener("unauthorized", ended);
     moved();  // the address may have changed since the first render
-    return () => removeEventListener("hashchange", moved);
+    return () => { removeEventListener("hashchange", moved); removeEventListener("unauthorized", ended); };
   }, []);
   if (who === undefined) return html`<main class="quiet">loading…</main>`;
   if (!who || who.error) return html`<${SignIn} done=${look} reason=${who?.error?.message} />`;

@@ -10,6 +10,7 @@ export async function ask(path, method = "GET", body) {
   let told = null;
   try { told = text ? JSON.parse(text) : null; } catch { told = { error: { message: text.slice(0, 300) } }; }
   if (!response.ok) {
+    if (response.status === 401 && path !== "/console/session") dispatchEvent(new Event("unauthorized"));
     const error = new Error(told?.error?.message ?? `the gateway answered ${response.status}`);
     error.status = response.status;
     throw error;
