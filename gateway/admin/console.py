@@ -115,6 +115,7 @@ class ConsoleAdmin:
 
     Args:
         admission: returns the gates, as operators see them.
+        in_flight: returns the number of requests that callers wait for, those that wait in queues included.
         figures: returns the figures of the last minute.
         backends: returns the backends with their states and loads.
         workers: returns the workers of each pool.
@@ -123,6 +124,7 @@ class ConsoleAdmin:
     """
 
     admission: Callable[[], Mapping[str, Any]]
+    in_flight: Callable[[], int]
     figures: Callable[[], Mapping[str, Any]]
     backends: Callable[[], Sequence[Mapping[str, Any]]]
     workers: Callable[[], Mapping[str, Sequence[WorkerStatus]]]
@@ -177,12 +179,15 @@ class ConsoleAdmin:
             self._due.set()
 
     def _summary(self, gates: Mapping[str, Any], figures: Mapping[str, Any]) -> GatewaySummary:
+        running = sum(gate["in_flight"]["requests"] for gate in gates.values())
+        waiting = sum(gate["queue"]["requests"] for gate in gates.values())
         return GatewaySummary(
             self.name,
             False,
             self.version,
-            sum(gate["in_flight"]["requests"] for gate in gates.values()),
-            sum(gate["queue"]["requests"] for gate in gates.values()),
+            # Gates lack the requests that wait for a backend to come back; callers lack mirrored requests.
+            max(running, self.in_flight() - waiting),
+            waiting,
             *(figures[name] for name in _COUNTED),
             *(figures[name] for name in _TIMED),
         )

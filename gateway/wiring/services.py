@@ -28,6 +28,7 @@ from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import Services
 from gateway.requests.body_memory import RECORDINGS, UPLOADS, BodyMemory
+from gateway.requests.in_flight import InFlightRequests
 from gateway.routing.revision import rules_naming
 from gateway.routing.target import may_use
 from gateway.wiring.core import Core
@@ -99,7 +100,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
                 control.revision, fleet, core.adapters.registry.ids, core.accounts.is_priced
             ).warnings,
         ),
-        console=make_console(core, admission),
+        console=make_console(core, admission, serving.in_flight),
         sessions=core.access.sessions,
         prompts=make_prompt_admin(core),
         routing=RoutingAdmin(control.routing, base.audit),
@@ -136,7 +137,7 @@ def make_admission_admin(core: Core) -> AdmissionAdmin:
     return admin
 
 
-def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
+def make_console(core: Core, admission: AdmissionAdmin, in_flight: InFlightRequests) -> ConsoleAdmin:
     """Build the data source of the console, which receives finished requests from the event bus."""
     base, fleet = core.base, core.backends.fleet
 
@@ -154,6 +155,7 @@ def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
 
     console = ConsoleAdmin(
         admission=admission.show,
+        in_flight=lambda: in_flight.in_flight,
         figures=base.rolling_stats.figures,
         backends=backends,
         workers=core.backends.engines.workers,

@@ -81,11 +81,12 @@ class ConsoleRig:
     def __init__(self, name: str = "gw:1", streams: MemoryStreams | None = None, **limits: Any) -> None:
         self.now = 1_800_000_000.0
         self.stats = RollingStats(lambda: self.now)
-        self.waiting = 0
+        self.waiting, self.in_flight = 0, 0
         self.streams = streams or MemoryStreams()
         self.keys, self.audit, self.aggregates = Keys(), Recorded(), 0
         self.console = ConsoleAdmin(
             admission=self.admission,
+            in_flight=lambda: self.in_flight,
             figures=self.stats.figures,
             backends=lambda: [{"name": "local"}],
             workers=lambda: {"pool": [WorkerStatus("http://w1", "ejected", 0.0, 1, 1, 2, kv_usage=0.5)]},
@@ -294,6 +295,13 @@ def test_many_consoles_share_one_aggregate() -> None:
     assert rig.aggregates == 1
     rig.now += 2
     assert rig.console.live()["gateway"] == "gw:1" and rig.aggregates == 2
+
+
+def test_requests_that_wait_for_a_backend_to_come_back_are_in_flight() -> None:
+    rig = ConsoleRig()
+    rig.in_flight, rig.waiting = 60, 5  # the gates have 3 of them, and 5 in queues
+    [own] = rig.console.live()["fleet"]
+    assert (own["in_flight"], own["waiting"]) == (55, 5)
 
 
 def test_the_last_minute_is_compared_with_the_routes_targets() -> None:

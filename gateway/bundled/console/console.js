@@ -54,7 +54,7 @@ function Now() {
   const queued = gates.filter(([, gate]) => gate.queue.requests);
   return html`<h2>Now at ${live.gateway} ${lost ? html`<span class="bad" role="alert">no answer since ${at(live.at)}</span>` : null}</h2>
     <${Cards} figures=${[
-      ["in flight", number(gates.reduce((sum, [, gate]) => sum + gate.in_flight.requests, 0))],
+      ["in flight", number(live.fleet.find((one) => one.gateway === live.gateway).in_flight)],
       ["waiting", number(gates.reduce((sum, [, gate]) => sum + gate.queue.requests, 0))],
       ["requests a second", number(figures.requests_per_second, 1)],
       ["TTFT p50 / p99", `${ms(figures.ttft_ms_p50)} / ${ms(figures.ttft_ms_p99)}`],
