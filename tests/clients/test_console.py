@@ -301,6 +301,14 @@ def test_a_live_view_goes_on_after_an_answer_of_a_proxy_whose_gateway_restarts(l
         assert len(asked) == 2
 
 
+def test_a_long_comment_leaves_the_buttons_of_the_keys_on_the_screen(page: Any, live: LiveGateway) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    made = httpx.post(f"{live.url}/admin/keys", json={"tenant": "t", "comment": "n" * 255}, headers=headers)
+    show(page, live, "keys")
+    box = page.locator("tr", has_text=made.json()["id"]).locator("button", has_text="Revoke").bounding_box()
+    assert box["x"] + box["width"] <= page.viewport_size["width"]
+
+
 def test_a_revoked_key_is_gone(page: Any, live: LiveGateway) -> None:
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     made = httpx.post(f"{live.url}/admin/keys", json={"tenant": "leaving"}, headers=headers).json()
