@@ -135,7 +135,7 @@ class GenerationEndpoint:
             else:
                 asked = await self._asked(exchange, body, body)
             key = exchange.headers.get(b"idempotency-key")
-            content = "" if key is None else fingerprint_of(scope["path"], body)
+            content = "" if key is None else fingerprint_of(scope["path"], body, caller)
             del body  # frees its memory; the request has its content
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive) as release:

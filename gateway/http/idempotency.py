@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from starlette.datastructures import FormData
 from starlette.requests import Request
 
+from gateway.contracts.origin import Caller
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
 from gateway.http.body import form_content
@@ -68,8 +69,13 @@ def sent_key(exchange: Exchange) -> str | None:
     return None if header is None else key_of(header)
 
 
-def fingerprint_of(path: str, body: bytes) -> str:
-    """The digest by which requests are the same: the same path and the same bytes."""
+def fingerprint_of(path: str, body: bytes, caller: Caller) -> str:
+    """The digest by which requests are the same: the same path, bytes, and models that the API key may use.
+
+    A stored answer may be of a model that another key may not use, or names otherwise.
+    """
+    if caller.models is not None or caller.aliases:
+        path = f"{path} {caller.models and sorted(caller.models)} {sorted(caller.aliases)}"
     return hashlib.sha256(path.encode() + b"\n" + body).hexdigest()
 
 
@@ -207,7 +213,9 @@ class Idempotency:
 
 def _conflict() -> IdempotencyConflict:
     return IdempotencyConflict(
-        f"{HEADER} was used with another request; allowed: the same path and body, or a new key", param=HEADER
+        f"{HEADER} was used with another request, or by an API key with other models; allowed: the same path "
+        "and body, or a new key",
+        param=HEADER,
     )
 
 
@@ -248,7 +256,7 @@ class CallerRequest(Struct, frozen=True):
         # No coroutine of its own: it would be one more frame to resume at every wait of a request.
         if self.key is None:
             return run()
-        content = fingerprint_of(self.path, self.raw)
+        content = fingerprint_of(self.path, self.raw, self.exchange.known_caller)
         return self.idempotency.answer(self.exchange, self.key, content, run, allowed)
 
     async def once_of(

@@ -9,9 +9,10 @@ import pytest
 
 from gateway.config.settings import ServerConfig
 from gateway.contracts.answer import Fallback
+from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict, PublicError
 from gateway.http.exchange import Reply
-from gateway.http.idempotency import MAX_WAITING, Idempotency
+from gateway.http.idempotency import MAX_WAITING, Idempotency, fingerprint_of
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
 from tests.http.fakes import exchange_of
@@ -58,6 +59,17 @@ async def test_another_body_or_path_under_the_same_key_is_a_conflict(connect: An
     for response in (body, path):
         assert response.status_code == 409
         assert response.json()["error"]["code"] == "idempotency_conflict"
+
+
+def test_an_answer_is_not_given_to_an_api_key_with_other_models_or_other_names_of_them() -> None:
+    def key(models: tuple[str, ...] | None = None, aliases: tuple[tuple[str, str], ...] = ()) -> str:
+        caller = Caller("acme", CallerRole.CALLER, "key_1", models=models, aliases=aliases)
+        return fingerprint_of("/v1/chat/completions", b"{}", caller)
+
+    assert key(("b", "a")) == key(("a", "b"))
+    assert (
+        len({key(), key(("a",)), key(()), key(aliases=(("fast", "a"),)), key(aliases=(("fast", "b"),))}) == 5
+    )
 
 
 async def test_keys_of_different_tenants_do_not_meet(connect: Any) -> None:
