@@ -534,14 +534,23 @@ def test_an_error_in_the_stream_is_told_by_its_kind(reported: object, kind: Fail
             None,
         ),
         (
-            422,  # Mistral
+            422,  # FastAPI
             {"detail": [{"loc": ["body", "max_completion_tokens"], "msg": "Extra inputs are not permitted"}]},
             None,
             FailureKind.INVALID_INPUT,
             "max_tokens",
             None,
         ),
+        (
+            422,  # Mistral
+            {"message": {"detail": [{"loc": ["body", "stop"], "msg": "Extra inputs are not permitted"}]}},
+            None,
+            FailureKind.INVALID_INPUT,
+            "stop",
+            None,
+        ),
         (422, {"detail": []}, None, FailureKind.INVALID_INPUT, None, None),
+        (422, {"message": {"detail": []}}, None, FailureKind.INVALID_INPUT, None, None),
         (422, {"detail": [{"loc": ["body", "text", "input"]}]}, None, FailureKind.INVALID_INPUT, None, None),
         (401, {}, None, FailureKind.ACCESS_DENIED, None, None),
         (403, {}, None, FailureKind.ACCESS_DENIED, None, None),

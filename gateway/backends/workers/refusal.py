@@ -65,18 +65,22 @@ _STATUS_OF_TYPE: Mapping[str, int] = {
 }
 
 
-class _Error(msgspec.Struct):
-    message: str | None = None
-    type: str | None = None
-    param: str | None = None
-    code: str | int | None = None
-
-
 class _Detail(msgspec.Struct):
-    """A field that FastAPI refuses, such as Mistral's and Sluice's."""
+    """A field that a server refuses, as FastAPI reports it."""
 
     loc: list[str | int] = []
     msg: str | None = None
+
+
+class _Nested(msgspec.Struct):
+    detail: list[_Detail] | str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str | list[_Detail] | _Nested | None = None  # Mistral's are no texts
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
 
 
 class _Body(_Error):
@@ -204,7 +208,9 @@ def _read(body: bytes) -> _Error:
         return _Error()
     if isinstance(reported, list):
         reported = reported[0] if reported else _Body()
-    found = reported.error or reported.detail or None
+    found = reported.error or reported.detail or reported.message or None
+    if isinstance(found, _Nested):
+        found = found.detail or None
     if isinstance(found, list):  # has an entry, else it is false
         place = found[0].loc  # a deeper one also has names of the service's own types
         return _Error(found[0].msg, param=str(place[1]) if len(place) == 2 else None)
