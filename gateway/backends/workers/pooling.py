@@ -73,7 +73,7 @@ def embed_body(part: EmbeddingsRequest) -> bytes:
 
 
 def vectors_of(part: EmbeddingsRequest, data: bytes) -> EmbeddingsAnswer:
-    """The vectors of an answer; the tokens are the estimate where the worker reports none. Raises BadHttp."""
+    """The vectors of an answer; the tokens are estimated if the worker reports none or 0. Raises BadHttp."""
     try:
         answer = _read_vectors(data)
         vectors = {
@@ -90,7 +90,7 @@ def vectors_of(part: EmbeddingsRequest, data: bytes) -> EmbeddingsAnswer:
     return EmbeddingsAnswer(
         part.model,
         [b2a_base64(one, newline=False).decode() for one in ordered],
-        part.tokens if reported is None else reported,
+        reported or part.tokens,
     )
 
 
@@ -132,8 +132,7 @@ def scores_of(part: ScoreRequest, data: bytes) -> ScoreAnswer:
     if not all(map(isfinite, ordered)):
         raise BadHttp("one of its scores is not finite")
     usage = answer.usage or _ScoreUsage()
-    used = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-    return ScoreAnswer(part.model, ordered, part.tokens if used is None else used)
+    return ScoreAnswer(part.model, ordered, usage.prompt_tokens or usage.total_tokens or part.tokens)
 
 
 def _ordered(found: Mapping[int, T], given: int, asked: int, what: str) -> tuple[T, ...]:
