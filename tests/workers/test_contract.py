@@ -554,6 +554,14 @@ def test_an_error_in_the_stream_is_told_by_its_kind(reported: object, kind: Fail
         (422, {"detail": [{"loc": ["body", "text", "input"]}]}, None, FailureKind.INVALID_INPUT, None, None),
         (401, {}, None, FailureKind.ACCESS_DENIED, None, None),
         (403, {}, None, FailureKind.ACCESS_DENIED, None, None),
+        (
+            403,  # OpenRouter
+            {"error": {"code": 403, "message": "it requires moderation and your input was flagged for x"}},
+            None,
+            FailureKind.INVALID_INPUT,
+            "messages",
+            None,
+        ),
         (404, {}, None, FailureKind.MODEL_NOT_FOUND, None, None),
         (413, {}, None, FailureKind.TOKEN_LIMIT_EXCEEDED, None, None),
         (429, {}, "7", FailureKind.THROTTLED, None, 7.0),

@@ -154,6 +154,8 @@ def _failure(
     words = f"{reported.message} {reported.code}".lower()
     if status == 400 and "api key not valid" in words:  # Gemini
         status = 401
+    if status == 403 and "input was flagged" in words:  # OpenRouter
+        return invalid_input("the worker's moderation refused the request", "messages")
     if status in (400, 422):
         if any(sign in words for sign in _TOO_LONG):
             return BackendFailure(
