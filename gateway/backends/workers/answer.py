@@ -326,7 +326,7 @@ class CompletionReader:
             BackendFailure: the worker ended a text with an error, or aborted it, or ignored ``n``.
         """
         n = self._work.sampling.n
-        if self._reasons and len(self._reasons) < n and self._began <= self._reasons.keys():
+        if self._began and len(self._reasons) < n and self._began <= self._reasons.keys():
             raise invalid_input(f"the worker gives fewer texts than the n of {n} asks for", "n")
         if len(self._reasons) < n:
             raise ConnectionLost("the stream ended before the answer did")
