@@ -130,6 +130,18 @@ async def test_a_worker_of_other_work_is_usable_though_it_generates_nothing() ->
     assert (found.unusable, found.faults, found.latency_ms) == (False, (), None)
 
 
+async def test_a_server_that_refuses_vllms_fields_is_found_before_the_first_request() -> None:
+    async def strict(request: Request) -> None:
+        refused = "return_token_ids" in request.body
+        await request.whole(422 if refused else 200, b"{}")
+
+    found = await asked(RawWorker([strict], models=lambda: lists()))
+    assert found.unusable and found.faults[0].endswith("if it refuses vLLM's fields, set dialect: openai")
+    async with pool(RawWorker([strict], models=lambda: lists()), ready=False, dialect="openai") as backend:
+        [found] = await backend.inspect(IDS, 4096, generate=True)
+    assert not found.unusable
+
+
 async def test_a_service_that_has_chats_alone_is_asked_for_one() -> None:
     async def chats(request: Request) -> None:
         await (answer if request.path == "/v1/chat/completions" else unknown)(request)

@@ -231,11 +231,13 @@ class WorkersBackend:
     async def inspect(
         self, sample_ids: Sequence[int] | None, max_model_len: int, *, generate: bool
     ) -> list[Inspection]:
-        model = self.model if self.known else None
+        model, vllm = self.model if self.known else None, self._writer.dialect is Dialect.VLLM
         async with asyncio.TaskGroup() as tasks:
             asked = [
                 tasks.create_task(
-                    inspect(worker.watcher, url, model, sample_ids, max_model_len, generate=generate)
+                    inspect(
+                        worker.watcher, url, model, sample_ids, max_model_len, generate=generate, vllm=vllm
+                    )
                 )
                 for url, worker in self._workers.items()
             ]

@@ -159,12 +159,14 @@ async def inspect(
     max_model_len: int,
     *,
     generate: bool,
+    vllm: bool = False,
 ) -> Inspection:
     """Ask one worker; raises nothing.
 
     Args:
         model: the configured model; ``None``: the first one that the worker lists.
         sample_ids: the gateway's token ids of ``SAMPLE``; ``None``: it cannot read the model's tokenizer.
+        vllm: whether requests have vLLM's fields, unless the worker is a Sluice.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -207,12 +209,15 @@ async def inspect(
     latency_ms = None
     if generate:
         began = time.monotonic()
-        status = await _one_token(client, model)
+        vllm = vllm and not (models is not None and models.of_sluice)
+        status = await _one_token(client, model, {"return_token_ids": False} if vllm else {})
         if status == 200:
             latency_ms = round((time.monotonic() - began) * 1000, 1)
         elif status != 404 or not await _does_other_work(client):
             path = ", and whether base_urls lacks its path, usually /v1" if status == 404 else ""
             fault = f"generates nothing (status {status}); see its log{path}"
+            if vllm and status in (400, 422):
+                fault += "; if it refuses vLLM's fields, set dialect: openai"
             return _unusable(url, other if other and status == 404 else fault)
     return Inspection(url, False, tuple(faults), model, longest, tokenizer, latency_ms)
 
@@ -228,12 +233,12 @@ async def _does_other_work(client: WorkerClient) -> bool:
         return False
 
 
-async def _one_token(client: WorkerClient, model: str) -> int:
-    text = {"model": model, "prompt": "test", "max_tokens": 1}
+async def _one_token(client: WorkerClient, model: str, fields: Mapping[str, Any]) -> int:
+    text = {"model": model, "prompt": "test", "max_tokens": 1, **fields}
     status = (await _post(client, f"{client.prefix}/completions", text)).status
     if status in (400, 404, 405):  # hosted services have chats alone; some refuse a limit of one token
         messages = [{"role": "user", "content": "test"}]
-        chat = {"model": model, "messages": messages, "max_completion_tokens": 16}
+        chat = {"model": model, "messages": messages, "max_completion_tokens": 16, **fields}
         status = (await _post(client, f"{client.prefix}/chat/completions", chat)).status
     return status
 
