@@ -186,6 +186,17 @@ def test_a_wrong_value_is_told_without_its_secrets(tmp_path: Path, fields: str, 
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("section", ["engine", "models: {small", "batches"])
+def test_an_address_in_the_place_of_a_folder_is_refused_without_its_password(
+    tmp_path: Path, section: str
+) -> None:
+    key = "folder" if section == "batches" else "tokenizer"
+    text = f"{section}: {{{key}: 'https://me:hunter2@hub/org/name'}}" + "}" * section.count("{")
+    with pytest.raises(ConfigError, match=rf"{key}:? .*allowed: a folder") as caught:
+        load_settings(write(tmp_path, text), {})
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_address_without_a_scheme_is_refused_with_the_form_of_one(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"base_urls\[0\]: is no address; allowed: http://HOST:PORT .*'gpu-1:80'"

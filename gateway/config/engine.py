@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from adapters.residency import HALF_LIFE_S
-from gateway.config.section import Section
+from gateway.config.section import Folder, Section
 
 
 class WeightsSection(Section):
@@ -90,7 +90,7 @@ class EngineSection(Section):
 
     kind: Literal["embedded", "vllm", "none"] = "embedded"
     model: Annotated[str, Field(validate_default=True)] = DEMO_MODEL
-    tokenizer: str | None = None
+    tokenizer: Folder | None = None
     served_model_name: str | None = None
     max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
     block_size: Annotated[int, Field(ge=1, le=256)] = 16

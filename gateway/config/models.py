@@ -10,7 +10,7 @@ from gateway.config.backends import BackendConfig, BedrockSection, OpenAIBackend
 from gateway.config.budgets import BudgetsSection
 from gateway.config.engine import EngineSection
 from gateway.config.images import ModelImages
-from gateway.config.section import Section
+from gateway.config.section import Folder, Section
 from gateway.contracts.features import Capability
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,255}$")]
@@ -24,7 +24,7 @@ class ModelSection(Section):
     which need ``images``. ``budgets`` apply where neither the route nor the prompt version has budgets.
     """
 
-    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    tokenizer: Annotated[Folder, Field(min_length=1)] | None = None
     max_model_len: Annotated[int, Field(ge=64, le=10_485_760)] | None = None
     block_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     aliases: Annotated[tuple[ModelName, ...], Field(max_length=64)] = ()

@@ -14,6 +14,14 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
+def _no_address(folder: str) -> str:
+    """Refuse an address. Messages do not contain it, because it may contain a password."""
+    if "://" in folder:
+        raise ValueError("is an address; allowed: a folder of this machine")
+    return folder
+
+
+Folder = Annotated[str, AfterValidator(_no_address)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Attempts = Annotated[int, Field(ge=1, le=16)]
 Pattern = Annotated[str, AfterValidator(_compiles)]
