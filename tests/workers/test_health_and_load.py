@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from admission.values import BackendLoad
 from gateway.backends.workers.health import FIRST_WEIGHT, WorkerHealth, WorkerState
 from gateway.backends.workers.load import DOUBTED_KV_USAGE, WorkerFigures, WorkerLoad, pool_load, read_figures
 from gateway.config.backends import OpenAIBackend
-from tests.workers.raw_worker import RawWorker, answers, pool, until
 
 RULES = OpenAIBackend(
     kind="openai",
@@ -296,16 +293,3 @@ def test_no_text_breaks_the_reading(text: str) -> None:
 )
 def test_no_line_of_a_wanted_name_breaks_the_reading(name: str, rest: str) -> None:
     assert read_figures(f"vllm:num_requests_waiting 2\n{name}{rest}\n") is not None
-
-
-async def test_a_litellm_is_never_asked_for_its_health_which_sends_paid_requests() -> None:
-    worker = RawWorker([answers("x")], liveliness=b'"I\'m alive!"')
-    async with pool(worker):
-        await asyncio.sleep(0.2)
-        assert worker.probes == 0
-
-
-async def test_a_server_that_answers_every_path_is_probed_by_its_health() -> None:
-    worker = RawWorker([answers("x")], liveliness=b"<html>")
-    async with pool(worker):
-        await until(lambda: worker.probes > 1)

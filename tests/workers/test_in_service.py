@@ -189,3 +189,16 @@ async def test_a_worker_whose_probes_fail_does_not_end_a_wait() -> None:
         assert not await backend.wait_ready(0.3)
         worker.healthy = True
         assert await backend.wait_ready(30.0)
+
+
+async def test_a_litellm_is_never_asked_for_its_health_which_sends_paid_requests() -> None:
+    worker = RawWorker([answers("x")], liveliness=b'"I\'m alive!"')
+    async with pool(worker):
+        await asyncio.sleep(0.2)
+        assert worker.probes == 0
+
+
+async def test_a_server_that_answers_every_path_is_probed_by_its_health() -> None:
+    worker = RawWorker([answers("x")], liveliness=b"<html>")
+    async with pool(worker):
+        await until(lambda: worker.probes > 1)
