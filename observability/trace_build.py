@@ -15,7 +15,7 @@
     └─ respond
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -151,7 +151,8 @@ def spans_of(
             for name, value in values.items()
         }
     if facts.content is not None:
-        values |= _content(facts.content, record.finish_reason or "error", scrub)
+        broken_off = (record.finish_reason or "error",) * len(facts.content.answers)
+        values |= _content(facts.content, facts.finish_reasons or broken_off, scrub)
     return [_root(trace, top, span_name(record), record, values), *_stages(trace, top, record, facts)]
 
 
@@ -258,7 +259,7 @@ def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
     )
 
 
-def _content(content: Content, finish_reason: str, scrub: Scrub) -> dict[str, Value]:
+def _content(content: Content, finish_reasons: Sequence[str], scrub: Scrub) -> dict[str, Value]:
     """The recorded messages as attributes of the conventions, in JSON; redacted first, then cut."""
 
     def shown(text: str) -> str:
@@ -269,11 +270,8 @@ def _content(content: Content, finish_reason: str, scrub: Scrub) -> dict[str, Va
         "gen_ai.input.messages": _json([_message(role, parts) for role, parts in said if role != "system"]),
         "gen_ai.output.messages": _json(
             [
-                {
-                    **_message(one.role, _parts(one, shown)),
-                    "finish_reason": one.finish_reason or finish_reason,
-                }
-                for one in content.answers
+                {**_message(one.role, _parts(one, shown)), "finish_reason": reason}
+                for one, reason in zip(content.answers, finish_reasons, strict=False)
             ]
         ),
     }

@@ -14,7 +14,7 @@ SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 class RecordedMessage:
     """A message on a route that opted in. ``calls`` are its tool calls: id, name and arguments.
 
-    ``call_id`` is the call that a tool's message answers; ``finish_reason`` is an answer's.
+    ``call_id`` is the call that a tool's message answers.
     """
 
     role: str
@@ -22,7 +22,6 @@ class RecordedMessage:
     reasoning: str | None = None
     calls: tuple[tuple[str, str, str], ...] = ()
     call_id: str | None = None
-    finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ class RequestRecorder(Struct, eq=False):
         )
 
     def _content(self) -> Content:
-        request, stream, answer = self._request, self._stream, self._answer
+        request, stream = self._request, self._stream
         messages = [
             RecordedMessage(
                 one.role.value, one.content, one.reasoning, _recorded(one.tool_calls), one.tool_call_id
@@ -255,14 +255,12 @@ class RequestRecorder(Struct, eq=False):
         raw = request.raw_prompt
         if raw is not None:
             messages = [RecordedMessage("user", raw if isinstance(raw, str) else f"{len(raw)} token ids")]
-        reasons = [choice.finish_reason.value for choice in answer.choices] if answer else ()
         answers = [
             RecordedMessage(
                 "assistant",
                 stream.text(index),
                 stream.reasoning(index),
                 _recorded(stream.tool_calls(index)),
-                finish_reason=reasons[index] if index < len(reasons) else None,
             )
             for index in range(request.sampling.n)
         ]

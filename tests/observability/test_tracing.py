@@ -414,12 +414,9 @@ def test_recorded_content_has_tool_calls_their_results_and_every_choice(record: 
     recorded = recording(scrub=lambda text: text.replace("4711", "[card]"))
     called = RecordedMessage("assistant", "", "I look", (("call_1", "pay", '{"card":4711}'),))
     result = RecordedMessage("tool", "paid with 4711", call_id="call_1")
-    choices = (
-        RecordedMessage("assistant", "Done.", finish_reason="stop"),
-        RecordedMessage("assistant", "Do", finish_reason="length"),
-    )
-    said = Content((called, result), choices)
-    recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
+    choices = (RecordedMessage("assistant", "Done."), RecordedMessage("assistant", "Do"))
+    facts = TraceFacts(content=Content((called, result), choices), finish_reasons=("stop", "length"))
+    recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: facts)
     values = attributes_of(recorded.root())
     assert [one["parts"] for one in json.loads(values["gen_ai.input.messages"])] == [
         [
