@@ -1,12 +1,12 @@
 """Rules that types cannot express: for conversations and for free JSON (``context``, schemas)."""
 
 import math
-from collections.abc import Sequence
-from typing import Final, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
 
 from budgeting.values import Message, Role
 from gateway.contracts.fields import SEED_MAX, SEED_MIN
-from gateway.contracts.refusals import given, not_allowed, path_of, walk
+from gateway.contracts.refusals import Path, given, not_allowed, path_of, walk
 from gateway.errors import InvalidRequest
 
 
@@ -52,14 +52,23 @@ MAX_DEPTH: Final = 32
 
 def check_plain(value: object, field: str) -> None:
     """Refuse what cannot be written as plain JSON text, or has too many values. Raises InvalidRequest."""
-    for path, item in walk(value, (field,)):
-        if "\x00" in str(path[-1]) or (isinstance(item, str) and "\x00" in item):
-            name = path_of(path)
+    for _ in plain_values(value, field):
+        pass
+
+
+def plain_values(value: object, field: str) -> Iterator[tuple[Path, int | str, Any]]:
+    """The values within one, as :func:`walk` gives them, checked as by :func:`check_plain`."""
+    for around, key, item in walk(value, field):
+        if (isinstance(key, str) and "\x00" in key) or (isinstance(item, str) and "\x00" in item):
+            name = path_of((*around, key))
             message = f"{name} contains a null character (U+0000); allowed: text without it"
             raise InvalidRequest(message, param=name)
-        if isinstance(item, float) and not math.isfinite(item):
-            raise not_allowed(path_of(path), f"is {given(item)}", "a finite number")
-        if isinstance(item, int) and not SEED_MIN <= item <= SEED_MAX:
-            raise not_allowed(path_of(path), f"is {given(item)}", "an integer of 64 bits")
-        if len(path) > MAX_DEPTH and isinstance(item, list | dict):
+        if isinstance(item, int):
+            if not SEED_MIN <= item <= SEED_MAX:
+                raise not_allowed(path_of((*around, key)), f"is {given(item)}", "an integer of 64 bits")
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                raise not_allowed(path_of((*around, key)), f"is {given(item)}", "a finite number")
+        elif len(around) >= MAX_DEPTH and isinstance(item, list | dict):
             raise not_allowed(field, f"is nested deeper than {MAX_DEPTH} levels", f"{MAX_DEPTH} or fewer")
+        yield around, key, item

@@ -8,9 +8,9 @@ import orjson
 from pydantic import Field
 
 from engine.limits import MAX_SPEC_CHARS
-from gateway.contracts.checks import check_plain
+from gateway.contracts.checks import plain_values
 from gateway.contracts.fields import Body, Either, Neutral, Text, Texts
-from gateway.contracts.refusals import TooManyValues, not_allowed, path_of, walk
+from gateway.contracts.refusals import TooManyValues, not_allowed, path_of
 from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
 
@@ -110,10 +110,9 @@ def bounded_schema(schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     Raises InvalidRequest; GrammarTooComplex if a number or a length is over its bound.
     """
     try:
-        check_plain(schema, field)
+        _check_bounds(schema, field)
     except TooManyValues as error:
         raise GrammarTooComplex(error.message, param=field) from None
-    _check_bounds(schema, field)
     if (size := len(orjson.dumps(schema))) > MAX_SPEC_CHARS:
         raise _too_large(field, f"has {size} characters", f"{MAX_SPEC_CHARS} or fewer")
     return schema
@@ -126,19 +125,22 @@ def _bounded(kind: FormatType, spec: str, field: str) -> ResponseFormat:
 
 
 def _check_bounds(schema: Mapping[str, Any], field: str) -> None:
-    """Refuse a schema whose grammar would be too large. Raises GrammarTooComplex, InvalidRequest."""
+    """Refuse a schema that is not plain JSON, or whose grammar would be too large.
+
+    Raises GrammarTooComplex, InvalidRequest.
+    """
     if "x-guidance" in schema:
         param = path_of((field, "x-guidance"))
         raise InvalidRequest(f"{param} is not supported; it changes options of the compiler", param=param)
     counts = dict.fromkeys(_MOST, 0)
-    for path, value in walk(schema, (field,)):
-        name = str(path[-1])
-        if name in _MOST and isinstance(value, dict | list):
+    for around, name, value in plain_values(schema, field):
+        if isinstance(value, dict | list) and isinstance(name, str) and name in _MOST:
             counts[name] += len(value)
             if counts[name] > _MOST[name]:
                 raise _too_large(field, f"has more than {_MOST[name]} {name}", f"{_MOST[name]}")
-        if name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
-            raise _too_large(path_of(path), f"has {len(value)} characters", f"{MAX_PATTERN_CHARS}")
+        elif name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
+            shown = path_of((*around, name))
+            raise _too_large(shown, f"has {len(value)} characters", f"{MAX_PATTERN_CHARS}")
 
 
 def _too_large(param: str, given: str, allowed: str) -> GrammarTooComplex:

@@ -31,6 +31,7 @@ _COUNTED: Final = ((b":", "fields"), (b"[", "arrays"), (b"{", "objects"))
 # 75 ms of the event loop for a text of 2.4 MB.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
+Path = tuple[int | str, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
 
@@ -132,34 +133,35 @@ def _not_json(reason: str, body: bytes) -> InvalidRequest:
     return InvalidJson(f"the body is not valid JSON: {reason}")
 
 
-def walk(value: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Any]]:
-    """A JSON value and all values in it, each with its path, in order; an object's keys end the paths.
+def walk(value: Any, name: int | str = "") -> Iterator[tuple[Path, int | str, Any]]:
+    """A JSON value and all values in it, in order, each with the path around it and its own key or index.
 
     Raises TooManyValues.
     """
-    root, count = path, 0
-    pending = [(path, value)]
+    count = 0
+    pending: list[tuple[Path, int | str, Any]] = [((), name, value)]
     while pending:
-        path, value = pending.pop()
-        yield path, value
+        around, key, value = pending.pop()
+        yield around, key, value
         if isinstance(value, dict | list):
             count += len(value)
             if count > MAX_VALUES:
-                param, most = path_of(root), MAX_VALUES
-                raise TooManyValues(f"{param} has more than {most} values; allowed: {most}", param=param)
-        if isinstance(value, dict):
-            pending += [((*path, key), inner) for key, inner in reversed(value.items())]
-        elif isinstance(value, list):
-            pending += [((*path, index), value[index]) for index in range(len(value) - 1, -1, -1)]
+                param = path_of((name,))
+                raise TooManyValues(
+                    f"{param} has more than {MAX_VALUES} values; allowed: {MAX_VALUES}", param=param
+                )
+            path = (*around, key)
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            pending += [(path, key, one) for key, one in inner][::-1]
 
 
 def _surrogate_path(body: bytes) -> str | None:
     try:
-        for path, value in walk(json.loads(body)):
+        for around, key, value in walk(json.loads(body)):
             try:
-                "".join([one for one in (*path[-1:], value) if isinstance(one, str)]).encode()
+                "".join([one for one in (key, value) if isinstance(one, str)]).encode()
             except UnicodeEncodeError:
-                return path_of(path)
+                return path_of((*around[1:], key))
     except (ValueError, RecursionError, TooManyValues):
         pass
     return None
