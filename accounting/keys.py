@@ -212,6 +212,10 @@ class KeyRing:
             self._by_prefix[key.prefix] = self._by_id[key.record.key_id] = key
             insort(self._prefixes, key.prefix)
 
+    def change(self, key: StoredKey) -> None:
+        """Replace a known key, whose id and prefix stay."""
+        self._by_prefix[key.prefix] = self._by_id[key.record.key_id] = key
+
     def remove(self, key_id: str) -> bool:
         """Stop accepting a key; ``False``: unknown id."""
         key = self._by_id.pop(key_id, None)

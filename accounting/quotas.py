@@ -211,9 +211,11 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 class KeyUsage:
-    """The use of one key; ``stored`` is a result of :meth:`encode`."""
+    """The use of one key; ``stored`` is a result of :meth:`encode`, also under other limits: what was counted
+    for a limit that is not set now is kept.
+    """
 
-    __slots__ = ("_held", "_windows", "limits")
+    __slots__ = ("_held", "_kept", "_windows", "limits")
 
     def __init__(self, limits: KeyLimits | Budget, stored: bytes | None = None) -> None:
         self.limits = limits
@@ -222,10 +224,12 @@ class KeyUsage:
             None if limit is None else QuotaWindow(limit, kind, steps)
             for kind, limit, steps in zip(kinds_of(limits), amounts(limits), state.windows, strict=True)
         )
+        self._kept = state.windows
         self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in state.held}
 
     def encode(self) -> bytes:
-        windows = [[] if window is None else window.steps for window in self._windows]
+        pairs = zip(self._windows, self._kept, strict=True)
+        windows = [kept if window is None else window.steps for window, kept in pairs]
         held = [(one.holder, one.number, hold.at, hold.tokens) for one, hold in self._held.items()]
         return msgspec.msgpack.encode(_Stored(windows, held))
 
@@ -288,12 +292,14 @@ class Quotas:
         self._tally(key_id, limits).count(request, self._clock())
 
     def settle(self, settlement: Settlement) -> None:
-        self._tally(settlement.key_id, settlement.limits).settle(settlement, self._clock())
+        # The key's limits may have changed since the request began.
+        tally = self._tallies.get(settlement.key_id) or self._tally(settlement.key_id, settlement.limits)
+        tally.settle(settlement, self._clock())
 
     def _tally(self, key_id: str, limits: KeyLimits | Budget) -> KeyUsage:
         tally = self._tallies.get(key_id)
         if tally is None or tally.limits != limits:
-            tally = self._tallies[key_id] = KeyUsage(limits)
+            tally = self._tallies[key_id] = KeyUsage(limits, None if tally is None else tally.encode())
         self._tallies.move_to_end(key_id)
         while len(self._tallies) > self._max_keys:
             self._tallies.popitem(last=False)

@@ -56,6 +56,9 @@ class AdminClient:
     def put(self, *path: str, body: Mapping[str, Any]) -> Any:
         return self._json("PUT", path, json.dumps(body).encode())
 
+    def patch(self, *path: str, body: Mapping[str, Any]) -> Any:
+        return self._json("PATCH", path, json.dumps(body).encode())
+
     def delete(self, *path: str) -> None:
         self._call("DELETE", path)
 

@@ -1,10 +1,11 @@
-"""Keys for admins: list, create, revoke; each change is audited."""
+"""Keys for admins: list, create, change, revoke; each change is audited."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
+import orjson
 from pydantic import AwareDatetime, Field
 from typing_extensions import TypedDict
 
@@ -22,7 +23,7 @@ from accounting.keys import (
 from accounting.quotas import BUDGETS, amounts
 from gateway.contracts.fields import Body, Priority, from_attributes
 from gateway.contracts.front_headers import WORD
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, parse
 from gateway.errors import InvalidRequest
 from gateway.keys.ceilings import NANOUSD
 from gateway.keys.last_used import KeyUse
@@ -63,12 +64,9 @@ class ModelLimitsBody(KeyLimitsBody, BudgetBody):
     """The limits and the budget of the key for one model."""
 
 
-class KeyBody(Body):
-    """A new key."""
+class KeyChangeBody(Body):
+    """New values of a key's fields. Those that are not given stay, also within ``limits`` and ``budget``."""
 
-    tenant: _Word
-    org: _Word | None = None
-    role: CallerRole = CallerRole.CALLER
     # Unset: 0, as high priority must be granted; a front gets the highest, since it caps its callers itself.
     max_priority: Priority | None = None
     routes: _Names | None = None
@@ -82,6 +80,14 @@ class KeyBody(Body):
     # A time as text, or seconds since 1970.
     expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = None
     comment: Annotated[str, Field(max_length=1_000)] = ""
+
+
+class KeyBody(KeyChangeBody):
+    """A new key."""
+
+    tenant: _Word
+    org: _Word | None = None
+    role: CallerRole = CallerRole.CALLER
 
 
 class KeyShown(TypedDict):
@@ -117,6 +123,12 @@ class KeyListed(KeyShown):
     model_used: dict[str, dict[str, float]]
 
 
+class KeyChangedBody(KeyListed):
+    """A changed key. ``warnings``: what does not exist now."""
+
+    warnings: list[str]
+
+
 class KeyMadeBody(KeyShown):
     """A new key; ``key`` is shown only once, here. ``warnings``: what does not exist now."""
 
@@ -128,7 +140,7 @@ class KeyMadeBody(KeyShown):
 class KeyAdmin:
     """Shows and changes the keys; ``who`` is the acting key's id.
 
-    ``warnings_of`` returns the warnings about a new key, or raises InvalidRequest.
+    ``warnings_of`` returns the warnings about a new or changed key, or raises InvalidRequest.
 
     A change is in force in this process when the call returns, in every other process within a second.
     """
@@ -162,28 +174,9 @@ class KeyAdmin:
 
     async def create(self, given: KeyBody, *, who: str) -> KeyMadeBody:
         """Create a key; only this answer has its secret. Raises InvalidRequest, Forbidden (too many keys)."""
-        now = self.unix_time()
-        expires_at = None if given.expires_at is None else given.expires_at.timestamp()
-        if expires_at is not None and not now < expires_at <= LATEST:
-            allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
-            shown = _time(expires_at) if EARLIEST <= expires_at <= LATEST else "beyond it"
-            raise not_allowed("expires_at", f"is {shown}", allowed)
-        default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
         secret = draw_key()
-        record = KeyRecord(
-            **given.model_dump(include={"tenant", "org", "role", "routes", "adapters", "models", "tools"}),
-            key_id=f"key_{secret.prefix}",
-            max_priority=default_priority if given.max_priority is None else given.max_priority,
-            limits=_limits_of(given.limits),
-            expires_at=expires_at,
-            budget=budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
-            aliases=tuple(given.aliases.items()),
-            model_limits=tuple(
-                ModelLimits(model, _limits_of(one), budget_of(one.usd_per_day, one.usd_per_month))
-                for model, one in given.model_limits.items()
-            ),
-        )
-        warnings = self.warnings_of(record)
+        record = _record(given, f"key_{secret.prefix}", self._end_of(given))
+        warnings, now = self.warnings_of(record), self.unix_time()
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
             raise InvalidRequest("the drawn prefix is taken; nothing was made, try again")
@@ -191,6 +184,41 @@ class KeyAdmin:
         async with self.audit.attempt(who, "key.create", target, comment=given.comment):
             await self.projection.make(key, author=who)
         return {**self._shown(key), "key": secret.key, "warnings": warnings}
+
+    async def change(self, key_id: str, given: KeyChangeBody, *, who: str) -> KeyChangedBody:
+        """Change a key's fields, for its next requests.
+
+        Raises NoSuchKey, InvalidRequest, BackendUnavailable.
+        """
+        fields, warnings = given.model_dump(mode="json", exclude_unset=True), list[str]()
+        if not fields:
+            raise not_allowed("the change", "has no fields", ", ".join(KeyChangeBody.model_fields))
+
+        def changed(key: StoredKey) -> StoredKey:
+            now = self._shown(key)
+            whole = {name: now[name] for name in KeyBody.model_fields} | fields  # type: ignore[literal-required]
+            whole["limits"] = now["limits"] | fields.get("limits", {})
+            whole["budget"] = now["budget"] | fields.get("budget", {})
+            body = parse(KeyBody, orjson.dumps(whole))
+            end = self._end_of(given) if "expires_at" in fields else key.record.expires_at
+            record = _record(body, key_id, end)
+            warnings[:] = self.warnings_of(record)
+            return replace(key, record=record, comment=body.comment)
+
+        target = f"{key_id} to {orjson.dumps(fields).decode()}"
+        async with self.audit.attempt(who, "key.change", target, comment=given.comment):
+            key = await self.projection.change(key_id, changed, author=who)
+        return {**await self._listed(key), "warnings": warnings}
+
+    def _end_of(self, given: KeyChangeBody) -> float | None:
+        """The time at which the key expires. Raises InvalidRequest: it has passed, or cannot be shown."""
+        now = self.unix_time()
+        expires_at = None if given.expires_at is None else given.expires_at.timestamp()
+        if expires_at is not None and not now < expires_at <= LATEST:
+            allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
+            shown = _time(expires_at) if EARLIEST <= expires_at <= LATEST else "beyond it"
+            raise not_allowed("expires_at", f"is {shown}", allowed)
+        return expires_at
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         """Refuse a key from now on, even if the revocation cannot be stored or audited.
@@ -222,6 +250,23 @@ class KeyAdmin:
             created_by=key.author,
             last_used_at=None if last_used is None else _time(last_used),
         )
+
+
+def _record(given: KeyBody, key_id: str, expires_at: float | None) -> KeyRecord:
+    default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
+    return KeyRecord(
+        **given.model_dump(include={"tenant", "org", "role", "routes", "adapters", "models", "tools"}),
+        key_id=key_id,
+        max_priority=default_priority if given.max_priority is None else given.max_priority,
+        limits=_limits_of(given.limits),
+        expires_at=expires_at,
+        budget=budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
+        aliases=tuple(given.aliases.items()),
+        model_limits=tuple(
+            ModelLimits(model, _limits_of(one), budget_of(one.usd_per_day, one.usd_per_month))
+            for model, one in given.model_limits.items()
+        ),
+    )
 
 
 def _limits_of(given: KeyLimitsBody) -> KeyLimits:

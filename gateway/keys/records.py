@@ -1,7 +1,7 @@
-"""The records of the stream ``keys``: a key was created or revoked. No record contains a key."""
+"""The records of the stream ``keys``: a key was created, changed or revoked. No record contains a key."""
 
 from dataclasses import asdict, fields, replace
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -26,7 +26,7 @@ Limits = TypeVar("Limits", KeyLimits, Budget)
 
 
 class MadeLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The limits and budgets of a created key."""
+    """The limits and budgets of a key."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -36,21 +36,15 @@ class MadeLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True,
 
 
 class MadeModelLimits(MadeLimits, kw_only=True):
-    """The limits and budgets of a created key for one model."""
+    """The limits and budgets of a key for one model."""
 
     model: str
 
 
-class Made(MadeLimits, tag="made", kw_only=True):
-    """A key was created. ``salt`` and ``digest`` are base64.
-
-    An unknown field may be a restriction, so a record with an unknown field is rejected.
-    """
+class KeyFields(MadeLimits, kw_only=True):
+    """All that a key may do. An unknown field may be a restriction, so a record with one is rejected."""
 
     id: str
-    prefix: str
-    salt: bytes
-    digest: bytes
     tenant: str
     role: Literal["caller", "viewer", "front", "operator", "admin"]
     max_priority: Annotated[int, msgspec.Meta(ge=-1, le=1)]
@@ -65,6 +59,18 @@ class Made(MadeLimits, tag="made", kw_only=True):
     model_limits: tuple[MadeModelLimits, ...] = ()
 
 
+class Made(KeyFields, tag="made", kw_only=True):
+    """A key was created. ``salt`` and ``digest`` are base64."""
+
+    prefix: str
+    salt: bytes
+    digest: bytes
+
+
+class Changed(KeyFields, tag="changed", kw_only=True):
+    """A key's fields were changed, and are these now."""
+
+
 class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
     """A key was revoked."""
 
@@ -72,31 +78,43 @@ class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
 
 
 def made_data(key: StoredKey) -> bytes:
+    made = Made(prefix=key.prefix, salt=key.salt, digest=key.digest, **_fields(key))
+    return msgspec.json.encode(made)
+
+
+def changed_data(key: StoredKey) -> bytes:
+    return msgspec.json.encode(Changed(**_fields(key)))
+
+
+def _fields(key: StoredKey) -> dict[str, Any]:
     record = key.record
-    made = Made(
-        id=record.key_id,
-        prefix=key.prefix,
-        salt=key.salt,
-        digest=key.digest,
-        comment=key.comment,
-        role=record.role.value,
-        model_limits=tuple(
+    return {
+        "id": record.key_id,
+        "comment": key.comment,
+        "role": record.role.value,
+        "model_limits": tuple(
             MadeModelLimits(model=one.model, **asdict(one.limits), **asdict(one.budget))
             for one in record.model_limits
         ),
         **asdict(record.limits),
         **asdict(record.budget),
         **{name: getattr(record, name) for name in _SAME},
-    )
-    return msgspec.json.encode(made)
+    }
 
 
-def key_event(record: Record) -> StoredKey | Revoked:
+def key_event(record: Record) -> Made | Changed | Revoked:
     """Decode a record. Raises msgspec.MsgspecError if it cannot be decoded."""
-    event = msgspec.json.decode(record.data, type=Made | Revoked)
-    if isinstance(event, Revoked):
-        return event
-    key = KeyRecord(
+    return msgspec.json.decode(record.data, type=Made | Changed | Revoked)
+
+
+def made_key(event: Made, record: Record) -> StoredKey:
+    return StoredKey(
+        key_record(event), event.prefix, event.salt, event.digest, event.comment, record.author, record.at
+    )
+
+
+def key_record(event: KeyFields) -> KeyRecord:
+    return KeyRecord(
         key_id=event.id,
         role=CallerRole(event.role),
         limits=_of(NO_LIMITS, event),
@@ -106,7 +124,6 @@ def key_event(record: Record) -> StoredKey | Revoked:
         ),
         **{name: getattr(event, name) for name in _SAME},
     )
-    return StoredKey(key, event.prefix, event.salt, event.digest, event.comment, record.author, record.at)
 
 
 def _of(none: Limits, event: MadeLimits) -> Limits:

@@ -4,6 +4,8 @@ An undecodable record, for example of a newer version, is logged and skipped, so
 applied.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,13 +14,15 @@ import structlog
 from accounting.keys import MAX_KEYS, KeyRing, StoredKey
 from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
 from gateway.keys.last_used import KeyUse
-from gateway.keys.records import Revoked, key_event, made_data
+from gateway.keys.records import Changed, Revoked, changed_data, key_event, key_record, made_data, made_key
 from gateway.keys.revocations import Revocations
-from gateway.state.errors import StateUnavailable
+from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import FollowedStream
 
 RETRY_MS = 1_000
+# Other operators may change keys between a change's base and its record; operators are few.
+MAX_TRIES = 20
 
 
 class KeyProjection(FollowedStream):
@@ -45,10 +49,14 @@ class KeyProjection(FollowedStream):
         if isinstance(event, Revoked):
             self._forget(event.id)
             self.revocations.stored(event.id)
-        elif event.record.key_id in self.revocations:
-            self._log.warning("a key is refused whose revocation is not stored", key_id=event.record.key_id)
+        elif isinstance(event, Changed):
+            known = self._ring.get(event.id)
+            if known is not None:  # else it was revoked meanwhile
+                self._ring.change(replace(known, record=key_record(event), comment=event.comment))
+        elif event.id in self.revocations:
+            self._log.warning("a key is refused whose revocation is not stored", key_id=event.id)
         elif len(self._ring) < MAX_KEYS:
-            self._ring.add(event)
+            self._ring.add(made_key(event, record))
         else:
             self._log.error("more keys than are allowed; this one is not accepted here", allowed=MAX_KEYS)
 
@@ -63,13 +71,42 @@ class KeyProjection(FollowedStream):
             # Without ``expected``: the change does not depend on earlier records.
             record = await self.followed.append(made_data(key), author=author)
         except StateUnavailable as error:
-            raise BackendUnavailable(
-                f"the change may or may not have been made: {error}; look at the keys before you try again",
-                retry_after_ms=RETRY_MS,
-            ) from error
+            raise _unsure(error) from error
         if not await self.caught_up_to(record.number):
             # Not an error: the record is written, and the secret can be shown only now.
             self._log.warning("a new key is not accepted here yet", key_id=key.record.key_id)
+
+    async def change(
+        self, key_id: str, decide: Callable[[StoredKey], StoredKey], *, author: str
+    ) -> StoredKey:
+        """Change a key as ``decide`` says, which is asked again if another change was first.
+
+        It is in force here when the call returns, and in every process within a second.
+
+        Raises:
+            NoSuchKey: there is no key of that id.
+            BackendUnavailable: the state store cannot be reached, or this process does not follow it.
+        """
+        for _ in range(MAX_TRIES):
+            last, key = self.followed.number, self._ring.get(key_id)
+            if key is None:
+                raise _no_such(key_id)
+            changed = decide(key)
+            try:
+                record = await self.followed.append(changed_data(changed), author=author, expected=last)
+            except Conflict:
+                if not await self.caught_up_to(last + 1):
+                    break
+            except StateUnavailable as error:
+                raise _unsure(error) from error
+            else:
+                if await self.caught_up_to(record.number):
+                    return changed
+                break
+        raise BackendUnavailable(
+            "this gateway does not follow the state store; look at the keys before you try again",
+            retry_after_ms=RETRY_MS,
+        )
 
     async def revoke(self, key_id: str, *, author: str) -> None:
         """Revoke a key: refused here at once, and in every process within a second after the call returns.
@@ -80,7 +117,7 @@ class KeyProjection(FollowedStream):
                 the store. The key is refused here nevertheless.
         """
         if self._ring.get(key_id) is None and not self.revocations.unstored(key_id):
-            raise NoSuchKey(f"there is no key {key_id[:64]!r}", param="id")
+            raise _no_such(key_id)
         try:
             record = await self.revocations.revoke(key_id, author)
         except StateUnavailable as error:
@@ -99,3 +136,14 @@ class KeyProjection(FollowedStream):
     def _forget(self, key_id: str) -> None:
         self._ring.remove(key_id)
         self._use.forget(key_id)
+
+
+def _no_such(key_id: str) -> NoSuchKey:
+    return NoSuchKey(f"there is no key {key_id[:64]!r}", param="id")
+
+
+def _unsure(error: StateUnavailable) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the change may or may not have been made: {error}; look at the keys before you try again",
+        retry_after_ms=RETRY_MS,
+    )

@@ -21,7 +21,6 @@ from accounting.quotas import (
     Excess,
     Figures,
     HoldId,
-    Limit,
     QuotaRequest,
     QuotaVerdict,
     Settlement,
@@ -51,12 +50,12 @@ LAST_KNOWN_S = 5.0
 
 @dataclass(slots=True)
 class _Known:
-    """The last known figures of a key's limits; no request passes before ``blocked_until``.
+    """The last known figures of a key's ``limits``; no request passes before ``blocked_until``.
 
     ``answered_at`` is the time of the store's answer, ``at`` that of this process's last change.
     """
 
-    kinds: tuple[Limit, ...]
+    limits: KeyLimits | Budget
     figures: tuple[Figures | None, ...]
     at: float
     answered_at: float
@@ -71,7 +70,7 @@ class _Known:
                 one,
                 remaining=max(0, min(one.limit, one.remaining - (tokens if kind.of_tokens else requests))),
             )
-            for kind, one in zip(self.kinds, self.figures, strict=True)
+            for kind, one in zip(kinds_of(self.limits), self.figures, strict=True)
         )
 
 
@@ -120,7 +119,7 @@ class SharedLimits:
         A key that the store has refused is refused here until its next request may pass. A counted request is
         never returned to the limit, so this is exact, and repeated requests cost the store nothing.
         """
-        known, now = self._known.get(key_id), self.clock()
+        known, now = self._known_of(key_id, limits), self.clock()
         if known is not None and known.blocked_until > now:
             limit = limits.requests_per_minute or 0
             excess = Excess(LIMITS[0].name, limit, 1, known.blocked_until - now)
@@ -164,7 +163,7 @@ class SharedLimits:
         if known is None or self.clock() - known.answered_at > LAST_KNOWN_S:
             return None
         # The longest window is the last one; it is checked first because it blocks the longest.
-        for kind, one in reversed(tuple(zip(known.kinds, known.figures, strict=True))):
+        for kind, one in reversed(tuple(zip(kinds_of(known.limits), known.figures, strict=True))):
             asked = ask.tokens if kind.of_tokens else ask.requests
             if one is not None and asked > one.remaining:
                 return Excess(kind.name, one.limit, asked, None if asked > one.limit else RETRY_HELD_S)
@@ -179,7 +178,7 @@ class SharedLimits:
         """Return the limits' figures, at most two seconds old; ``None`` if the store does not answer."""
         if self.away:
             return None
-        known, now = self._known.get(key_id), self.clock()
+        known, now = self._known_of(key_id, limits), self.clock()
         if known is None or now - known.at > FIGURES_FOR_S:
             if await self._take(key_id, limits, QuotaRequest()) is None:
                 return None
@@ -247,14 +246,19 @@ class SharedLimits:
             return None
         self._answered(self.clock() - begun)
         if verdict is not None:
-            before = self._known.get(key_id)
+            before = self._known_of(key_id, limits)
             blocked_until = 0.0 if before is None else before.blocked_until
             now = self.clock()
-            self._known[key_id] = _Known(kinds_of(limits), verdict.figures, now, now, blocked_until)
+            self._known[key_id] = _Known(limits, verdict.figures, now, now, blocked_until)
             self._known.move_to_end(key_id)
             while len(self._known) > MAX_KEYS:
                 self._known.popitem(last=False)
         return verdict
+
+    def _known_of(self, key_id: str, limits: KeyLimits | Budget) -> _Known | None:
+        """What is known of a key, unless its limits have changed since."""
+        known = self._known.get(key_id)
+        return known if known is not None and known.limits == limits else None
 
     def _cooling_off(self) -> bool:
         return self._away_until is not None and self.clock() < self._away_until

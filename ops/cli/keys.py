@@ -1,7 +1,8 @@
-"""`sluice keys`: make, list and revoke the keys of callers and operators."""
+"""`sluice keys`: make, list, change and revoke the keys of callers and operators."""
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,78 @@ AT = ("admin", "keys")
 # Short names of the limits on the command line.
 SHORT = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "tpd": "tokens_per_day"}
 
-keys = command_group("keys", "Keys of callers and operators: create, list, revoke.")
+# What `--remove` takes: a field of the key, and the limit within it.
+REMOVED = {
+    **{short: ("limits", name) for short, name in SHORT.items()},
+    **{name: ("budget", name) for name in ("usd_per_day", "usd_per_month")},
+    **{name: (name, None) for name in ("routes", "adapters", "models", "aliases", "model_limits")},
+    "expires": ("expires_at", None),
+}
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, from `sluice keys list`.")]
+
+keys = command_group("keys", "Keys of callers and operators: create, list, change, revoke.")
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The options of what a key may do, for a new key and for a change."""
+
+    max_priority: Annotated[
+        int | None,
+        typer.Option(min=-1, max=1, help="Higher priorities are lowered to this; default: 0, for a front 1."),
+    ] = None
+    rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None
+    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None
+    tpd: Annotated[int | None, typer.Option(min=1, help="Tokens per day.")] = None
+    usd_per_day: Annotated[float | None, typer.Option(help="US dollars per day (UTC).")] = None
+    usd_per_month: Annotated[float | None, typer.Option(help="US dollars per calendar month (UTC).")] = None
+    route: Annotated[
+        list[str] | None, typer.Option(help="A route that the key may use, repeatable; default: all.")
+    ] = None
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(help="An adapter or alias that the key may use, repeatable; default: all."),
+    ] = None
+    tools: Annotated[
+        bool | None, typer.Option("--tools/--no-tools", help="Whether the key's requests may have tools.")
+    ] = None
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model that the key may use, repeatable; default: all.")
+    ] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="The key's own name for a model, repeatable."),
+    ] = None
+    model_limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL:LIMIT=N",
+            help="A limit for one model (rpm, tpm, tpd, usd_per_day, usd_per_month), repeatable.",
+        ),
+    ] = None
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
+    ] = None
+    comment: Annotated[str | None, typer.Option("--comment", "-m", help="The purpose of the key.")] = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The fields that are given."""
+        fields = {
+            "max_priority": self.max_priority,
+            "routes": self.route or None,
+            "adapters": self.adapter or None,
+            "tools": self.tools,
+            "models": self.model or None,
+            "aliases": dict(map(_alias, self.alias)) if self.alias else None,
+            "limits": given(requests_per_minute=self.rpm, tokens_per_minute=self.tpm, tokens_per_day=self.tpd)
+            or None,
+            "budget": given(usd_per_day=self.usd_per_day, usd_per_month=self.usd_per_month) or None,
+            "model_limits": _model_limits(self.model_limit) if self.model_limit else None,
+            "expires_at": self.expires,
+            "comment": self.comment,
+        }
+        return given(**fields)
 
 
 @operator_command(keys, "create")
@@ -24,46 +96,12 @@ def create(
     tenant: Annotated[
         str, typer.Argument(metavar="TENANT", help="The tenant that its requests are billed to.")
     ],
+    granted: Granted,
     role: Annotated[
         str,
         typer.Option(help="caller, viewer, operator, admin, or front (another Sluice, which names tenants)."),
     ] = "caller",
     org: Annotated[str | None, typer.Option(help="The tenant's organization, for reports.")] = None,
-    max_priority: Annotated[
-        int | None,
-        typer.Option(min=-1, max=1, help="Higher priorities are lowered to this; default: 0, for a front 1."),
-    ] = None,
-    rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
-    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None,
-    tpd: Annotated[int | None, typer.Option(min=1, help="Tokens per day.")] = None,
-    usd_per_day: Annotated[float | None, typer.Option(help="US dollars per day (UTC).")] = None,
-    usd_per_month: Annotated[float | None, typer.Option(help="US dollars per calendar month (UTC).")] = None,
-    route: Annotated[
-        list[str] | None, typer.Option(help="A route that the key may use, repeatable; default: all.")
-    ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(help="An adapter or alias that the key may use, repeatable; default: all."),
-    ] = None,
-    tools: Annotated[bool, typer.Option(help="Whether the key's requests may have tools.")] = True,
-    model: Annotated[
-        list[str] | None, typer.Option(help="A model that the key may use, repeatable; default: all.")
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="The key's own name for a model, repeatable."),
-    ] = None,
-    model_limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL:LIMIT=N",
-            help="A limit for one model (rpm, tpm, tpd, usd_per_day, usd_per_month), repeatable.",
-        ),
-    ] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
-    ] = None,
-    comment: Annotated[str, typer.Option("--comment", "-m", help="The purpose of the key.")] = "",
 ) -> None:
     """Create a key and print it: it is shown only once, and stored only as a hash.
 
@@ -71,24 +109,49 @@ def create(
 
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
-    made = gateway.post(
-        *AT,
-        tenant=tenant,
-        org=org,
-        role=role,
-        max_priority=max_priority,
-        routes=route or None,
-        adapters=adapter or None,
-        tools=tools,
-        models=model or None,
-        aliases=dict(_alias(one) for one in alias or ()),
-        limits=given(requests_per_minute=rpm, tokens_per_minute=tpm, tokens_per_day=tpd),
-        budget=given(usd_per_day=usd_per_day, usd_per_month=usd_per_month),
-        model_limits=_model_limits(model_limit or ()),
-        expires_at=expires,
-        comment=comment,
-    )
-    gateway.show(made, _print_key)
+    gateway.show(gateway.post(*AT, tenant=tenant, org=org, role=role, **granted.body), _print_key)
+
+
+@operator_command(keys, "change")
+def change(
+    gateway: Operator,
+    key_id: KeyId,
+    granted: Granted,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"What no longer restricts the key, repeatable: {', '.join(REMOVED)}.",
+        ),
+    ] = None,
+) -> None:
+    """Change what a key may do; the key itself, its tenant and its role stay.
+
+    What is not given stays. Lists replace the key's own; so do aliases, and limits for models. All gateways
+    have the change within a second; requests in flight end as they began.
+
+    Example: sluice keys change key_0a1b2c3d4e5f --tpm 200000 --remove rpm
+    """
+    fields = granted.body
+    for name in remove or ():
+        if name not in REMOVED:
+            raise AdminError(f"--remove {name!r}; allowed: {', '.join(REMOVED)}")
+        field, inner = REMOVED[name]
+        if inner:
+            fields.setdefault(field, {})[inner] = None
+        else:
+            fields[field] = {} if field in ("aliases", "model_limits") else None
+    gateway.show(gateway.client().patch(*AT, key_id, body=fields), _print_changed)
+
+
+def _print_changed(changed: Any) -> None:
+    _print_keys({"keys": [changed]})
+    _print_warnings(changed)
+
+
+def _print_warnings(answer: Any) -> None:
+    for warning in answer.get("warnings", ()):
+        print_errors(f"warning: {warning}")
 
 
 def _print_key(made: Any) -> None:
@@ -97,8 +160,7 @@ def _print_key(made: Any) -> None:
         f"{made['id']} for {made['tenant']}, {made['role']}; store the key now, it is not shown again",
         file=sys.stderr,
     )
-    for warning in made.get("warnings", ()):
-        print_errors(f"warning: {warning}")
+    _print_warnings(made)
 
 
 def _alias(text: str) -> tuple[str, str]:
@@ -176,7 +238,7 @@ def _limits_of(one: Any) -> Iterator[tuple[str, Any, Any]]:
 @operator_command(keys, "revoke")
 def revoke(
     gateway: Operator,
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from `sluice keys list`.")],
+    key_id: KeyId,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the key's owner; revoke nothing.")] = False,
     yes: Yes = False,
 ) -> None:

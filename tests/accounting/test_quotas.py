@@ -222,6 +222,15 @@ def test_what_is_never_settled_is_held_for_a_day_at_most(rig: QuotaRig) -> None:
     assert rig.remaining(limits) == 100
 
 
+def test_what_was_used_and_is_held_counts_under_changed_limits_too(rig: QuotaRig) -> None:
+    raised = KeyLimits(tokens_per_minute=300)
+    held = rig.held(40)
+    assert rig.remaining(raised) == 260
+    rig.settle(rig.held(30, raised), 10, raised)
+    rig.settle(held, 20)
+    assert [None if one is None else one.remaining for one in rig.figures(raised)] == [None, 270, None]
+
+
 def test_requests_admitted_elsewhere_are_counted_even_beyond_the_limits(rig: QuotaRig) -> None:
     for _ in range(9):
         rig.quotas.count("a", PER_MINUTE, QuotaRequest(requests=1))

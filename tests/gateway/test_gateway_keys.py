@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 import pytest
 
-from accounting.keys import NO_BUDGET, NO_LIMITS, KeyRing, draw_key
-from gateway.admin.keys import LATEST, KeyAdmin, KeyBody
+from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, KeyRing, draw_key
+from gateway.admin.keys import LATEST, KeyAdmin, KeyBody, KeyChangeBody
 from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.config.errors import ConfigError
@@ -27,7 +27,7 @@ from gateway.keys.last_used import KNOWN_FOR_S
 from gateway.keys.last_used import STREAM as USED
 from gateway.keys.new_key import NewKeyChecks
 from gateway.keys.rate_limits import KeyLimiter
-from gateway.keys.records import STREAM
+from gateway.keys.records import STREAM, changed_data
 from gateway.keys.revocations import FOLDER
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
@@ -86,6 +86,9 @@ class Process:
 
     async def create(self, **order: Any) -> dict[str, Any]:
         return dict(await self.admin.create(KeyBody.model_validate({"tenant": "acme", **order}), who=WHO))
+
+    async def change(self, key_id: str, **fields: Any) -> dict[str, Any]:
+        return dict(await self.admin.change(key_id, KeyChangeBody.model_validate(fields), who=WHO))
 
     def knows(self, key: str) -> bool:
         try:
@@ -224,6 +227,83 @@ async def test_a_front_may_pass_every_priority_on_and_a_caller_has_to_be_granted
             found.append((caller.role, caller.max_priority, made["max_priority"]))
         assert found == [(CallerRole.FRONT, 1, 1), (CallerRole.CALLER, 0, 0)]
         assert (await one.create(role=CallerRole.FRONT, max_priority=-1))["max_priority"] == -1
+
+
+async def test_a_changed_key_keeps_what_was_not_given_and_is_in_force_everywhere() -> None:
+    one, other = in_memory(streams := MemoryStreams()), in_memory(streams)
+    async with running(one, other):
+        made = await one.create(
+            org="acme-org",
+            routes=["chat"],
+            aliases={"own": "qwen3-8b"},
+            limits={"requests_per_minute": 5, "tokens_per_minute": 100},
+            budget={"usd_per_day": 0.1, "usd_per_month": 2.0},
+            expires_at=2_000_000,
+            comment="why",
+        )
+        [before] = await one.listed()
+        changed = await one.change(
+            made["id"],
+            limits={"tokens_per_minute": None, "tokens_per_day": 7},
+            budget={"usd_per_day": 0.3},
+            routes=None,
+            models=["qwen3-8b", "later"],
+        )
+        caller = one.keys.authority.authenticate(made["key"])
+        assert (caller.limits, caller.budget) == (KeyLimits(5, None, 7), Budget(300_000_000, 2_000_000_000))
+        assert (caller.tenant, caller.org, caller.routes) == ("acme", "acme-org", None)
+        assert (caller.models, caller.aliases) == (("qwen3-8b", "later"), (("own", "qwen3-8b"),))
+        stays = ("id", "prefix", "created_at", "created_by", "expires_at", "comment", "tenant", "role")
+        assert [changed[name] for name in stays] == [before[name] for name in stays]
+        assert changed["warnings"] == ["models: there is no 'later' now; known: qwen3-8b, small"]
+        await until(lambda: other.keys.authority.authenticate(made["key"]).models is not None)
+        assert other.keys.authority.authenticate(made["key"]) == caller
+    async with running(later := in_memory(streams)):
+        assert later.keys.authority.authenticate(made["key"]) == caller
+
+
+async def test_two_changes_at_once_are_both_in_force() -> None:
+    one, other = in_memory(streams := MemoryStreams()), in_memory(streams)
+    async with running(one, other):
+        made = await one.create()
+        await until(lambda: other.knows(made["key"]))
+        await asyncio.gather(
+            one.change(made["id"], limits={"tokens_per_minute": 9}),
+            other.change(made["id"], limits={"requests_per_minute": 3}),
+        )
+        await until(lambda: one.keys.authority.by_id(made["id"]).limits == KeyLimits(3, 9, None))
+
+
+async def test_a_change_does_not_bring_a_revoked_key_back() -> None:
+    one, other = in_memory(streams := MemoryStreams()), in_memory(streams)
+    async with running(one, other):
+        made = await one.create()
+        stored = one.ring.get(made["id"])
+        assert stored is not None
+        await one.admin.revoke(made["id"], who=WHO)
+        await one.state.store.append(STREAM, changed_data(stored), author=WHO)
+        with pytest.raises(NoSuchKey):
+            await one.change(made["id"], comment="late")
+        next_one = await one.create()
+        await until(lambda: other.knows(next_one["key"]))
+        assert not one.knows(made["key"]) and not other.knows(made["key"])
+
+
+async def test_a_change_is_audited_with_its_values_and_refused_without_any() -> None:
+    one = in_memory(MemoryStreams())
+    async with running(one):
+        made = await one.create(models=["small"])
+        with pytest.raises(InvalidRequest, match=r"^the change has no fields; allowed: max_priority, "):
+            await one.change(made["id"])
+        with pytest.raises(InvalidRequest, match=r"^budget is in US dollars"):
+            await one.change(made["id"], budget={"usd_per_day": 5.0})
+        with pytest.raises(InvalidRequest, match=r"^expires_at is "):
+            await one.change(made["id"], expires_at=5)
+        await one.change(made["id"], limits={"tokens_per_minute": 9}, comment="asked for")
+        [entry, *_] = await one.audit.last(1)
+        assert one.keys.authority.by_id(made["id"]).budget == NO_BUDGET
+    assert (entry["action"], entry["result"], entry["comment"]) == ("key.change", "done", "asked for")
+    assert entry["target"] == f'{made["id"]} to {{"limits":{{"tokens_per_minute":9}},"comment":"asked for"}}'
 
 
 async def test_over_a_file_a_revocation_is_in_force_elsewhere_soon(tmp_path: Path) -> None:

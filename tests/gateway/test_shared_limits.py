@@ -62,6 +62,8 @@ class FakeStore:
         self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
     ) -> QuotaVerdict | None:
         tally = self.tallies.setdefault(key_id, KeyUsage(limits))
+        if tally.limits != limits:
+            tally = self.tallies[key_id] = KeyUsage(limits, tally.encode())
         if self.hangs:
             # The store has decided, but its answer never comes.
             tally.take(ask, self.clock())
@@ -192,6 +194,16 @@ async def test_a_caller_that_hammers_costs_the_store_nothing_until_its_time_has_
     assert refused.value.retry_after_ms == 31_000 and store.asked == asked
     store.clock.now += 31.0
     assert await one.enter() and store.asked == asked + 1
+
+
+async def test_a_refused_caller_passes_as_soon_as_its_limit_is_raised(store: FakeStore) -> None:
+    one = Process(store)
+    assert [await one.enter() for _ in range(3)] == [True, True, False]
+    raised = replace(LIMITED, limits=replace(LIMITED.limits, requests_per_minute=5))
+    await one.limiter.enter(raised)
+    headers = dict(await one.limiter.headers(raised))
+    assert headers[b"x-ratelimit-limit-requests"] == b"5"
+    assert headers[b"x-ratelimit-remaining-requests"] == b"2"
 
 
 @pytest.mark.parametrize("how", ["down", "hangs"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.keys import KeyBody
+from gateway.admin.keys import KeyBody, KeyChangeBody
 from gateway.errors import NoSuchKey
 from gateway.testing import ADMIN_KEY, OPERATOR_KEY, fake_services
 from tests.http.conftest import Connect
@@ -55,6 +55,7 @@ class FakeKeyAdmin:
 
     orders: list[tuple[KeyBody, str]] = field(default_factory=list)
     revoked: list[tuple[str, str]] = field(default_factory=list)
+    changes: list[tuple[str, KeyChangeBody, str]] = field(default_factory=list)
 
     async def show_all(self) -> list[Mapping[str, object]]:
         return [LISTED]
@@ -62,6 +63,10 @@ class FakeKeyAdmin:
     async def create(self, given: KeyBody, *, who: str) -> Mapping[str, object]:
         self.orders.append((given, who))
         return {**SHOWN, "key": "slc_1_2", "warnings": []}
+
+    async def change(self, key_id: str, given: KeyChangeBody, *, who: str) -> Mapping[str, object]:
+        self.changes.append((key_id, given, who))
+        return {**LISTED, "warnings": []}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         if key_id != "key_1":
@@ -113,10 +118,39 @@ async def test_keys_are_for_admins_alone(connect: Connect) -> None:
     admin = FakeKeyAdmin()
     async with connect(fake_services(key_admin=admin)) as client:
         for headers, status in ((OPERATOR, 403), ({}, 403), ({"authorization": ""}, 401)):
-            for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/key_1")):
+            for method, path in (("GET", ""), ("POST", ""), ("PATCH", "/key_1"), ("DELETE", "/key_1")):
                 refused = await client.request(method, f"/admin/keys{path}", json={}, headers=headers)
                 assert refused.status_code == status, (method, headers)
-    assert not admin.orders and not admin.revoked
+    assert not admin.orders and not admin.revoked and not admin.changes
+
+
+async def test_a_change_has_the_given_fields_alone(connect: Connect) -> None:
+    admin = FakeKeyAdmin()
+    body = {"limits": {"tokens_per_minute": None}, "models": None}
+    async with connect(fake_services(key_admin=admin)) as client:
+        changed = await client.patch("/admin/keys/key_1", json=body, headers=ADMIN)
+    assert (changed.status_code, changed.json()) == (200, {**LISTED, "warnings": []})
+    [(key_id, given, who)] = admin.changes
+    assert (key_id, given.model_dump(exclude_unset=True), who) == ("key_1", body, "key_3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tenant": "other"}, "tenant is not a known field"),
+        ({"role": "admin"}, "role is not a known field"),
+        ({"limits": None}, "limits is null; allowed: an object"),
+        ({"tools": None}, "tools is null; allowed: true or false"),
+    ],
+)
+async def test_a_change_that_is_not_possible_is_refused_by_its_field(
+    connect: Connect, changes: dict[str, Any], message: str
+) -> None:
+    admin = FakeKeyAdmin()
+    async with connect(fake_services(key_admin=admin)) as client:
+        refused = await client.patch("/admin/keys/key_1", json=changes, headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (422, message)
+    assert not admin.changes
 
 
 @pytest.mark.parametrize(
@@ -183,4 +217,7 @@ async def test_a_key_made_with_a_tenant_alone_gets_the_defaults(connect: Connect
 async def test_the_api_document_has_the_paths_of_keys(connect: Connect) -> None:
     async with connect(fake_services(key_admin=FakeKeyAdmin())) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
-    assert set(paths["/admin/keys"]) == {"get", "post"} and set(paths["/admin/keys/{id}"]) == {"delete"}
+    assert set(paths["/admin/keys"]) == {"get", "post"} and set(paths["/admin/keys/{id}"]) == {
+        "patch",
+        "delete",
+    }

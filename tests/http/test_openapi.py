@@ -74,7 +74,7 @@ async def test_each_operators_path_tells_the_shape_of_what_it_asks_for_and_answe
     document = create_app(services.services).openapi()
     for path, operations in document["paths"].items():
         for method, operation in operations.items() if path.startswith("/admin") else ():
-            asks = method in ("post", "put") and not path.endswith(BODILESS)
+            asks = method in ("post", "put", "patch") and not path.endswith(BODILESS)
             assert ("requestBody" in operation) == asks, path
             good = [one for one in operation["responses"] if one.startswith("2")]
             assert good, path

@@ -61,6 +61,16 @@ def test_a_key_lives_from_its_making_to_its_revocation(tmp_path: Path) -> None:
         assert shown["model_used"]["demo"]["tokens_per_minute"] > 0
         assert "acme" in sluice(live, "list")
         sluice(live, "create", "acme", "--model-limit", "tpm=5", code=1)
+        sluice(live, "change", shown["id"], "--rpm", "1", "--remove", "routes", "--remove", "model_limits")
+        assert code_of(ask(live, key, route="other")) == (404, "unknown_route")
+        assert code_of(ask(live, key)) == (429, "rate_limited")
+        sluice(live, "change", shown["id"], "--remove", "rpm", "--tpd", "100000")
+        assert ask(live, key).status_code == 200
+        [changed] = json.loads(sluice(live, "list", "--json"))["keys"]
+        assert (changed["routes"], changed["model_limits"], changed["comment"]) == (None, {}, "the shop")
+        assert changed["limits"] == {"tokens_per_day": 100_000}
+        sluice(live, "change", shown["id"], "--remove", "tenant", code=1)
+        sluice(live, "change", shown["id"], code=1)
         early = fork_server.run(command(live, "create", "beta", "--route", "later"), timeout=60)
         assert early.returncode == 0 and early.stdout.startswith("slc_")
         assert (

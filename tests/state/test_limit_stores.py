@@ -234,6 +234,16 @@ async def test_a_budget_is_one_account_for_all_processes_whose_months_use_stays(
     assert used_up.excess.wait_s > RETRY_HELD_S
 
 
+async def test_what_was_used_counts_under_changed_limits_too(stores: Stores) -> None:
+    fewer = KeyLimits(requests_per_minute=3)
+    await take(stores.one, QuotaRequest(requests=1))
+    await take(stores.one, tokens(60))
+    assert remaining(await take(stores.other, QuotaRequest(requests=1), fewer)) == [1, None, None]
+    await stores.other.settle([Settlement("k", fewer, HoldId("p1", 2), None, 0)])
+    await stores.one.settle([Settlement("k", ALL, HoldId("p1", 1), None, 20)])
+    assert remaining(await take(stores.one, QuotaRequest())) == [3, 80, 980]
+
+
 async def test_many_at_once_never_go_beyond_the_limits(stores: Stores) -> None:
     async def ask(number: int) -> bool:
         store = (stores.one, stores.other)[number % 2]

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
-from gateway.admin.keys import KeyBody, KeyListed, KeyMadeBody
+from gateway.admin.keys import KeyBody, KeyChangeBody, KeyChangedBody, KeyListed, KeyMadeBody
 from gateway.http.routes import OPERATORS, AdminRoute, ExchangeDep, Json, ServicesDep
 
 router = APIRouter(prefix="/admin/keys", route_class=AdminRoute, **OPERATORS)
@@ -25,6 +25,12 @@ async def list_keys(services: ServicesDep) -> KeysBody:
 async def make_key(given: Json[KeyBody], by: ExchangeDep) -> KeyMadeBody:
     """Make a key."""
     return await by.services.key_admin.create(given, who=by.who)
+
+
+@router.patch("/{id}")
+async def change_key(id: str, given: Json[KeyChangeBody], by: ExchangeDep) -> KeyChangedBody:
+    """Change a key's rights and limits; its tenant, its role and its secret stay."""
+    return await by.services.key_admin.change(id, given, who=by.who)
 
 
 @router.delete("/{id}", status_code=204)
