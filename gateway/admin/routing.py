@@ -196,7 +196,7 @@ class RoutingAdmin:
         raise AssertionError("the last try returns or raises")
 
     async def _made(self, action: str, make: Make, given: RouteChangeBody, who: str) -> RevisionMadeBody:
-        """Make the change, unless it alters nothing or is a dry run."""
+        """Make the change, unless it is a dry run, or alters nothing and has no comment to record."""
 
         def decide(last: Stored) -> Draft:
             config, canary = make(last), last.draft.canary
@@ -218,7 +218,7 @@ class RoutingAdmin:
                 "changes": change.differences(last.draft.config, draft.config),
             }
         in_force = last.number == self.revisions.head and self.revisions.unusable is None
-        if in_force and change.same(draft.config, last.draft.config):
+        if in_force and not draft.comment and change.same(draft.config, last.draft.config):
             return {**_shown(last), "changes": []}  # type: ignore[typeddict-item]  # as below
         before, stored = await self.revisions.change(decide, author=who, expected=given.expected_revision)
         changes = change.differences(before.draft.config, stored.draft.config)

@@ -151,6 +151,15 @@ async def test_a_change_that_changes_nothing_makes_no_revision() -> None:
         assert one.projection.head == 2
 
 
+async def test_a_comment_and_a_rollback_make_a_revision_though_the_configuration_stays_the_same() -> None:
+    one = Process(MemoryStreams())
+    async with running(one):
+        made = await one.apply(one.projection.last().draft.config, comment="reviewed")
+        assert (made["revision"], made["comment"], made["changes"]) == (2, "reviewed", [])
+        back = await one.roll_back(2)
+        assert (back["revision"], back["comment"]) == (3, "rollback to revision 2")
+
+
 async def test_a_wrong_file_stops_the_first_start() -> None:
     wrong = Process(MemoryStreams(), seed=Seed("routing.yaml", None, RoutingFileError("routing.yaml: wrong")))
     with pytest.raises(ExceptionGroup) as caught:
@@ -224,10 +233,10 @@ async def test_rollback_goes_to_the_last_other_content_or_to_the_named_revision(
         await process.apply(config(50, 50), who="key_1", comment="changes nothing")
         back = await process.roll_back(None, who="key_2", comment="too slow")
         assert process.weights() == {"local": 90, "pool": 10}
-        assert (back["revision"], back["comment"]) == (4, "rollback to revision 2: too slow")
+        assert (back["revision"], back["comment"]) == (5, "rollback to revision 2: too slow")
         await process.roll_back(1)
         assert process.weights() == {"local": 100, "pool": 0}
-        with pytest.raises(InvalidRequest, match="no revision 99; allowed: 1 to 5"):
+        with pytest.raises(InvalidRequest, match="no revision 99; allowed: 1 to 6"):
             await process.roll_back(99)
 
 
