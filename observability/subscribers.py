@@ -73,7 +73,8 @@ def _level_of_attempt(event: AttemptFailed) -> str:
 
 LINES = (
     Line(EdgeRecord, lambda it: "error" if it.failed else "info", "http request",
-         "request_id trace_id method path status total_ms error_code error_param error_message"),
+         "request_id trace_id tenant key_id method path status total_ms "
+         "error_code error_param error_message"),
     Line(Admitted, "info", "request handed on beyond the memory forecast",
          "backend reason=beyond priority in_flight kv_usage",
          when=attrgetter("beyond"), sampled_by="backend beyond"),

@@ -74,6 +74,8 @@ class EdgeRecord:
     path: str
     status: int
     total_ms: float
+    tenant: str | None = None
+    key_id: str | None = None
     error_code: str | None = None
     error_param: str | None = None
     error_message: str | None = None

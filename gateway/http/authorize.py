@@ -27,9 +27,9 @@ def caller_of(exchange: Exchange, *, reads: bool = False) -> Caller:
     except InvalidKey:
         services.failed_logins.failed(exchange.address)
         raise
+    exchange.caller = caller = on_behalf(caller, exchange.headers)
     if caller.role is CallerRole.VIEWER and not (reads or exchange.reads):
         raise Forbidden("the key's role is 'viewer', which may only read; allowed: another role")
-    exchange.caller = caller = on_behalf(caller, exchange.headers)
     if caller.limits is not NO_LIMITS and caller.limits != NO_LIMITS:
         exchange.limit_headers = lambda: services.limiter.headers(caller)
     return caller

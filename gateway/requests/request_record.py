@@ -274,9 +274,11 @@ def _recorded(calls: Sequence[ToolCall]) -> tuple[tuple[str, str, str], ...]:
 def _edge_record(request: EdgeRequest, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
     gone, error = request.status is None, request.error
     status = CLIENT_CLOSED_REQUEST if request.status is None else request.status
-    details: dict[str, Any] = {"error_code": "cancelled"} if gone else {}
-    if error is not None and not gone:
-        details = {"error_code": error.code, "error_param": error.param, "error_message": error.message}
+    details: dict[str, Any] = {name: getattr(request.caller, name, None) for name in ("tenant", "key_id")}
+    if gone:
+        details["error_code"] = "cancelled"
+    elif error is not None:
+        details |= {"error_code": error.code, "error_param": error.param, "error_message": error.message}
     if request.contract is None:
         return EdgeRecord(
             request.request_id, trace_id, request.method, request.path, status, total_ms, **details
@@ -285,7 +287,6 @@ def _edge_record(request: EdgeRequest, trace_id: str, total_ms: float) -> Reques
         request_id=request.request_id,
         generation_id="",
         trace_id=trace_id,
-        tenant=request.caller.tenant if request.caller else None,
         contract=request.contract,
         status=status,
         total_ms=total_ms,

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fastapi.routing import APIRoute
 from gateway.admin.console import GONE_S, KEPT, MOST_GATEWAYS, STREAM, ConsoleAdmin
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
+from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey
 from gateway.health.rolling_stats import RollingStats
@@ -256,6 +258,16 @@ async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
         for path in ("/admin/keys", "/health/deep"):  # like an operator, a viewer may use neither
             assert (await client.get(path, headers=view)).status_code == 403, path
         assert (await signed_in(client, "view")).json()["role"] == "viewer"
+
+
+async def test_a_request_that_the_keys_role_does_not_allow_is_reported_with_the_key(connect: Connect) -> None:
+    reported: list[EdgeRequest] = []
+    services = replace(ConsoleRig().services, emit_edge=reported.append)
+    async with connect(services) as client:
+        for key in ("view", "call"):
+            await client.post("/admin/drain", headers={"authorization": f"Bearer {key}"})
+    named = [(one.status, one.caller and one.caller.key_id) for one in reported]
+    assert named == [(403, "key_view"), (403, "key_call")]
 
 
 async def test_requests_are_found_by_their_names_and_bounded(connect: Connect) -> None:

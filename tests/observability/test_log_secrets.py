@@ -160,6 +160,21 @@ def test_a_request_that_the_http_layer_refuses_is_one_line(
     assert line["error_param"] == "key" and line["error_message"].startswith("not ")
 
 
+@pytest.mark.parametrize(("contract", "path"), [("native", "/v1/generate"), (None, "/admin/keys")])
+def test_the_line_of_a_refused_request_names_the_key_that_sent_it(
+    built: Gateway, lines: Lines, contract: str | None, path: str
+) -> None:
+    built.services.emit_edge(
+        EdgeRequest(
+            request_id="r", trace_id="ab" * 16, arrived_at=built.services.clock(), method="POST", path=path,
+            contract=contract, status=403, error=PublicError(403, "forbidden", "the key's role is 'caller'"),
+            caller=Caller(tenant="shop", key_id="key_1", role=CallerRole.CALLER),
+        )
+    )  # fmt: skip
+    (line,) = [line for line in lines() if line["event"] in ("request", "http request")]
+    assert (line["status"], line["tenant"], line["key_id"]) == (403, "shop", "key_1")
+
+
 def test_the_repr_of_the_configuration_has_no_secret() -> None:
     config = TracingConfig(otlp_endpoint="http://c:4318", headers={"authorization": SECRETS[1]})
     assert SECRETS[1] not in repr(config)
