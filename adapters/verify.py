@@ -5,6 +5,7 @@ it is executed or unpickled, and the weights are read in pieces. All functions b
 """
 
 import hashlib
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -78,7 +79,7 @@ def list_files(folder: Path) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for path in _walk(folder):
         name = path.relative_to(folder).as_posix()
-        if path.is_symlink() and home not in path.resolve().parents:
+        if path.is_symlink() and home not in Path(os.path.realpath(path)).parents:
             raise AdapterRejected(Rejection.OUTSIDE_FOLDER, f"{name}: a symlink that leads out of the folder")
         if path.is_dir():
             if path.is_symlink():
@@ -117,10 +118,12 @@ def _refused(code: Rejection, detail: str) -> AdapterRejected:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        yield path
-        if path.is_dir() and not path.is_symlink():
-            yield from _walk(path)
+    folders = [folder]
+    while folders:
+        for path in sorted(folders.pop().iterdir()):
+            yield path
+            if path.is_dir() and not path.is_symlink():
+                folders.append(path)
 
 
 def _check_tensors(

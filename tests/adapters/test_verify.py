@@ -8,6 +8,7 @@ import math
 import pickle
 import re
 import struct
+import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable
@@ -214,6 +215,26 @@ def test_a_symlink_that_leads_out_of_the_folder_is_refused(tmp_path: Path, of: s
     (outside / "secret").write_text("x")
     (folder / "extra").symlink_to(outside / "secret" if of == "file" else outside)
     assert rejection(folder).code is Rejection.OUTSIDE_FOLDER
+
+
+def test_a_symlink_that_leads_to_itself_is_no_file(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a")
+    (folder / "loop").symlink_to(folder / "loop")
+    assert rejection(folder).code is Rejection.NOT_FOUND
+
+
+def test_folders_may_be_deeper_than_calls(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a")
+    inner = folder / "/".join(["d"] * 250)
+    inner.mkdir(parents=True)
+    (inner / "weights.bin").write_bytes(b"")
+    before = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(250)
+        error = rejection(folder)
+    finally:
+        sys.setrecursionlimit(before)
+    assert error.code is Rejection.NOT_SAFETENSORS
 
 
 def test_an_architecture_whose_shapes_are_not_known_is_checked_against_itself(tmp_path: Path) -> None:
