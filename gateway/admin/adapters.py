@@ -14,6 +14,7 @@ from adapters.catalogue import AdapterState, Alias, Catalogue, CatalogueError, V
 from adapters.errors import AdapterRejected
 from adapters.registry import AdapterRegistry
 from adapters.verify import Verified
+from gateway.config.yaml_file import without_secrets
 from gateway.contracts.evaluation_report import is_signed
 from gateway.contracts.fields import Body, from_attributes
 from gateway.errors import NoSuchAdapter
@@ -194,7 +195,9 @@ class AdapterAdmin:
             try:
                 verified = await check(given.location, sha256=given.sha256)
             except AdapterRejected as error:
-                raise AdapterRejected(error.code, f"{given.location}: {error.detail}") from error
+                raise AdapterRejected(
+                    error.code, f"{without_secrets(given.location)}: {error.detail}"
+                ) from error
             return lambda catalogue: changes.register(
                 catalogue,
                 given.id,

@@ -97,8 +97,13 @@ def shown(value: object) -> str:
     """Return a value as a message shows it, shortened to ``MAX_SHOWN``, an address without its secrets."""
     if isinstance(value, dict | list):
         return given(value)
-    text = repr(_SECRET_PARTS.sub("…", value) if isinstance(value, str) and "//" in value else value)
+    text = repr(without_secrets(value) if isinstance(value, str) else value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the passwords and queries of its addresses."""
+    return _SECRET_PARTS.sub("…", text) if "//" in text else text
 
 
 def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str, ...]], str]) -> str:

@@ -175,6 +175,15 @@ async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(
     assert (audited[-1]["who"], audited[-1]["comment"]) == ("key_9", "demo")
 
 
+async def test_a_password_in_a_refused_location_is_in_no_answer_and_no_audit_record(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gateway(streams, tmp_path / "one") as one:
+        with pytest.raises(AdapterRejected, match="s3://…@bucket/v1: ") as refused:
+            await one.admin.add(AddBody(id="v1", location="s3://AKIA1:hunter2@bucket/v1"), who="key_1")
+    (record,) = streams.records["audit"]
+    assert "hunter2" not in str(refused.value) and b"hunter2" not in record.data
+
+
 async def test_names_that_are_not_there_and_versions_that_are_retired_are_refused(tmp_path: Path) -> None:
     async with gateway(MemoryStreams(), tmp_path / "1") as one:
         with pytest.raises(NoSuchAdapter):
