@@ -46,6 +46,7 @@ def test_the_stop_string_of_an_sglang_is_read() -> None:
         ("eos", FinishReason.STOP),
         ("model_length", FinishReason.LENGTH),
         ("MAX_TOKENS", FinishReason.LENGTH),
+        ("repetition", FinishReason.LENGTH),
         ("content_filter: OTHER", FinishReason.CONTENT_FILTER),
     ],
 )

@@ -26,6 +26,7 @@ _REASONS: Mapping[str, FinishReason] = {
     "length": FinishReason.LENGTH,
     "model_length": FinishReason.LENGTH,  # Mistral: the model's context is full
     "max_tokens": FinishReason.LENGTH,
+    "repetition": FinishReason.LENGTH,  # vLLM's repetition_detection
     "tool_calls": FinishReason.TOOL_CALLS,
     "content_filter": FinishReason.CONTENT_FILTER,
     "safety": FinishReason.CONTENT_FILTER,
