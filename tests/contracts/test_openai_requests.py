@@ -288,6 +288,23 @@ def test_fields_that_ask_for_nothing_are_accepted(fields: Any) -> None:
     assert chat(**fields).request.messages == (Message(Role.USER, SECRET),)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kv_transfer_params", {"remote_host": "a"}),
+        ("ec_transfer_params", {"remote_host": "a"}),
+        ("media_io_kwargs", {"image": {}}),
+        ("logprob_token_ids", [5]),
+        ("return_prompt_text", True),
+    ],
+)
+def test_no_worker_is_passed_a_field_for_its_operator_or_one_whose_result_the_answer_would_lack(
+    name: str, value: object
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name} is not supported"):
+        chat(**{name: value})
+
+
 def image_turn(image: object, role: str = "user") -> dict[str, Any]:
     return {
         "role": role,
