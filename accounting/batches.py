@@ -27,8 +27,7 @@ from accounting.store import FurtherTables
 from accounting.tables import value_of
 from accounting.values import UsageRow
 
-TIMEOUT_S: Final = 10.0
-"""Longest wait for the database."""
+TIMEOUT_S: Final = 10.0  # longest wait for the database
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
 INSERTED_AT_ONCE: Final = 500
 

@@ -29,8 +29,7 @@ SEGMENT_BYTES: Final = 16 << 20
 # ``rotate`` closes the file in use when it is longer, so that it can be deleted: after a kill at most a few
 # files of this size are read again in vain.
 ROTATE_BYTES: Final = 1 << 20
-# Longest that closing waits for the last group.
-CLOSE_S: Final = 2.0
+CLOSE_S: Final = 2.0  # longest that closing waits for the last group
 
 
 class PendingRow(Struct, eq=False):

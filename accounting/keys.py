@@ -12,12 +12,9 @@ from typing import Final
 
 # Salts make the admin key's digest differ between processes, and each created key's from all others.
 SALT_BYTES = 16
-# 256 random bits: too many to try, however cheap the digest.
-SECRET_BYTES = 32
-# 48 random bits: a collision among 100,000 keys has a chance of 1 in 50,000, and is refused.
-PREFIX_BYTES = 6
-# Most valid keys: each is about 1 KB of memory in every process, so 100 MB at most.
-MAX_KEYS = 100_000
+SECRET_BYTES = 32  # 256 random bits: too many to try, however cheap the digest
+PREFIX_BYTES = 6  # 48 random bits: a collision among 100,000 keys has a chance of 1 in 50,000, and is refused
+MAX_KEYS = 100_000  # most valid keys: each is about 1 KB of memory in every process, so 100 MB at most
 # Highest priority that a request may ask for.
 HIGHEST_PRIORITY = 1
 _MARK: Final = "slc"

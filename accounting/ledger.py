@@ -16,8 +16,7 @@ from accounting.store import GenerationStore
 from accounting.values import DAY_S, EngineCount, UsageRow
 from accounting.writer import DATABASE_CALL_S, Writer
 
-# Longest time that the start waits for a database that does not answer.
-OPEN_S = 5.0
+OPEN_S = 5.0  # longest time that the start waits for a database that does not answer
 # Time after the flush to close the connections: a thread in a database call cannot be interrupted.
 DISPOSE_S = 2.0
 

@@ -47,12 +47,10 @@ class LedgerOptions:
     journal_folder: Path | None = None
     journal_bytes: int = 1 << 30
     new_name: Callable[[], str] = lambda: "0"
-    # Interval of checks for journals of ended processes, and for rows to be read back.
-    adopt_s: float = 2.0
+    adopt_s: float = 2.0  # interval of checks for journals of ended processes, and for rows to be read back
     # Pause after a failed write of the journal, before it tries to begin another file.
     journal_rest_s: float = 1.0
-    # Interval of checks for days that are over and have no sums.
-    sum_s: float = 60.0
+    sum_s: float = 60.0  # interval of checks for days that are over and have no sums
     # Longest wait of an answer for the disk. A sync takes 0.2 to 10 ms; one that takes this long has failed.
     sync_wait_s: float = 1.0
     # Least time between the starts of two syncs, and the same for ``relaxed``, where no answer waits. A sync

@@ -13,8 +13,7 @@ from accounting.errors import PriceError
 from accounting.values import UsageRow
 
 TOKENS_PER_PRICE = 1_000_000
-# Most cached results of tariff searches in a version; each takes some 200 bytes.
-MAX_CACHED = 4_096
+MAX_CACHED = 4_096  # most cached results of tariff searches in a version; each takes some 200 bytes
 
 
 @dataclass(frozen=True, slots=True)

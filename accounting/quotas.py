@@ -20,8 +20,7 @@ MINUTE_S = 60
 # their step has left the window. So a limit is exact, and used tokens are released up to one step late.
 STEPS_OF_MINUTE = 60
 STEPS_OF_DAY = 144
-# Longest hold of tokens for a request that never settles: no answer takes a day.
-MAX_HOLD_S = DAY_S
+MAX_HOLD_S = DAY_S  # longest hold of tokens for a request that never settles: no answer takes a day
 # The retry time when other requests hold the tokens: most of them are released when these requests end.
 RETRY_HELD_S = 1.0
 

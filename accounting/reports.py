@@ -13,10 +13,8 @@ from accounting.tables import generations
 from accounting.values import DAY_S, HOUR_S, Kind
 
 _HOURS_A_DAY: Final = 24
-# Most lines of a report; more dimensions need a shorter span.
-MAX_LINES: Final = 10_000
-# Most rows of a page: about 10 MB as JSON.
-MAX_PAGE: Final = 10_000
+MAX_LINES: Final = 10_000  # most lines of a report; more dimensions need a shorter span
+MAX_PAGE: Final = 10_000  # most rows of a page: about 10 MB as JSON
 
 _table = generations.c
 

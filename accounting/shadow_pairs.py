@@ -23,8 +23,7 @@ shadow_pairs = Table(
     Index("ix_shadow_pairs_at", "at"),
 )
 
-# The writer and one report.
-POOL_CONNECTIONS = 2
+POOL_CONNECTIONS = 2  # the writer and one report
 
 
 class ShadowPairStore(FurtherTables):

@@ -42,12 +42,9 @@ POSTGRES_PARAMETERS = frozenset(
 # How long SQLite itself waits for another process's lock, in its own thread. Short, because a call in
 # that thread cannot be interrupted and closing waits for it; longer locks are handled by retries.
 BUSY_TIMEOUT_MS = 500
-# Longest wait for another store or process that migrates the same file.
-PREPARE_S = 30.0
-# Longest time to sum up one day; meanwhile no row is written.
-SUM_S = 30.0
-# Enough for the writer and a few reports.
-POOL_CONNECTIONS = 4
+PREPARE_S = 30.0  # longest wait for another store or process that migrates the same file
+SUM_S = 30.0  # longest time to sum up one day; meanwhile no row is written
+POOL_CONNECTIONS = 4  # enough for the writer and a few reports
 
 
 class GenerationStore:

@@ -13,12 +13,9 @@ from accounting.store import GenerationStore
 from accounting.values import UsageRow
 
 LONGEST_RETRY_S = 5.0
-# Most generation ids in one ``RowsLost``.
-MAX_NAMED = 20
-# Timeout of one database call.
-DATABASE_CALL_S = 30.0
-# Timeout of a migration, which may copy a large table.
-MIGRATE_S = 3_600.0
+MAX_NAMED = 20  # most generation ids in one ``RowsLost``
+DATABASE_CALL_S = 30.0  # timeout of one database call
+MIGRATE_S = 3_600.0  # timeout of a migration, which may copy a large table
 
 
 class Writer:

@@ -14,8 +14,7 @@ from typing import Any
 
 from adapters.errors import AdapterError
 
-# Earlier targets stored with an alias for its rollback.
-MAX_HISTORY = 100
+MAX_HISTORY = 100  # earlier targets stored with an alias for its rollback
 
 
 class AdapterState(StrEnum):

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 # The demand of the last ten minutes predicts that of the next ten; daily patterns change more slowly.
 HALF_LIFE_S = 600.0
-# Names with a count; those with the least demand are evicted.
-MAX_NAMES = 10_000
-# A lower count is dropped: this is about one request ten half-lives ago.
-_LEAST = 0.001
+MAX_NAMES = 10_000  # names with a count; those with the least demand are evicted
+_LEAST = 0.001  # a lower count is dropped: this is about one request ten half-lives ago
 
 
 class AdapterDemand:

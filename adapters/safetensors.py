@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 
 from adapters.errors import AdapterRejected, Rejection
 
-# A multiple of every item's size.
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # a multiple of every item's size
 
 # All exponent bits of NaN and infinity are ones. Numbers are little endian: the last byte has the sign and
 # the exponent's first bits, the byte before it the other exponent bits.

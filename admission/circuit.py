@@ -8,10 +8,8 @@ HALF_AT = 0.20
 OPEN_AT = 0.50
 HALF_SHARE = 0.10
 OPEN_S = 30.0
-# With fewer answers in the window, the error rate counts as 0.
-MIN_SAMPLES = 10
-# One bucket a second: memory does not depend on the load.
-BUCKET_S = 1.0
+MIN_SAMPLES = 10  # with fewer answers in the window, the error rate counts as 0
+BUCKET_S = 1.0  # one bucket a second: memory does not depend on the load
 
 
 class CircuitState(StrEnum):

@@ -13,8 +13,7 @@ PATIENCE_S, PATIENCE_TIMES = 5.0, 3.0
 # Before an engine has given this many first tokens, no request without a deadline is refused because of its
 # speed: it may still compile or load, and a forecast from a few tokens is wrong by several times.
 LEARNED_FROM = 8
-# The longest wait in the queue until then.
-COLD_WAIT_S = 60.0
+COLD_WAIT_S = 60.0  # the longest wait in the queue until then
 # A target time per token that the engine misses even with a single answer in flight is replaced by the time
 # that this answer takes per token, times PACE_TIMES.
 PACE_TIMES = 2.0

@@ -22,14 +22,12 @@ MAX_AWAY = 1_000
 # Tokens by which a tenant with little use may be ahead of one with much: about 25 usual requests. The tenant
 # is served at once, but cannot save up for a burst that would block the others for long.
 CREDIT = 50_000
-# Sweep when the dead entries outnumber the live ones by this many.
-SWEEP_FROM = 64
+SWEEP_FROM = 64  # sweep when the dead entries outnumber the live ones by this many
 
 NEVER = float("inf")
 
 _Turn = tuple[int, int, str]  # virtual time, order of entry, tenant
-# The classes of priority, ascending.
-RANKS = (-1, 0, 1)
+RANKS = (-1, 0, 1)  # the classes of priority, ascending
 
 
 class Waiting(Struct, eq=False):

@@ -19,8 +19,7 @@ from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
 # Output counts twice in a tenant's share: each token occupies the engine for a whole step (as VTC weighs it).
 OUTPUT_WEIGHT = 2
-# Stored ladders of routes; the least recently used is evicted with its level.
-MAX_LADDERS = 64
+MAX_LADDERS = 64  # stored ladders of routes; the least recently used is evicted with its level
 
 
 class BackendGate:

@@ -20,8 +20,7 @@ LEAST_PREFILL = 256
 # Prompt tokens that an engine computes in this time are handed on whatever the bound: a request that comes
 # after them waits no longer for them than for one step of a decoding GPU.
 FREE_PREFILL_S = 0.02
-# Requests of a kind count as arriving for this long after the last one.
-RESERVE_FOR_S = 10.0
+RESERVE_FOR_S = 10.0  # requests of a kind count as arriving for this long after the last one
 # Without an arrival for this long, refusing a late request would serve no other request earlier.
 QUIET_S = 1.0
 

@@ -13,8 +13,7 @@ BACKOFF = 0.9
 # After a decrease the next one waits this long for its effect; an increase needs as many good answers as the
 # limit.
 SETTLE_S = 2.0
-# The limit grows only while at least this share of it is in use.
-FULL_SHARE = 0.9
+FULL_SHARE = 0.9  # the limit grows only while at least this share of it is in use
 # One window's pace lowers the limit to no less than this share of it, so that noise costs little.
 LEAST_SHARE = 0.7
 

@@ -10,8 +10,7 @@ from admission.values import AdmissionLimits
 
 # Maximum age of the counts of produced tokens in a forecast: about one step of a decoding GPU.
 REFRESH_S = 0.02
-# The same while memory is not short.
-CALM_S = 1.0
+CALM_S = 1.0  # the same while memory is not short
 
 
 class KvMemory:

@@ -11,14 +11,11 @@ from msgspec import Struct
 # Tokens of each text in a window: about the length of short chat answers. With 16 the windows differ mostly
 # by the prompts that were computed meanwhile, and the limit falls without a reason.
 STEPS = 32
-# Weight of a new window: a change of speed is followed within some five windows.
-WEIGHT = 0.2
+WEIGHT = 0.2  # weight of a new window: a change of speed is followed within some five windows
 # Windows before the pace counts; one is enough when it is over the target by this factor.
 ENOUGH_WINDOWS, LATE = 4, 1.25
-# With at most this many sequences on average in a window, an answer is taken to have run alone.
-ALONE = 1.25
-# Tokens in flight are counted at most this often.
-LOOK_S = 0.05
+ALONE = 1.25  # with at most this many sequences on average in a window, an answer is taken to have run alone
+LOOK_S = 0.05  # tokens in flight are counted at most this often
 # When the concurrency has changed by this share, and by more than two, learning starts again.
 ALIKE_SHARE, ALIKE_LEAST = 0.3, 2.0
 

@@ -19,10 +19,8 @@ MIN_PREFILL_SAMPLE = 256
 # at every first token, and a slope found by chance would stay.
 SHORT_FADE, SHORT_SIGNIFICANT = 0.95, 2.0
 LONG_FADE, LONG_SIGNIFICANT = 0.995, 3.0
-# First tokens after which the absence of a slope is believed.
-ENOUGH_SAMPLES = 20
-# Kinds of request with an entry of their own; the least recently used is evicted.
-MAX_KINDS = 1_000
+ENOUGH_SAMPLES = 20  # first tokens after which the absence of a slope is believed
+MAX_KINDS = 1_000  # kinds of request with an entry of their own; the least recently used is evicted
 # A slope counts when the x differ by this share of their mean; between nearly equal x, differences in y are
 # noise.
 MIN_SPREAD = 0.1

@@ -31,8 +31,7 @@ MAX_MODELS = 256
 # One report moves the factor by _STEP of the difference; a report's own factor is clamped to these bounds.
 _STEP = 0.15
 _LOWEST, _HIGHEST = 0.2, 5.0
-# The margin is the worst of the stored errors, times this.
-_WIDER = 1.25
+_WIDER = 1.25  # the margin is the worst of the stored errors, times this
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,7 @@ _HOPELESS_CHARS_PER_TOKEN = 8
 _MARKUP_CHARS = 3 * _HOPELESS_CHARS_PER_TOKEN
 # The search for a place to cut a chunk covers at most this many characters for each token of room.
 _CUT_CHARS_PER_TOKEN = 16
-# How often a summary is requested, each time shorter, when it is too long.
-_SUMMARY_TRIES = 3
+_SUMMARY_TRIES = 3  # how often a summary is requested, each time shorter, when it is too long
 
 
 _BUDGETS = SectionBudgets()

@@ -232,8 +232,7 @@ class LearnedCounter:
         return EncodedChat(tuple(ids), tuple([sums[cut] if cut or tools else 0 for cut in cuts]), messages)
 
 
-# Counts the prompts of one model.
-PromptCounter = ChatTokenizer | LearnedCounter
+PromptCounter = ChatTokenizer | LearnedCounter  # counts the prompts of one model
 
 
 def _stand_ins(seed: bytes, count: int) -> list[int]:

@@ -22,8 +22,7 @@ from budgeting.values import Message, Role
 # Bounds on the sentences and characters that are read, newest first, and so on the work of a request.
 MAX_SENTENCES = 256
 MAX_CHARS = 32_768
-# A longer sentence is cut off here: it is a list or a log, not a sentence.
-MAX_SENTENCE_CHARS = 400
+MAX_SENTENCE_CHARS = 400  # a longer sentence is cut off here: it is a list or a log, not a sentence
 # Bound of both caches together: summaries, and the words of messages (about 25 bytes a character of text).
 CACHE_BYTES = 8 * 1024 * 1024
 
@@ -34,10 +33,8 @@ _DIGIT = re.compile(r"\d")
 _USER, _FACT, _OPENING, _RECENT = 1.25, 1.2, 1.1, 1.3
 # Subtracted from the number of sentences with a word: a word in only one sentence connects it to no other.
 _ONCE = 0.75
-# Sentences below this share of the best score are left out, even when there is room.
-_FLOOR = 0.4
-# Tokens of the label and the line end of a message's first sentence, over-estimated.
-_LABEL_TOKENS = 4
+_FLOOR = 0.4  # sentences below this share of the best score are left out, even when there is room
+_LABEL_TOKENS = 4  # tokens of the label and the line end of a message's first sentence, over-estimated
 
 Count = Callable[[str], int]
 

@@ -21,8 +21,7 @@ threads of the process (130 ms for 2.4 MB), and the system gets that memory back
 # Numbers of a long sequence that are handled at once: 0.2 ms, in which no other thread runs.
 _NUMBERS_AT_ONCE = 16_384
 
-# Answers a job of :func:`prepare_encode`.
-EncodeElsewhere = Callable[[bytes], bytes]
+EncodeElsewhere = Callable[[bytes], bytes]  # answers a job of :func:`prepare_encode`
 
 # The first byte of a job says which ids are wanted, and whether with their ends.
 _MARKUP, _SPECIALS, _ENDS = 1, 2, 4

@@ -31,8 +31,7 @@ from engine.values import (
 
 NAN_OUTPUT = "nan_output"
 OUT_OF_MEMORY = "out_of_memory"
-# Longest time that a step waits for a grammar when there is nothing else to do.
-GRAMMAR_WAIT_S = 0.01
+GRAMMAR_WAIT_S = 0.01  # longest time that a step waits for a grammar when there is nothing else to do
 
 
 class _Entry:

@@ -19,10 +19,8 @@ MAX_LEXER_STATES = 50_000
 # Most work for the mask of one token. With llguidance's default, ten times as high, a token took up to 1.5 s,
 # with this limit up to 50 ms. Ordinary schemas stay below it, also with a vocabulary of 150,000 tokens.
 STEP_LEXER_FUEL = 20_000
-# The longest message about a faulty grammar.
-MAX_PROBLEM_CHARS = 300
-# Tokens that a check generates: a grammar that is built quickly may be slow to follow.
-CHECKED_TOKENS = 32
+MAX_PROBLEM_CHARS = 300  # the longest message about a faulty grammar
+CHECKED_TOKENS = 32  # tokens that a check generates: a grammar that is built quickly may be slow to follow
 
 Grammar = LLMatcher  # before its first token
 

@@ -5,8 +5,7 @@ import math
 from engine.errors import InvalidGrammar, InvalidSampling, NoPromptTokens, PromptTooLong, UnknownToken
 from engine.values import EngineInfo, GenerationRequest, SamplingParams
 
-# Most log-probabilities per token; also the limit of OpenAI and vLLM.
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # most log-probabilities per token; also the limit of OpenAI and vLLM
 # Longest schema, pattern or grammar. Building takes up to 4 ms per 1,000 characters (measured on one core
 # with a schema of properties only), so a quarter of a second for the longest.
 MAX_SPEC_CHARS = 65_536

@@ -40,8 +40,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-# The log level of the gateway, which starts the engine.
-LOG_LEVEL_VARIABLE = "SLUICE_LOG_LEVEL"
+LOG_LEVEL_VARIABLE = "SLUICE_LOG_LEVEL"  # the log level of the gateway, which starts the engine
 
 
 def log_to(stream: TextIO) -> None:

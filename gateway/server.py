@@ -30,8 +30,7 @@ from gateway.http.surfaces import ByPort, everything, for_callers, for_operators
 from gateway.requests.in_flight import InFlightRequests
 from gateway.wiring.running import Gateway
 
-# Time until open connections are closed after the end of the drain.
-FORCE_CLOSE_S = 1
+FORCE_CLOSE_S = 1  # time until open connections are closed after the end of the drain
 # Longer than the 60 s that load balancers keep idle connections, so that they close first.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048

@@ -18,8 +18,7 @@ SECRET_WORDS = frozenset(
 PLAIN_NAMES = frozenset(
     {"content_length", "content_type", "key_id", "key_prefix", "prompt_version", "request_key_id"}
 )
-# Depth up to which a value is examined; deeper values are redacted whole.
-MAX_DEPTH = 6
+MAX_DEPTH = 6  # depth up to which a value is examined; deeper values are redacted whole
 
 _WORDS = re.compile(r"[^a-z0-9]+")
 # Each pattern with strings of which every match contains one: searching for these first is far cheaper.

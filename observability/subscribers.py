@@ -25,8 +25,7 @@ from resilience.response_cache_values import AnswersLost, StoreBroke, StoreIsBac
 from resilience.supervisor import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
 
 INTERVAL_S = 1.0
-# Kinds with an entry of their own; all further ones share one.
-MAX_KINDS = 200
+MAX_KINDS = 200  # kinds with an entry of their own; all further ones share one
 
 
 class Sampler:

@@ -44,8 +44,7 @@ from observability.trace_steps import TraceStep
 # Stages in the journey's order; the record has no time of the stage in which a request failed.
 STAGES = ("canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond")
 GENERATE = "generate"
-# Span numbers of the stages begin here; those of steps and calls are smaller.
-FIRST_STAGE_NUMBER = 1 << 20
+FIRST_STAGE_NUMBER = 1 << 20  # span numbers of the stages begin here; those of steps and calls are smaller
 # Characters of each recorded content attribute; collectors refuse spans of megabytes.
 MAX_CONTENT_CHARS = 16_384
 

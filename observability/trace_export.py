@@ -38,10 +38,8 @@ FEW, LONGEST_INTERVALS = 16, 4
 # Spans that are built or encoded at once, in about a millisecond, and the sleep that lets the event loop run.
 STRIDE: Final = 64
 YIELD_S: Final = 0.000_2
-# At most one warning in this many seconds, however often the collector fails.
-REPORT_EVERY_S: Final = 60.0
-# Wait for the thread at shutdown, if the exporter's last export failed.
-GIVEN_UP_S: Final = 0.05
+REPORT_EVERY_S: Final = 60.0  # at most one warning in this many seconds, however often the collector fails
+GIVEN_UP_S: Final = 0.05  # wait for the thread at shutdown, if the exporter's last export failed
 
 _Finished = tuple[RootSpan, RequestRecord | EdgeRecord, TraceFacts]
 

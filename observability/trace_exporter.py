@@ -16,8 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 PROTOCOLS = ("http/protobuf", "grpc")
 GRPC_PORT = 4317
-# Longest reported reason, in characters; errors of HTTP libraries quote each other.
-MAX_REASON = 240
+MAX_REASON = 240  # longest reported reason, in characters; errors of HTTP libraries quote each other
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ Body = bytes | Iterable[bytes] | None
 PIECE_BYTES = 64 * 1024
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 30.0
-# Longest answer that is read; a preview has a whole prompt twice.
-MAX_ANSWER_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 64 << 20  # longest answer that is read; a preview has a whole prompt twice
 
 
 class AdminError(Exception):

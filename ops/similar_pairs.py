@@ -15,13 +15,10 @@ from ops.client import AdminClient, AdminError
 from resilience.question_vectors import cosine, numbers_in, unit_vector
 
 MAX_PAIRS: Final = 10_000
-BATCH: Final = 128
-"""Texts per embedding request."""
-EMBED_TIMEOUT_S: Final = 300.0
-"""Timeout of one embedding request; a small model on a CPU takes some seconds."""
+BATCH: Final = 128  # texts per embedding request
+EMBED_TIMEOUT_S: Final = 300.0  # timeout of one embedding request; a small model on a CPU takes some seconds
 DECIMALS: Final = 3
-SHOWN: Final = 10
-"""Number of thresholds shown in addition to the proposed one."""
+SHOWN: Final = 10  # number of thresholds shown in addition to the proposed one
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 WINDOW_S = 10.0
 """How long an answer or a failure counts: several times the 1.4 s of a whole answer (the P99 target)."""
-MAX_WEIGHTS = 256
-"""Weights (adapters, and the base model) stored per backend; the least recent are evicted."""
+MAX_WEIGHTS = 256  # weights (adapters, and the base model) stored per backend; the least recent are evicted
 
 
 class Blame:

@@ -46,8 +46,7 @@ _BY_RUNTIME_MESSAGE: tuple[tuple[str, FailureKind], ...] = (
     ("cudnn error", FailureKind.CUDA_DRIVER_ERROR),
     ("nccl error", FailureKind.CUDA_DRIVER_ERROR),
 )
-# A class that only errors of the device have, whatever the text.
-_DEVICE_ERROR = "torch.AcceleratorError"
+_DEVICE_ERROR = "torch.AcceleratorError"  # a class that only errors of the device have, whatever the text
 
 # Parts of vLLM's message when it refuses a prompt as too long (lower case here).
 _TOO_LONG = ("maximum model length", "maximum context length", "max_model_len")
@@ -69,8 +68,7 @@ _MESSAGES: Mapping[FailureKind, str] = {
     FailureKind.INTERNAL: "the backend failed in an unknown way",
 }
 
-# Task groups do not nest deeper than this.
-MAX_GROUP_DEPTH = 8
+MAX_GROUP_DEPTH = 8  # task groups do not nest deeper than this
 
 
 def classify(error: Exception, *, delivered: bool = False) -> BackendFailure:

@@ -22,8 +22,7 @@ class Action(StrEnum):
 
 
 REPLACEMENT = "\ufffd"
-# Typical for English and code; converts limits to characters when ids are not reported.
-CHARS_PER_TOKEN = 4
+CHARS_PER_TOKEN = 4  # typical for English and code; converts limits to characters when ids are not reported
 
 S = TypeVar("S", str, tuple[int, ...])
 

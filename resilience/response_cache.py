@@ -33,17 +33,13 @@ from resilience.response_cache_values import (
 
 # 256 bits: two different requests never share a key in practice, even if one of them is crafted.
 KEY_BYTES = 32
-# Most answers that are written together.
-BATCH = 64
-# How long an answer waits for others of its batch, since a thread per answer would cost more.
-GATHER_S = 0.1
+BATCH = 64  # most answers that are written together
+GATHER_S = 0.1  # how long an answer waits for others of its batch, since a thread per answer would cost more
 # Pause after a failure of the store, so that an outage does not cost each request a timeout.
 REST_S = 1.0
 WRITE_TIMEOUT_S = 5.0
-EMBED_TIMEOUT_S: Final = 2.0
-"""Longest time that a batch of answers waits for the vectors of its questions."""
-EMBEDDER_REST_S: Final = 5.0
-"""Pause after a failure of the embedder."""
+EMBED_TIMEOUT_S: Final = 2.0  # longest time that a batch of answers waits for the vectors of its questions
+EMBEDDER_REST_S: Final = 5.0  # pause after a failure of the embedder
 MAX_LOOKING: Final = 64
 """Most lookups that wait for a vector at the same time; further ones find only the same question."""
 # (key, answer, question, time): `key` and `question` are called later, in another thread.

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from resilience.response_cache_values import MAX_SHELF, CacheFigures, StoredAnswer
 
-# Memory of an entry in addition to its text; measured, rounded up.
-ENTRY_BYTES = 1_024
+ENTRY_BYTES = 1_024  # memory of an entry in addition to its text; measured, rounded up
 
 
 class MemoryStore:

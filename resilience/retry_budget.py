@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-# Retries that each first attempt earns: retries add at most a tenth of the load.
-SHARE = 0.1
+SHARE = 0.1  # retries that each first attempt earns: retries add at most a tenth of the load
 # Retries per second that need no first attempt: enough for one request every six seconds with three retries,
 # which is the most that the failure policies permit (in 0.7 s).
 PER_SECOND = 0.5

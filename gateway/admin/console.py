@@ -22,28 +22,19 @@ from observability.collectors import WorkerStatus
 from observability.events import RequestRecord
 from observability.slo_metrics import SloTargets, targets_met
 
-KEPT: Final = 2_000
-"""The number of last requests that are kept."""
-FRESH_S: Final = 1.5
-"""Seconds for which one aggregate is returned to all consoles."""
-PAUSE_S: Final = 2.0
-"""Seconds between two aggregates of a live view."""
-MOST_STREAMS: Final = 64
-"""The most live views that are open in one process at a time."""
-LISTED: Final = 12
-"""The number of requests, and of decisions, in the live view."""
-STREAM: Final = "console"
-"""The stream name under which gateways announce their summaries."""
+KEPT: Final = 2_000  # the number of last requests that are kept
+FRESH_S: Final = 1.5  # seconds for which one aggregate is returned to all consoles
+PAUSE_S: Final = 2.0  # seconds between two aggregates of a live view
+MOST_STREAMS: Final = 64  # the most live views that are open in one process at a time
+LISTED: Final = 12  # the number of requests, and of decisions, in the live view
+STREAM: Final = "console"  # the stream name under which gateways announce their summaries
 GONE_S: Final = 8.0
 """Seconds since its last summary after which a gateway is shown as gone: it missed 3 or 4 announcements."""
 MOST_GATEWAYS: Final = 64
 """The most gateways that are remembered; beyond it the one with the oldest announcement is dropped."""
-MOST_SUMMARY: Final = 4_096
-"""Longest announcement that is read, in characters."""
-RECENT_S: Final = 60.0
-"""Requests that ended within this many seconds count for the routes' targets."""
-MOST_ROUTES: Final = 50
-"""The most routes in the live view."""
+MOST_SUMMARY: Final = 4_096  # longest announcement that is read, in characters
+RECENT_S: Final = 60.0  # requests that ended within this many seconds count for the routes' targets
+MOST_ROUTES: Final = 50  # the most routes in the live view
 
 
 class GatewaySummary(msgspec.Struct, frozen=True):

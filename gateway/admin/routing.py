@@ -20,8 +20,7 @@ from gateway.state.errors import Conflict
 # The revisions per read in the search for an earlier configuration, and the most that are searched.
 PAGE = 50
 SEARCHED = 1_000
-# Attempts of a rollback; each failed one means that another change came in between.
-ROLLBACK_TRIES = 5
+ROLLBACK_TRIES = 5  # attempts of a rollback; each failed one means that another change came in between
 
 
 class RouteChangeBody(Body):
@@ -109,8 +108,7 @@ class AuditEntry(TypedDict):
     hash: str
 
 
-Make = Callable[[Stored], Mapping[str, object]]
-"""Makes a configuration of the last revision."""
+Make = Callable[[Stored], Mapping[str, object]]  # makes a configuration of the last revision
 
 
 @dataclass(frozen=True, slots=True)

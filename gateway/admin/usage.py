@@ -21,8 +21,7 @@ from gateway.errors import InvalidRequest
 from gateway.shadow.report import make_report
 
 DEFAULT_PAIRS = 1_000
-# A report of so many pairs takes about 8 s in a thread.
-MAX_PAIRS = 10_000
+MAX_PAIRS = 10_000  # a report of so many pairs takes about 8 s in a thread
 
 
 def _dimensions(given: str) -> tuple[str, ...]:

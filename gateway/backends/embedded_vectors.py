@@ -19,10 +19,8 @@ EncodePart = Callable[[EmbeddingsRequest], Awaitable[Sequence[Sequence[int]]]]
 
 AT_ONCE: Final = 16
 """Most inputs of a part in the engine; all parts together then stay below the engine's ``max_waiting``."""
-PRIORITY: Final = -1
-"""Below the priority of chats, which the engine computes first."""
-NUMBERS: Final = count()
-"""Of the embeddings' requests to the engines in process."""
+PRIORITY: Final = -1  # below the priority of chats, which the engine computes first
+NUMBERS: Final = count()  # of the embeddings' requests to the engines in process
 _UNUSED: Final = SamplingParams(max_tokens=1)
 
 

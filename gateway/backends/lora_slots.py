@@ -14,10 +14,8 @@ from adapters.values import Adapter
 from engine import errors
 from resilience.failures import BackendFailure, FailureKind
 
-# Retry-After when all slots are in use: about the length of an answer.
-RETRY_AFTER_S = 1.0
-# The field at fault in failures that the adapter causes, not the engine.
-PARAM = "adapter_id"
+RETRY_AFTER_S = 1.0  # Retry-After when all slots are in use: about the length of an answer
+PARAM = "adapter_id"  # the field at fault in failures that the adapter causes, not the engine
 
 
 class AdapterHolder(Protocol):

@@ -10,8 +10,7 @@ same build makes the same ones. They only steer requests; the worker decides whi
 
 import hashlib
 
-# Blocks of one chain; a longer prompt is distinguished well enough by its first part.
-MAX_BLOCKS = 1024
+MAX_BLOCKS = 1024  # blocks of one chain; a longer prompt is distinguished well enough by its first part
 
 
 def salt_number(tenant: str | None, adapter_id: str | None) -> int:

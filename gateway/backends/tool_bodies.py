@@ -14,8 +14,7 @@ from gateway.backends.port import Work
 from gateway.contracts.images import ImageData
 
 NO_IMAGES: Final[Mapping[str, ImageData]] = {}
-# Marks the place of an image; JSON cannot contain this byte.
-_MARK: Final = "\0"
+_MARK: Final = "\0"  # marks the place of an image; JSON cannot contain this byte
 
 
 def message_body(

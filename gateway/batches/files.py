@@ -20,8 +20,7 @@ from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, NotFou
 T = TypeVar("T")
 PURPOSES: Final = ("batch", "user_data", "evals")
 """Purposes of uploads; others are for services that this gateway does not have."""
-EXPIRES_S: Final = (3_600, 2_592_000)
-"""OpenAI's bounds of ``expires_after.seconds``."""
+EXPIRES_S: Final = (3_600, 2_592_000)  # OpenAI's bounds of ``expires_after.seconds``
 _UNBOUNDED: Final = 1 << 62
 SWEPT_AT_ONCE: Final = 100
 UPLOAD_S: Final = 86_400.0

@@ -14,8 +14,7 @@ from accounting.batch_tables import BatchLine
 from gateway.contracts.refusals import FEW_FIELDS_BYTES, check_fields
 from gateway.errors import InvalidRequest
 
-MAX_ERRORS: Final = 100
-"""Most faults that are reported of one file."""
+MAX_ERRORS: Final = 100  # most faults that are reported of one file
 MAX_LINE_BYTES: Final = 8 << 20
 MAX_CUSTOM_ID: Final = 512
 PREFIX_LENGTHS_BYTES: Final = (256, 1_024, 4_096, 16_384)

@@ -24,18 +24,13 @@ POLL_S: Final = 1.0
 """Seconds between two reads of the batches; a cancellation by another gateway takes so long to be seen."""
 REST: Final = 5
 """Pauses of ``POLL_S`` between two looks while there is no batch; a batch submitted here ends them."""
-TICK_S: Final = 0.05
-"""Seconds between two checks of idle capacity while there are lines."""
-LEASE_S: Final = 20.0
-"""Seconds after which a claim is void unless its gateway renews it."""
+TICK_S: Final = 0.05  # seconds between two checks of idle capacity while there are lines
+LEASE_S: Final = 20.0  # seconds after which a claim is void unless its gateway renews it
 KEEP_S: Final = 4.0
 SWEEP_S: Final = 60.0
-STARTED_AT_ONCE: Final = 8
-"""Most lines started between two checks, so that the engines' figures follow."""
-MAX_TAKEOVERS: Final = 10
-"""Most gateways that may end while they run a line; then the line fails."""
-MAX_ENGINE_DEATHS: Final = 2
-"""If an engine dies on this try of a line, or a later one, the line fails."""
+STARTED_AT_ONCE: Final = 8  # most lines started between two checks, so that the engines' figures follow
+MAX_TAKEOVERS: Final = 10  # most gateways that may end while they run a line; then the line fails
+MAX_ENGINE_DEATHS: Final = 2  # if an engine dies on this try of a line, or a later one, the line fails
 MAX_FAILURES: Final = 4
 LONGEST_PAUSE_S: Final = 30.0
 STORE_S: Final = 15.0

@@ -13,8 +13,7 @@ from gateway.weights.location import S3Prefix
 if TYPE_CHECKING:
     from gateway.keys.sealing import AesCipher
 
-PART_BYTES: Final = 8 << 20
-"""Size of a part of a multipart upload; one part at a time is in memory."""
+PART_BYTES: Final = 8 << 20  # size of a part of a multipart upload; one part at a time is in memory
 _NOT_THERE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 
 

@@ -15,8 +15,7 @@ from gateway.batches.files import Files
 from gateway.batches.outcome import unrun_line
 from gateway.batches.reading import BodyFault, LineFault, checked
 
-PAGE: Final = 500
-"""Lines whose results are held in memory at once."""
+PAGE: Final = 500  # lines whose results are held in memory at once
 
 
 _log = structlog.get_logger("gateway.batches")

@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 from gateway.config.section import Section
 from resilience.failures import FailureKind
 
-# The most rules; every call checks all of them.
-MAX_RULES = 64
+MAX_RULES = 64  # the most rules; every call checks all of them
 
 
 class FaultRule(Section):

@@ -38,10 +38,8 @@ from gateway.contracts.features import Feature, features_without
 
 ENV_PREFIX = "SLUICE_"
 
-# The key of another Sluice gateway, which may act for its own tenants.
-FRONT_KEY = "SLUICE_FRONT_KEY"
-# The keys that encrypt reasoning.
-SEAL_KEY = "SLUICE_SEAL_KEY"
+FRONT_KEY = "SLUICE_FRONT_KEY"  # the key of another Sluice gateway, which may act for its own tenants
+SEAL_KEY = "SLUICE_SEAL_KEY"  # the keys that encrypt reasoning
 # Variables with the same prefix that do not override a key of the file.
 RESERVED_ENV = frozenset(
     {"SLUICE_ADMIN_KEY", "SLUICE_AUDIT_KEY", SEAL_KEY, FRONT_KEY, "SLUICE_URL", "SLUICE_CONFIG"}

@@ -6,8 +6,7 @@ from pydantic import Field
 
 from gateway.config.section import Pattern, Section
 
-# The most patterns; each costs a pass over the recorded content.
-MAX_PATTERNS = 32
+MAX_PATTERNS = 32  # the most patterns; each costs a pass over the recorded content
 
 
 class TracingConfig(Section):

@@ -13,10 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.contracts.refusals import allowed, given, path_of
 
-# Large enough for thousands of entries, too small for most files given by mistake.
-MAX_FILE_BYTES = 1 << 20
-# The most characters of an invalid value that a message shows.
-MAX_SHOWN = 60
+MAX_FILE_BYTES = 1 << 20  # large enough for thousands of entries, too small for most files given by mistake
+MAX_SHOWN = 60  # the most characters of an invalid value that a message shows
 # A member of an enum in pydantic's message; operators know only its value.
 _MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
 # User, password (which may contain any character) and query of an address, which messages do not repeat.

@@ -17,8 +17,7 @@ from gateway.contracts.refusals import first_refusal, not_allowed
 
 CONTRACT: Final = "audio"
 MAX_FILENAME: Final = 255
-TOKENS_PER_AUDIO_S: Final = 100
-"""Frames per second of Whisper's input; vLLM counts each as a prompt token."""
+TOKENS_PER_AUDIO_S: Final = 100  # frames per second of Whisper's input; vLLM counts each as a prompt token
 ENCODED_BYTES_PER_S: Final = 8_000
 """Assumed bit rate of recordings other than WAV: 64 kbit/s, as of MP3 at low and AAC at good quality."""
 _MIN_WAV_BYTES_PER_S: Final = 1_000
@@ -28,11 +27,9 @@ _PASSED: Final = {
     *("language", "to_language", "prompt", "hotwords", "temperature", "seed", "max_completion_tokens")
 }
 
-EventSink = Callable[[bytes], Awaitable[None]]
-"""Receives the data of each event of a stream."""
+EventSink = Callable[[bytes], Awaitable[None]]  # receives the data of each event of a stream
 Task = Literal["transcriptions", "translations"]
-# All values of a form are strings, so they are converted.
-Flag = Annotated[bool, Field(strict=False)]
+Flag = Annotated[bool, Field(strict=False)]  # all values of a form are strings, so they are converted
 
 
 class AudioBody(Body):

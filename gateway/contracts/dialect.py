@@ -29,8 +29,7 @@ class ParsedRequest(Struct, frozen=True):
     running_usage: bool = False
 
 
-TrimReport = Plan | BudgetReport
-"""Reports which parts of the conversation the prompt leaves out."""
+TrimReport = Plan | BudgetReport  # reports which parts of the conversation the prompt leaves out
 
 
 class Frames(Protocol):

@@ -26,8 +26,7 @@ from gateway.contracts.fields import (
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 
-MAX_INPUTS: Final = 2_048
-"""Most inputs of one request, as at OpenAI."""
+MAX_INPUTS: Final = 2_048  # most inputs of one request, as at OpenAI
 CONTRACT: Final = "embeddings"
 
 
@@ -113,8 +112,7 @@ class PooledAnswer(Struct, Generic[Result], frozen=True):
     output_tokens: int = 0
 
 
-EmbeddingsAnswer = PooledAnswer[str]
-"""The vectors, as base64."""
+EmbeddingsAnswer = PooledAnswer[str]  # the vectors, as base64
 
 
 class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):

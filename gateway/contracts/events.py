@@ -12,8 +12,7 @@ from msgspec import Struct, structs
 from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.values import FinishReason, TokenLogprob
 
-# The most calls in one choice: more are a fault of the model or of a parser.
-MAX_CALLS = 128
+MAX_CALLS = 128  # the most calls in one choice: more are a fault of the model or of a parser
 
 
 class _Taken:

@@ -11,22 +11,16 @@ from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
 U = TypeVar("U")
-MAX_NAME: Final = 128
-"""Longest id or name, in characters (the public surface's bound of ``request_id``)."""
-MAX_LABEL: Final = 256
-"""Longest caller-made label such as ``session_id`` or ``user``, in characters."""
+MAX_NAME: Final = 128  # longest id or name, in characters (the public surface's bound of ``request_id``)
+MAX_LABEL: Final = 256  # longest caller-made label such as ``session_id`` or ``user``, in characters
 MAX_STOPS: Final = 16
 """Most stop strings; OpenAI takes 4, and each one costs the detokenizer a search per token."""
-MAX_STOP_CHARS: Final = 256
-"""Longest stop string; bounds how much text a stream must hold back."""
-MAX_CHUNKS: Final = 1_024
-"""Most evidence chunks; hundreds of times what fits into any prompt budget."""
-MAX_DEADLINE_MS: Final = 86_400_000
-"""Longest deadline: one day."""
+MAX_STOP_CHARS: Final = 256  # longest stop string; bounds how much text a stream must hold back
+MAX_CHUNKS: Final = 1_024  # most evidence chunks; hundreds of times what fits into any prompt budget
+MAX_DEADLINE_MS: Final = 86_400_000  # longest deadline: one day
 MAX_TOKENS: Final = 1_000_000_000
 """Upper bound of ``max_tokens`` as a number; what really fits is decided by the budget stage."""
-MAX_TOKEN_ID: Final = 2**31 - 1
-"""Largest token id that is taken as a number; the vocabulary decides the rest."""
+MAX_TOKEN_ID: Final = 2**31 - 1  # largest token id that is taken as a number; the vocabulary decides the rest
 SEED_MIN: Final = -(2**63)
 SEED_MAX: Final = 2**63 - 1
 

@@ -11,10 +11,8 @@ from gateway.contracts.refusals import not_allowed, path_of
 
 MAX_TOOL_OUTPUT: Final = 10_000
 """Most tokens of a tool's output that Codex shows the model; fewer if the context is short."""
-TOOL_OUTPUT_SHARE: Final = 8
-"""A tool's output may fill the context's length divided by this number."""
-MAX_PAGE: Final = 1_000
-"""Most models of a page of Anthropic's list."""
+TOOL_OUTPUT_SHARE: Final = 8  # a tool's output may fill the context's length divided by this number
+MAX_PAGE: Final = 1_000  # most models of a page of Anthropic's list
 
 CODEX_INSTRUCTIONS: Final = (
     "You are Codex, a coding agent in a terminal on the user's computer. Read files before you change them,"

@@ -34,8 +34,7 @@ from gateway.contracts.tools import chat_ending, holds_calls, message_of, tool_r
 from gateway.contracts.values import EMPTY, Contract
 
 T = TypeVar("T")
-COMPLETION_MAX_TOKENS: Final = 16
-"""Default ``max_tokens`` of a text completion, as at OpenAI and vLLM."""
+COMPLETION_MAX_TOKENS: Final = 16  # default ``max_tokens`` of a text completion, as at OpenAI and vLLM
 
 
 class ImageUrl(ImageUrlBody, MessagePart):

@@ -150,8 +150,7 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
 }
 """OpenAI has reasons for texts complete, cut short, or cut by a filter or refused, and for tool calls."""
 
-OVERLOADED: Final = 529
-"""Anthropic's status code in place of 503."""
+OVERLOADED: Final = 529  # Anthropic's status code in place of 503
 ERROR_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",

@@ -27,12 +27,10 @@ from gateway.contracts.refusals import path_of
 from gateway.contracts.values import EMPTY
 from gateway.errors import InvalidRequest
 
-MAX_EXTRA: Final = 32
-"""Most fields of one body that Sluice does not know."""
+MAX_EXTRA: Final = 32  # most fields of one body that Sluice does not know
 
 
-MAX_STOP_IDS: Final = 128
-"""Most stop token ids; every generated token is compared with each."""
+MAX_STOP_IDS: Final = 128  # most stop token ids; every generated token is compared with each
 
 
 class MessagePart(StrictObject):

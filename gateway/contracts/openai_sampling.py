@@ -10,8 +10,7 @@ from gateway.contracts.openai_body import OpenAIBody
 from gateway.contracts.refusals import given, not_allowed, path_of
 from gateway.contracts.values import EMPTY, PLAIN_TEXT, FormatType, ResponseFormat, Sampling
 
-MAX_LOGIT_BIAS: Final = 1_024
-"""Most entries of ``logit_bias``; each is applied to every step's logits."""
+MAX_LOGIT_BIAS: Final = 1_024  # most entries of ``logit_bias``; each is applied to every step's logits
 
 MAX_LOGPROBS: Final = 256
 """Most log-probabilities per step, of all texts together: 128 texts of 20 each would be 200 KB per step."""

@@ -14,10 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.errors import InvalidJson, InvalidRequest
 
-TAG: Final = "~"
-"""First character of the tags of a union's branches; tags are left out of paths."""
-MAX_PATH_PART: Final = 64
-"""Most characters of each part of a field's path in a message."""
+TAG: Final = "~"  # first character of the tags of a union's branches; tags are left out of paths
+MAX_PATH_PART: Final = 64  # most characters of each part of a field's path in a message
 
 MAX_FIELDS: Final = 50_000
 """Most fields of all objects of a body, most objects and most arrays; 300,000 unknown fields block the event

@@ -23,8 +23,7 @@ from gateway.contracts.fields import (
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 
-MAX_DOCUMENTS: Final = 2_048
-"""Most documents of one request; Cohere has 1,000, and advises fewer."""
+MAX_DOCUMENTS: Final = 2_048  # most documents of one request; Cohere has 1,000, and advises fewer
 CONTRACT: Final = "rerank"
 TokenLimit = Annotated[int, Field(ge=1, le=1 << 24)]
 
@@ -130,8 +129,7 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     names: tuple[str, str] = ("text_1", "text_2")
 
 
-ScoreAnswer = PooledAnswer[float]
-"""A score for each pair."""
+ScoreAnswer = PooledAnswer[float]  # a score for each pair
 
 
 def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:

@@ -7,8 +7,7 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator
 
 TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"
-# The year 3000: no row starts later, and dates must end somewhere.
-_LAST_S: Final = 32_503_680_000.0
+_LAST_S: Final = 32_503_680_000.0  # the year 3000: no row starts later, and dates must end somewhere
 
 
 def _unix_time(given: str) -> float:

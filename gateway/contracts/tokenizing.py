@@ -11,8 +11,7 @@ from gateway.contracts.fields import Body, Name, Text, TokenIds
 from gateway.contracts.openai import ChatMessages
 from gateway.contracts.tool_fields import Tools
 
-MAX_IDS: Final = 262_144
-"""Most ids of one ``/detokenize``: decoding them blocks all threads for about 60 ms."""
+MAX_IDS: Final = 262_144  # most ids of one ``/detokenize``: decoding them blocks all threads for about 60 ms
 
 
 class TokenizeRequest(Body):

@@ -7,10 +7,8 @@ from pydantic import Field
 from gateway.contracts.fields import ANYTHING, Body, Either, Listed, Name, Neutral, StrictObject, Text
 from gateway.contracts.openai_fields import CACHE_MARK
 
-MAX_TOOLS: Final = 128
-"""Most tools of a request, as at OpenAI."""
-MAX_CALLS: Final = 128
-"""Most calls of one message."""
+MAX_TOOLS: Final = 128  # most tools of a request, as at OpenAI
+MAX_CALLS: Final = 128  # most calls of one message
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 

@@ -33,8 +33,7 @@ _calls: Final = attrgetter("tool_calls")
 _call_id: Final = attrgetter("tool_call_id")
 MAX_TOOLS_CHARS: Final = 524_288
 """Most characters of all tools' descriptions and schemas together: eight of the largest schemas."""
-MAX_KWARGS: Final = 32
-"""Most variables of ``chat_template_kwargs``."""
+MAX_KWARGS: Final = 32  # most variables of ``chat_template_kwargs``
 MAX_KWARGS_CHARS: Final = 8_192
 """Most characters of the JSON of ``chat_template_kwargs``; the chat template gets it with every request."""
 

@@ -63,14 +63,11 @@ from resilience.turns import Turns
 PART_TOKENS: Final = 8_192
 PART_INPUTS: Final = 64
 """Most tokens and inputs of one call to a worker, so that a request's parts spread over workers."""
-AT_ONCE: Final = 8
-"""Most parts of one request in progress at a time."""
-PRIORITY: Final = -1
-"""The lowest priority, because a person waits for a chat."""
+AT_ONCE: Final = 8  # most parts of one request in progress at a time
+PRIORITY: Final = -1  # the lowest priority, because a person waits for a chat
 MAX_WAIT_S: Final = 60.0
 """Longest wait of a part: a large request's parts wait for each other, and nobody reads along."""
-BYTES_PER_TOKEN: Final = 16
-"""Memory that a waiting part takes per token."""
+BYTES_PER_TOKEN: Final = 16  # memory that a waiting part takes per token
 
 
 Backed = TypeVar("Backed", bound=Backend)

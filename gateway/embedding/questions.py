@@ -10,8 +10,7 @@ from gateway.contracts.values import Caller, CallerRole
 from gateway.embedding.journey import EmbeddingJourney
 from resilience.response_cache_values import EmbedderError
 
-KEY_ID: Final = "response_cache"
-"""The key id in the ledger's rows of these requests."""
+KEY_ID: Final = "response_cache"  # the key id in the ledger's rows of these requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from resilience.retry import Attempt
 
 # The sampling hints that may be dropped in the native contract; the values are the hints' names.
 HINTS = (Feature.TEMPERATURE, Feature.TOP_P, Feature.TOP_K, Feature.MIN_P, Feature.SEED)
-# Seeds that the gateway makes have 31 bits, which every backend accepts.
-_SEED_BITS = 0x7FFF_FFFF
+_SEED_BITS = 0x7FFF_FFFF  # seeds that the gateway makes have 31 bits, which every backend accepts
 
 
 class Attempts(Struct, eq=False):

@@ -39,8 +39,7 @@ from resilience.resume import ResumeMode
 MAX_WAITING = 1_024
 
 
-# The error that a fallback replaces.
-Cause = Refused | BackendFailure | DeadlinePassed
+Cause = Refused | BackendFailure | DeadlinePassed  # the error that a fallback replaces
 
 # The backend refused the request or never received it: nothing is billed.
 _UNBILLED = frozenset(

@@ -26,10 +26,8 @@ from resilience.retry_budget import CallBudget
 
 # The most time before a deadline that is reserved for a stored answer or the degraded text.
 FALLBACK_RESERVE_S = 0.05
-# The most cached fallback chains without stored and degraded texts.
-MAX_CHAINS = 256
-# The largest share of the time to a deadline that is reserved.
-FALLBACK_RESERVE_SHARE = 0.1
+MAX_CHAINS = 256  # the most cached fallback chains without stored and degraded texts
+FALLBACK_RESERVE_SHARE = 0.1  # the largest share of the time to a deadline that is reserved
 
 
 class Job(Struct, frozen=True):

@@ -9,8 +9,7 @@ import msgspec
 
 # The most references of one check. Nested ones can double with each level, and callers write the schemas.
 MAX_REFERENCES: Final = 10_000
-# The most cached validators: the same tools are sent with each turn.
-_KEPT: Final = 64
+_KEPT: Final = 64  # the most cached validators: the same tools are sent with each turn
 
 _followed: ContextVar[list[int]] = ContextVar("_followed")
 

@@ -14,8 +14,7 @@ from resilience.degenerate import Action, DegenerateLimits, Detector, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 
-# Tokens of an answer between two inspections by the detector.
-INSPECT_EVERY = 32
+INSPECT_EVERY = 32  # tokens of an answer between two inspections by the detector
 
 _WHAT: Mapping[Sign, str] = MappingProxyType(
     {Sign.REPETITION: "repeats itself", Sign.REPLACEMENT: "is full of replacement characters"}

@@ -48,10 +48,8 @@ MEMORY_LIMIT = 0.98
 ERROR_RATE_LIMIT = 0.5
 DEEP_TIMEOUT_S = 10.0
 DEEP_TOKENS = 5
-# Whisper's rate.
-SILENCE_HZ: Final = 16_000
-# The caller of the probes.
-HEALTH = Caller("health", CallerRole.OPERATOR, "health")
+SILENCE_HZ: Final = 16_000  # Whisper's rate
+HEALTH = Caller("health", CallerRole.OPERATOR, "health")  # the caller of the probes
 
 
 @dataclass(frozen=True, slots=True)

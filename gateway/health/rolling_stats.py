@@ -11,10 +11,8 @@ from observability.events import RequestRecord
 from resilience.failures import POLICIES, FailureKind, HealthEffect
 
 WINDOW_S = 60.0
-# Enough for a minute at 170 requests per second; the oldest samples are dropped first.
-MAX_SAMPLES = 10_000
-# Below this many requests a rate is meaningless.
-MIN_SAMPLES = 10
+MAX_SAMPLES = 10_000  # enough for a minute at 170 requests per second; the oldest samples are dropped first
+MIN_SAMPLES = 10  # below this many requests a rate is meaningless
 
 
 # Refusals because of overload. An open circuit breaker means failures instead.

@@ -20,8 +20,7 @@ from gateway.http.respond import CALLER_ERRORS, response_of
 from gateway.http.routes import CreationRoute, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 
-HEAD_BYTES: Final = 32
-"""Bytes of a recording's beginning that are read to estimate its length."""
+HEAD_BYTES: Final = 32  # bytes of a recording's beginning that are read to estimate its length
 
 router = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504, prefix="/v1/audio")
 

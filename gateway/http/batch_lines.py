@@ -30,8 +30,7 @@ from resilience.failures import FailureKind
 
 EMBEDDINGS: Final = "/v1/embeddings"
 RESPONSES: Final = "/v1/responses"
-PAUSE_S: Final = 2.0
-"""Pause before a retry of a line that was refused without a retry time."""
+PAUSE_S: Final = 2.0  # pause before a retry of a line that was refused without a retry time
 _ENGINE_DEATHS: Final = frozenset(
     {
         FailureKind.CUDA_OOM,

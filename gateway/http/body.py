@@ -18,13 +18,11 @@ from gateway.errors import BodyTooLarge, InvalidRequest
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.requests.body_memory import UNCOUNTED_BYTES
 
-BODY_TIMEOUT_S: Final = 30.0
-"""Longest time a body may take to arrive: 4 MiB at 1 Mbit/s."""
+BODY_TIMEOUT_S: Final = 30.0  # longest time a body may take to arrive: 4 MiB at 1 Mbit/s
 DISCARD_FACTOR: Final = 4
 """A body that is too large is read and discarded up to this many times the limit, so that a client that sends
 first and reads afterwards gets its 413 rather than a reset connection."""
-FORM_BYTES: Final = 65_536
-"""Most bytes of a form besides its file."""
+FORM_BYTES: Final = 65_536  # most bytes of a form besides its file
 MAX_FIELDS: Final = 16
 _PIECE: Final = 1 << 18
 

@@ -10,8 +10,7 @@ from gateway.errors import PublicError
 
 MAX_CONNECTIONS: Final = 4_096
 """Default limit of open connections. An idle one takes about 20 KB, so all take some 80 MB."""
-RESERVE: Final = 64
-"""Most connections above the limits; only probes are answered on these."""
+RESERVE: Final = 64  # most connections above the limits; only probes are answered on these
 PROBES: Final = frozenset({b"/ping", b"/health", b"/ready"})
 
 _TOO_MANY: Final = PublicError(503, "queue_full", "there are too many connections", retry_after_ms=1_000)

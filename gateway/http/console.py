@@ -32,8 +32,7 @@ HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-ROLES: Final = (CallerRole.VIEWER, CallerRole.OPERATOR)
-"""Roles besides admin that may use the console."""
+ROLES: Final = (CallerRole.VIEWER, CallerRole.OPERATOR)  # roles besides admin that may use the console
 _FOLDER: Final = files("gateway") / "bundled" / "console"
 
 

@@ -11,8 +11,7 @@ from starlette.types import Receive
 
 from gateway.http.exchange import ClientDisconnect, ClientGone, Exchange
 
-STALL_S: Final = 60.0
-"""Longest time that one send may take; a slower reader would occupy a slot for nothing."""
+STALL_S: Final = 60.0  # longest time that one send may take; a slower reader would occupy a slot for nothing
 _CHECKS_PER_STALL: Final = 4
 
 

@@ -24,8 +24,7 @@ from observability.trace_context import usable_tracestate
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 
-SCOPE_KEY: Final = "sluice.disconnect"
-"""The key of the connection's :class:`ClientDisconnect` in the scope."""
+SCOPE_KEY: Final = "sluice.disconnect"  # the key of the connection's :class:`ClientDisconnect` in the scope
 _SCOPE_KEY: Final = "sluice.exchange"
 _SESSION: Final = COOKIE.encode()
 # The key headers of Anthropic's and of Azure's clients.
@@ -33,8 +32,7 @@ _KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _is_plain = re.compile(r"[A-Za-z0-9_.-]*").fullmatch
-MAX_REQUEST_ID: Final = 128
-"""Longest ``x-request-id`` that is adopted, in characters."""
+MAX_REQUEST_ID: Final = 128  # longest ``x-request-id`` that is adopted, in characters
 
 
 class ClientGone(Exception):

@@ -16,8 +16,7 @@ from gateway.contracts.values import GenerateRequest, Usage
 from gateway.errors import PublicError
 from gateway.generation.sink import Sink
 
-AT_ONCE: Final = 16
-"""Most prompts of one body in flight at one time: about as many as an engine batches."""
+AT_ONCE: Final = 16  # most prompts of one body in flight at one time: about as many as an engine batches
 
 CountsT = TypeVar("CountsT", Usage, BudgetReport)
 

@@ -22,8 +22,7 @@ from gateway.http.routes import CallerRoute, CreationRoute, ExchangeDep, callers
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
-UPLOAD_S: Final = 3_600.0
-"""Longest time of an upload: 200 MiB at half a Mbit/s."""
+UPLOAD_S: Final = 3_600.0  # longest time of an upload: 200 MiB at half a Mbit/s
 
 router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 413, 429, 503, prefix="/v1/files")
 uploads = callers_router(CreationRoute, 400, 401, 403, 409, 413, 429, 503)

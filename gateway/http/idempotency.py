@@ -32,14 +32,10 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
 from gateway.state.idempotency import CLAIM_S, Claim, IdempotencyStore, StoredReply
 
-MAX_KEY: Final = 255
-"""Longest key, in characters, as in other public APIs."""
-MAX_WAITING: Final = 64
-"""Most requests that wait for one key; more mean a loop on the caller's side."""
-POLL_S: Final = 0.2
-"""Seconds between two looks at a request that runs at another gateway."""
-RETRY_MS: Final = 1_000
-"""``Retry-After`` if the wait was too long or the store failed, in milliseconds."""
+MAX_KEY: Final = 255  # longest key, in characters, as in other public APIs
+MAX_WAITING: Final = 64  # most requests that wait for one key; more mean a loop on the caller's side
+POLL_S: Final = 0.2  # seconds between two looks at a request that runs at another gateway
+RETRY_MS: Final = 1_000  # ``Retry-After`` if the wait was too long or the store failed, in milliseconds
 HEADER: Final = "Idempotency-Key"
 _REPLAY: Final = (b"x-idempotent-replay", b"true")
 

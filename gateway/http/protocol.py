@@ -34,10 +34,8 @@ from gateway.http.socket_protocol import SocketProtocol
 
 MAX_PIPELINED: Final = 16
 """Most requests of a connection that wait for an earlier answer; beyond them, nothing more is read."""
-SURPLUS_HEAD_S: Final = 2.0
-"""Longest time until the headers of a connection above the limits are complete."""
-_FRAMING_PER_BYTE: Final = 16
-"""Most bytes of chunk framing per byte of a body; a chunk of one byte has five."""
+SURPLUS_HEAD_S: Final = 2.0  # longest time until the headers of a connection above the limits are complete
+_FRAMING_PER_BYTE: Final = 16  # most bytes of chunk framing per byte of a body; a chunk of one byte has five
 
 
 def _invalid(status: int, message: str) -> PublicError:
@@ -122,8 +120,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # Bytes received, and bytes parsed, of the headers that are arriving.
     _head_seen = 0
     _head_bytes = 0
-    # Bytes of chunk framing in the request's body, minus those allowed for its content.
-    _framing_bytes = 0
+    _framing_bytes = 0  # bytes of chunk framing in the request's body, minus those allowed for its content
     # Whether a request has begun and is not complete; whether its headers are not complete.
     _in_message = False
     _in_head = False

@@ -38,8 +38,7 @@ from gateway.requests.stored_responses import events_of, response_of
 
 PATH: Final = "/v1/responses"
 COMPACT: Final = f"{PATH}/compact"
-LOOK_S: Final = 1.0
-"""Pause between two checks of a response that runs on another gateway."""
+LOOK_S: Final = 1.0  # pause between two checks of a response that runs on another gateway
 
 
 class ResponsesEndpoint(GenerationEndpoint):

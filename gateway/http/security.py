@@ -16,7 +16,5 @@ SECURITY_HEADERS: Final[tuple[Header, ...]] = (
 
 MAX_HEAD_BYTES: Final = 32_768
 """Most bytes of request line and headers: many times a long ``tracestate`` and a proxy's cookies."""
-MAX_HEADERS: Final = 128
-"""Most headers of a request; one that passed three proxies has about 30."""
-HEAD_TIMEOUT_S: Final = 15.0
-"""Longest time from a request's first byte to the end of its headers."""
+MAX_HEADERS: Final = 128  # most headers of a request; one that passed three proxies has about 30
+HEAD_TIMEOUT_S: Final = 15.0  # longest time from a request's first byte to the end of its headers

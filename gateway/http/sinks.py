@@ -51,8 +51,7 @@ PING_AFTER_CHECKS: Final = 2
 """A silent stream gets a ping after 10 to 15 s. Proxies close silent connections; nginx does after 60 s."""
 
 
-Keep = Callable[[ParsedRequest, Frames, Answer], Awaitable[None]]
-"""Stores an answer before its end is sent."""
+Keep = Callable[[ParsedRequest, Frames, Answer], Awaitable[None]]  # stores an answer before its end is sent
 
 
 class StreamSink:

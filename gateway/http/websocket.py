@@ -28,8 +28,7 @@ from gateway.http.respond import CALLER_ERRORS, error_reply
 from gateway.http.sinks import SocketSink
 from gateway.ports import Services
 
-FIRST_FRAME_S: Final = 30.0
-"""Longest wait for the request after the handshake."""
+FIRST_FRAME_S: Final = 30.0  # longest wait for the request after the handshake
 
 
 class GenerateSocket:

@@ -7,8 +7,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_netw
 from typing import Final
 from urllib.parse import quote, urljoin, urlsplit
 
-MAX_URL: Final = 8_192
-"""Longest URL, in characters; signed URLs have about 1,500."""
+MAX_URL: Final = 8_192  # longest URL, in characters; signed URLs have about 1,500
 _PORTS: Final = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
 # The global addresses of IPv6. Others embed or translate IPv4 addresses, or belong to one network only.

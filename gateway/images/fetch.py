@@ -22,16 +22,13 @@ from gateway.errors import RateLimited
 from gateway.images.address import BadAddress, ImageAddress, parse_address, reachable, redirected
 
 MAX_REDIRECTS: Final = 3
-MAX_RUNNING: Final = 64
-"""Most concurrent fetches; a tenant may have half of them, and as many waiting ones."""
-CONNECT_S: Final = 3.0
-"""Longest time to connect to one of a host's addresses, in seconds."""
+MAX_RUNNING: Final = 64  # most concurrent fetches; a tenant may have half of them, and as many waiting ones
+CONNECT_S: Final = 3.0  # longest time to connect to one of a host's addresses, in seconds
 RETRY_AFTER_MS: Final = 1_000
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
-Hold = Callable[[int], None]
-"""Counts bytes that a request keeps in memory; raises if they exceed the limit."""
+Hold = Callable[[int], None]  # counts bytes that a request keeps in memory; raises if they exceed the limit
 
 
 class NameLookup:

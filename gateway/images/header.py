@@ -4,8 +4,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-MAX_BLOCKS: Final = 100_000
-"""Most blocks of a file that are read; a GIF of 10 MB has 41,000."""
+MAX_BLOCKS: Final = 100_000  # most blocks of a file that are read; a GIF of 10 MB has 41,000
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 _NO_SIZE: Final = frozenset({0xC4, 0xC8, 0xCC})  # those JPEG markers of 0xC0 to 0xCF that begin no frame
 

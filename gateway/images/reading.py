@@ -25,11 +25,9 @@ from gateway.images.address import BadAddress
 from gateway.images.fetch import Hold, ImageFetcher
 from gateway.images.header import ImageHeader, TruncatedImage, UnreadableImage, read_header
 
-INLINE_BYTES: Final = 65_536
-"""An image of at most this size is read on the event loop, in 0.2 ms."""
+INLINE_BYTES: Final = 65_536  # an image of at most this size is read on the event loop, in 0.2 ms
 _LATE: Final = "before its images had been read"
-_MAX_PREFIX: Final = 256
-"""Longest part of a ``data:`` URL before the base64, including the comma."""
+_MAX_PREFIX: Final = 256  # longest part of a ``data:`` URL before the base64, including the comma
 _PIECE_CHARS: Final = 1 << 20
 """Characters of base64 that are decoded in one step: other threads run between two steps."""
 

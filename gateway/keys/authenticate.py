@@ -7,8 +7,7 @@ from accounting.keys import KeyRecord, KeyRing
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidKey, MissingKey
 
-# The most cached callers in addition to those of accepted keys.
-MAX_REVOKED = 1_000
+MAX_REVOKED = 1_000  # the most cached callers in addition to those of accepted keys
 
 
 class Keys:

@@ -15,8 +15,7 @@ from gateway.errors import RateLimited
 # The most wrong keys of an address per minute. A client that retries a mistyped key each second is allowed.
 MAX_FAILED = 60
 WINDOW_S = 60.0
-# The most addresses that are remembered, the most recent ones: about 1 MB.
-MAX_ADDRESSES = 4_096
+MAX_ADDRESSES = 4_096  # the most addresses that are remembered, the most recent ones: about 1 MB
 
 
 @dataclass(eq=False, kw_only=True)

@@ -13,8 +13,7 @@ from gateway.state.port import Record, StateStore
 
 STREAM = "keys-used"
 AUTHOR = "gateway"
-# Seconds between records in which a process publishes the use of its keys.
-PUBLISH_EVERY_S = 60.0
+PUBLISH_EVERY_S = 60.0  # seconds between records in which a process publishes the use of its keys
 # Seconds after which the use of a key is published again. Streams only grow, so a key in steady use adds 24
 # entries a day, not 1,440.
 KNOWN_FOR_S = 3_600.0

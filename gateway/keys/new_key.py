@@ -9,8 +9,7 @@ from gateway.backends.port import Fleet
 from gateway.contracts.refusals import not_allowed
 from gateway.routing.revision import Revision
 
-MAX_SHOWN: Final = 20
-"""The most names that a message lists."""
+MAX_SHOWN: Final = 20  # the most names that a message lists
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from gateway.state.port import MAX_AUTHOR, Record, StateStore
 
 FOLDER: Final = "revoked-keys"
 """The folder of the notes: one file per key, named by the key's id; its content is the author's id."""
-NOTES_EVERY_S: Final = 0.25
-"""Seconds between reads of the notes of other processes."""
+NOTES_EVERY_S: Final = 0.25  # seconds between reads of the notes of other processes
 RETRY_S: Final = 0.5
 """Seconds between attempts to store and announce a revocation that the store has not accepted."""
 _KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -11,8 +11,7 @@ import orjson
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-NONCE_BYTES: Final = 12
-"""The standard nonce length of AES-GCM; random nonces are safe for 2^32 texts per key."""
+NONCE_BYTES: Final = 12  # the standard nonce length of AES-GCM; random nonces are safe for 2^32 texts per key
 TAG_BYTES: Final = 16
 _VERSION: Final = b"\x01"
 

@@ -34,15 +34,12 @@ TIMEOUT_S = 0.5
 # Seconds without a call after the store did not answer: a hanging store delays one request per second.
 COOL_OFF_S = 1.0
 RENEW_EVERY_S = LEASE_S / 5
-# The most settlements that wait for the store: one minute at 160 requests per second.
-MAX_OUTBOX = 10_000
+MAX_OUTBOX = 10_000  # the most settlements that wait for the store: one minute at 160 requests per second
 # Settlements per call, and the seconds between calls, during which unused tokens stay reserved.
 BATCH = 100
 SETTLE_EVERY_S = 0.02
-# Longest wait for the last settlements when the gateway stops, in seconds.
-CLOSE_TIMEOUT_S = 1.0
-# Seconds for which the figures of a key are reused for other requests of this process.
-FIGURES_FOR_S = 2.0
+CLOSE_TIMEOUT_S = 1.0  # longest wait for the last settlements when the gateway stops, in seconds
+FIGURES_FOR_S = 2.0  # seconds for which the figures of a key are reused for other requests of this process
 # Seconds for which the last answer is used while the store does not answer: longer than a timeout, the
 # cool-off and another timeout, as with a busy SQLite. Unlike own counts, it includes other processes' use.
 LAST_KNOWN_S = 5.0

@@ -29,10 +29,8 @@ Work = Callable[[bytes], bytes]
 
 _SOURCE_ROOT: Final = Path(__file__).parents[2]
 _SIZE: Final = struct.Struct("!I")
-GRACE_S: Final = 30.0
-"""Longest time in which a server starts, or forks a child, on a busy machine."""
-# Lower priority than the gateway's own processes, which must keep answering.
-_NICENESS: Final = 10
+GRACE_S: Final = 30.0  # longest time in which a server starts, or forks a child, on a busy machine
+_NICENESS: Final = 10  # lower priority than the gateway's own processes, which must keep answering
 # How a child ended: the first byte of the answer that the caller reads.
 _DONE, _TIME, _MEMORY, _SIZE_OVER, _WALL, _FAILED = b"d", b"t", b"m", b"s", b"w", b"f"
 

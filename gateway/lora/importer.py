@@ -17,8 +17,7 @@ from gateway.lora.fetch import AdapterSource
 from gateway.lora.registry import AdapterProjection
 
 AUTHOR = "adapters.file"
-# Pause between attempts while the state store is unreachable.
-AGAIN_S = 5.0
+AGAIN_S = 5.0  # pause between attempts while the state store is unreachable
 
 
 @dataclass(eq=False)

@@ -20,8 +20,7 @@ from gateway.lora.registry import IN_FORCE_S, AdapterProjection
 from gateway.weights.records import read_json, write_json
 from resilience.failures import BackendFailure, FailureKind
 
-# Interval of checks of the engine's adapters, besides those at each change of the registry.
-TICK_S = 0.5
+TICK_S = 0.5  # interval of checks of the engine's adapters, besides those at each change of the registry
 # Interval of checks of the workers' adapters: a pin, or a worker that returns, may wait this long.
 WORKERS_TICK_S = 2.0
 # Interval at which the demand is stored; a kill loses at most this much of it.

@@ -18,8 +18,7 @@ from gateway.state.port import Record, StateStore
 from resilience.failures import BackendFailure
 
 STREAM: Final = "adapters-preload"
-MAX_ORDERS: Final = 100
-"""Most orders that are stored, and that one read returns."""
+MAX_ORDERS: Final = 100  # most orders that are stored, and that one read returns
 
 
 class AdapterOrders:

@@ -16,10 +16,8 @@ from gateway.state.port import Record, StateStore
 from gateway.state.projection import FollowedStream
 
 STREAM = "adapters"
-# Most attempts to append a change; one fails if another process was first.
-MAX_TRIES = 20
-# Longest wait until a change is applied in the process that made it.
-IN_FORCE_S = 10.0
+MAX_TRIES = 20  # most attempts to append a change; one fails if another process was first
+IN_FORCE_S = 10.0  # longest wait until a change is applied in the process that made it
 
 
 @dataclass(eq=False)

@@ -26,16 +26,14 @@ from resilience.failures import BackendFailure
 
 # The most queued summaries; beyond it the oldest is dropped: the conversation's next request asks again.
 MAX_WAITING = 64
-# Turns that a written summary may lack before a longer one is requested: two exchanges.
-MIN_NEW_TURNS = 4
+MIN_NEW_TURNS = 4  # turns that a written summary may lack before a longer one is requested: two exchanges
 # Limits of one summary: the model's input, its output, and the time in seconds.
 MAX_SOURCE_CHARS = 16_384
 MIN_SOURCE_CHARS = 512
 MAX_SUMMARY_TOKENS = 256
 MAX_SUMMARY_CHARS = 4_096
 TIMEOUT_S = 60.0
-# Below every caller's priority (-1 to 1).
-PRIORITY = -2
+PRIORITY = -2  # below every caller's priority (-1 to 1)
 # Seconds between checks of a busy engine.
 BUSY_WAIT_S = 1.0
 CACHE_BYTES = 4 * 1024 * 1024

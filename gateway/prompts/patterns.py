@@ -67,8 +67,7 @@ PATTERN: Final = re.compile(
     re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
 
-# How many characters before a match are searched for words that determine its meaning.
-CUE_CHARS: Final = 48
+CUE_CHARS: Final = 48  # how many characters before a match are searched for words that determine its meaning
 # Prepended to those characters if the sentence begins earlier, so that `^` does not match there.
 CUT: Final = "\0"
 
@@ -120,8 +119,7 @@ ABBREVIATION: Final = re.compile(
     r"|[a-z])\.$",
     re.IGNORECASE,
 )
-# How many characters before a full stop an abbreviation can begin.
-ABBREVIATION_CHARS: Final = 8
+ABBREVIATION_CHARS: Final = 8  # how many characters before a full stop an abbreviation can begin
 
 # A line that continues the previous one: it starts with a lower-case letter or a number, and is neither a
 # list item nor a field.

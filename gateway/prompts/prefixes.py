@@ -16,8 +16,7 @@ from budgeting.values import Plan
 from gateway.backends.port import Backend
 from gateway.backends.prefix_hash import chain_of
 
-# The most remembered blocks: 2,600 prefixes of 400 tokens, about 8 MiB.
-MAX_BLOCKS_SEEN = 65_536
+MAX_BLOCKS_SEEN = 65_536  # the most remembered blocks: 2,600 prefixes of 400 tokens, about 8 MiB
 
 # The most prefixes whose keys are cached, and the tokens of the longest one: 5 MiB at most.
 MAX_CACHED_KEYS = 64
@@ -28,8 +27,7 @@ _64_BITS = (1 << 64) - 1
 
 # Backend, tenant (none if tenants share prefixes), adapter, tokens of a block.
 _Place = tuple[str, str | None, str | None, int]
-# A prefix's fingerprint, and the key of each of its blocks.
-_Keys = tuple[str | None, tuple[int, ...]]
+_Keys = tuple[str | None, tuple[int, ...]]  # a prefix's fingerprint, and the key of each of its blocks
 
 
 class Prefix(Struct, frozen=True):

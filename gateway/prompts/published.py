@@ -20,12 +20,9 @@ from gateway.state.port import MAX_READ, StateStore
 
 STREAM = "prompts.published"
 AUTHOR = "gateway"
-# The most ids in one state store; people publish, so there are few.
-MAX_PUBLISHED = 100_000
-# The most versions in one record; far below the limit of a record's bytes.
-RECORD_VERSIONS = 1_000
-# How often another process may append first; usually it has published the same versions.
-MAX_TRIES = 50
+MAX_PUBLISHED = 100_000  # the most ids in one state store; people publish, so there are few
+RECORD_VERSIONS = 1_000  # the most versions in one record; far below the limit of a record's bytes
+MAX_TRIES = 50  # how often another process may append first; usually it has published the same versions
 
 
 class Published(msgspec.Struct, frozen=True):

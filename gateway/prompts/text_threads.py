@@ -26,8 +26,7 @@ from gateway.errors import RateLimited
 
 LARGE_CHARS: Final = 262_144
 """Tokenizing a larger text takes more than 0.1 s (2.6 characters per microsecond)."""
-MAX_WAITING: Final = 256
-"""The most texts of a tenant, waiting or in a thread."""
+MAX_WAITING: Final = 256  # the most texts of a tenant, waiting or in a thread
 MAX_WAITING_CHARS: Final = 32 * 1024 * 1024
 """The most characters of these texts: eight of the largest bodies by default."""
 THREADS: Final = max(2, min(8, os.cpu_count() or 2))

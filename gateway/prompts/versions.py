@@ -24,8 +24,7 @@ DEFAULT_FOLDER = "prompts"
 # Limits of a folder; a prompt version is usually a page of text.
 MAX_FILE_BYTES = 262_144
 MAX_VERSIONS = 1_000
-# The most ids that an error names.
-_NAMED_IDS = 10
+_NAMED_IDS = 10  # the most ids that an error names
 
 _Text = Annotated[str, Field(max_length=MAX_FILE_BYTES)]
 

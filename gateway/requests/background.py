@@ -23,17 +23,12 @@ from gateway.errors import Draining, Internal, NotFound, PublicError, RateLimite
 from gateway.generation.sink import Sink
 from gateway.requests.stored_responses import RETRY_MS, StoredResponses, response_of
 
-LOOK_S: Final = 2.0
-"""Seconds between two heartbeats of the responses that run here."""
-LEASE_S: Final = 15.0
-"""Seconds without a heartbeat after which a response's gateway is considered dead."""
-SWEEP_S: Final = 60.0
-"""Seconds between two deletions of expired responses."""
-ABANDONED: Final = 100
-"""Most abandoned responses that are read at a time."""
+LOOK_S: Final = 2.0  # seconds between two heartbeats of the responses that run here
+LEASE_S: Final = 15.0  # seconds without a heartbeat after which a response's gateway is considered dead
+SWEEP_S: Final = 60.0  # seconds between two deletions of expired responses
+ABANDONED: Final = 100  # most abandoned responses that are read at a time
 
-CANCEL_S: Final = 10.0
-"""Longest wait for a cancelled response to end, in seconds."""
+CANCEL_S: Final = 10.0  # longest wait for a cancelled response to end, in seconds
 
 _GONE: Final = public_error(Internal("the gateway that ran the response has ended"))
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')

@@ -9,10 +9,8 @@ from gateway.errors import GatewayError, RateLimited
 
 UNCOUNTED_BYTES: Final = 65_536
 """A body up to this size is not counted: the server buffers as much for any connection."""
-BODIES: Final = 64
-"""How many of the longest bodies fit into the default limit: 256 MiB."""
-RECORDINGS: Final = 16
-"""How many of the longest recordings may be on the disk: 400 MiB by default."""
+BODIES: Final = 64  # how many of the longest bodies fit into the default limit: 256 MiB
+RECORDINGS: Final = 16  # how many of the longest recordings may be on the disk: 400 MiB by default
 UPLOADS: Final = 4
 """How many of the longest uploads may be on the disk until they are stored: 800 MiB by default."""
 _RETRY_AFTER_MS: Final = 1_000

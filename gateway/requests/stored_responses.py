@@ -18,10 +18,8 @@ from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ended_elsewhere
 from gateway.errors import InvalidRequest, NotFound
 
-MAX_TURNS: Final = 4_096
-"""The most responses of one conversation."""
-_FAST: Final = 1
-"""Compression level: texts shrink to a third, in 10 ms per megabyte."""
+MAX_TURNS: Final = 4_096  # the most responses of one conversation
+_FAST: Final = 1  # compression level: texts shrink to a third, in 10 ms per megabyte
 RETRY_MS: Final = 1_000
 _NONE: Final = "no response is stored here"
 

@@ -31,10 +31,8 @@ from gateway.state.port import MAX_READ, Record, StateStore
 from gateway.state.projection import FollowedStream
 
 AUTHOR = "canary"
-LEASE_WINDOWS = 3.0
-"""Number of windows without a record of the driver after which another process takes over."""
-IDLE_S = 1.0
-"""How often a process without a canary checks for one."""
+LEASE_WINDOWS = 3.0  # number of windows without a record of the driver after which another process takes over
+IDLE_S = 1.0  # how often a process without a canary checks for one
 MAX_TRIES = 5
 """Attempts to write an operator's command; the driver, which writes at each window, may be first."""
 FORGET_EVERY = 100

@@ -12,16 +12,13 @@ from gateway.routing.evidence import EvidenceWindow
 from gateway.routing.revision import Route
 from observability.events import RequestRecord
 
-# The status of a request whose caller disconnected; only its waiting time is evidence.
-_LEFT = 499
+_LEFT = 499  # the status of a request whose caller disconnected; only its waiting time is evidence
 # A 4xx status that is not the caller's fault: the backend throttles.
 _THROTTLED = 429
-MAX_WINDOWS = 16
-"""Windows that are stored while they cannot be published; the oldest is dropped first."""
+MAX_WINDOWS = 16  # windows that are stored while they cannot be published; the oldest is dropped first
 MAX_EXAMINED = 100
 """Most answers per side and window whose content is checked: a sample, as a check takes a millisecond."""
-MAX_SESSIONS = 100_000
-"""Most sessions of a window; requests of further sessions do not count."""
+MAX_SESSIONS = 100_000  # most sessions of a window; requests of further sessions do not count
 
 
 class CanaryTally:

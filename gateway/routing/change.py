@@ -13,8 +13,7 @@ from gateway.routing.file import RoutingConfig
 WHOLE = 100.0
 # Decimal digits of a weight: hides floating-point noise, far below the tolerance of the weights' sum.
 DIGITS = 10
-# Weights that differ by less than this are equal.
-SAME = 1e-6
+SAME = 1e-6  # weights that differ by less than this are equal
 
 
 @dataclass(frozen=True, slots=True)

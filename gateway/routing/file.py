@@ -11,8 +11,7 @@ from gateway.routing.route_limits import RouteAdmission, RouteResume
 
 
 class _Part(Section):
-    # Records are JSON, which has no infinity or NaN.
-    model_config = ConfigDict(allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)  # records are JSON, which has no infinity or NaN
 
 
 _ModelName = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]

@@ -24,12 +24,9 @@ from gateway.state.port import Record, StateStore
 from gateway.state.projection import FollowedStream
 
 STREAM = "routing"
-# Most attempts to append; each failed attempt means that another process was first.
-MAX_TRIES = 20
-# Longest wait, in seconds, for a revision that is in force in another process.
-ELSEWHERE_S = 1.0
-# Milliseconds after which an operator may try again.
-RETRY_MS = 1_000
+MAX_TRIES = 20  # most attempts to append; each failed attempt means that another process was first
+ELSEWHERE_S = 1.0  # longest wait, in seconds, for a revision that is in force in another process
+RETRY_MS = 1_000  # milliseconds after which an operator may try again
 # Seconds between attempts to write the first revision while the store is unreachable.
 SEED_AGAIN_S = 1.0
 SEED_AUTHOR = "file"

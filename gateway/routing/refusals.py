@@ -8,8 +8,7 @@ from gateway.routing.projection import RETRY_MS
 from gateway.routing.revision import RoutingFileError
 from gateway.state.errors import Conflict, RecordTooLarge, StateUnavailable
 
-# The most faults of a configuration in one message.
-MAX_FAULTS = 20
+MAX_FAULTS = 20  # the most faults of a configuration in one message
 
 
 @contextmanager

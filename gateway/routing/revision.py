@@ -61,8 +61,7 @@ class Revision:
     number: int
     routes: Mapping[str, Route]
     openai_route: str
-    # For each model that a route names, the route.
-    route_of: Mapping[str, str] = field(default_factory=dict)
+    route_of: Mapping[str, str] = field(default_factory=dict)  # for each model that a route names, the route
     # The service levels of each route, as the metrics read them.
     targets: Mapping[str, SloTargets] = field(default_factory=dict)
 

@@ -24,11 +24,9 @@ from gateway.errors import (
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import Revision, Route
 
-NEAREST: Final = 3
-"""The most names that are suggested for an unknown one."""
+NEAREST: Final = 3  # the most names that are suggested for an unknown one
 
-MAX_SHOWN: Final = 20
-"""The most names that a message lists."""
+MAX_SHOWN: Final = 20  # the most names that a message lists
 
 RETRY_MS: Final = 1_000
 """Milliseconds until callers should try again while models are not known; workers list them within some."""

@@ -43,10 +43,8 @@ from resilience.retry import Attempt
 
 # Features that the native contract may drop (docs/api.md); a shadow request may too.
 DROPPABLE = frozenset({*HINTS, Feature.TEMPERATURE_ABOVE_1})
-# Lower than the priority of any caller.
-PRIORITY = -1
-# The tenant of shadow requests in admission's fair queue; no key has an empty tenant.
-TENANT = ""
+PRIORITY = -1  # lower than the priority of any caller
+TENANT = ""  # the tenant of shadow requests in admission's fair queue; no key has an empty tenant
 # Seconds. There was capacity just before, so a longer wait means that a caller took it.
 MAX_WAIT_S = 0.05
 

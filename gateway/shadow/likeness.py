@@ -8,8 +8,7 @@ MAX_ORDER = 6
 BETA = 2.0
 # Only the beginning of longer answers is compared: 7 ms for two of this length, in steps of about 1 ms.
 MAX_CHARS = 1_500
-# Long enough for another thread to get the interpreter lock.
-PAUSE_S = 0.0002
+PAUSE_S = 0.0002  # long enough for another thread to get the interpreter lock
 
 
 def chrf(reference: str, given: str) -> float:

@@ -23,19 +23,14 @@ from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 
-# Seconds between checks of a busy backend.
-POLL_S = 0.1
-# The event loop is overloaded if a sleep ends this many seconds too late.
-LATE_S = 0.01
+POLL_S = 0.1  # seconds between checks of a busy backend
+LATE_S = 0.01  # the event loop is overloaded if a sleep ends this many seconds too late
 # Pairs are written in batches: the interval in seconds, and the most pairs of a batch.
 WRITE_S = 1.0
 WRITE_PAIRS = 200
-# The most pairs that wait for an unavailable database.
-MAX_UNWRITTEN = 1_000
-# Time limit of the last write when the gateway stops.
-LAST_WRITE_S = 2.0
-# The interval at which old pairs are deleted, even when no request is shadowed any more.
-DELETE_S = 3_600.0
+MAX_UNWRITTEN = 1_000  # the most pairs that wait for an unavailable database
+LAST_WRITE_S = 2.0  # time limit of the last write when the gateway stops
+DELETE_S = 3_600.0  # the interval at which old pairs are deleted, even when no request is shadowed any more
 
 
 @dataclass(eq=False, kw_only=True)

@@ -12,12 +12,10 @@ from operator import itemgetter
 from gateway.shadow.likeness import yield_thread
 
 CONFIDENCE = 0.95
-# The quantile of the normal distribution for a two-sided 95 % interval.
-_Z = 1.959964
+_Z = 1.959964  # the quantile of the normal distribution for a two-sided 95 % interval
 # With this many resamples, the ends of an interval vary by about 3 % of its width between seeds.
 RESAMPLES = 500
-# A bootstrap of fewer pairs is meaningless.
-MIN_PAIRS = 10
+MIN_PAIRS = 10  # a bootstrap of fewer pairs is meaningless
 # How many values are drawn and summed in one step: about a millisecond, in which no other thread runs.
 _VALUES_AT_ONCE = 5_000
 

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-KEEP_S: Final = 24 * 3600.0
-"""How long a reply is stored, in seconds."""
-CLAIM_S: Final = 10.0
-"""Seconds after which a claim that is not renewed is void: its gateway has ended."""
+KEEP_S: Final = 24 * 3600.0  # how long a reply is stored, in seconds
+CLAIM_S: Final = 10.0  # seconds after which a claim that is not renewed is void: its gateway has ended
 ENTRY_BYTES: Final = 1_024
 """Bytes of a reply besides its body, including indexes; thus a limit of bytes also limits the number."""
 

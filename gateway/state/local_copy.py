@@ -18,8 +18,7 @@ from accounting.events import error_kind
 from accounting.journal_files import sync_folder
 from gateway.state.port import Record
 
-# A first line has about 150 bytes; Sluice did not write a much longer one.
-MAX_HEADER_BYTES = 1_024
+MAX_HEADER_BYTES = 1_024  # a first line has about 150 bytes; Sluice did not write a much longer one
 
 
 class _Header(msgspec.Struct):

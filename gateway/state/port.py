@@ -17,14 +17,10 @@ import structlog
 
 from gateway.state.errors import RecordTooLarge, StateUnavailable
 
-MAX_RECORD_BYTES: Final = 1 << 20
-"""Bytes of the longest record; a routing file of thousands of routes fits."""
-POLL_S: Final = 1.0
-"""Default of the longest time between two calls of a listener, in seconds."""
-MAX_READ: Final = 1_000
-"""Most records of one read."""
-MAX_AUTHOR: Final = 256
-"""Longest author, in characters."""
+MAX_RECORD_BYTES: Final = 1 << 20  # bytes of the longest record; a routing file of thousands of routes fits
+POLL_S: Final = 1.0  # default of the longest time between two calls of a listener, in seconds
+MAX_READ: Final = 1_000  # most records of one read
+MAX_AUTHOR: Final = 256  # longest author, in characters
 STREAM_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """Allowed names of streams; a name is also a part of Redis keys and of file names."""
 

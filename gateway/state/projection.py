@@ -150,8 +150,7 @@ class LatestRecord(StreamProjection):
         await self._in_force(newest)
 
 
-IN_FORCE_S: Final = 5.0
-"""Longest wait for a change to be applied in the process that made it, in seconds."""
+IN_FORCE_S: Final = 5.0  # longest wait for a change to be applied in the process that made it, in seconds
 
 
 class FollowedStream:

@@ -20,8 +20,7 @@ from gateway.state.errors import StateUnavailable
 MAX_CONNECTIONS = 16
 # Longest time, in seconds, to connect, to wait for an answer, and to wait for a free connection.
 TIMEOUT_S = 2.0
-# Longest logged reason, in characters.
-MAX_REASON = 200
+MAX_REASON = 200  # longest logged reason, in characters
 # The errors of an operation if Redis is unreachable, refuses the command, or does not know it.
 REDIS_ERRORS = (RedisError, OSError)
 

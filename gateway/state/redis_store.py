@@ -12,10 +12,8 @@ from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_forget, check_read, check_record
 from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
 
-# Sent instead of a record's number with an announced text.
-_ANNOUNCED = "0"
-# Longest wait for one message, in seconds.
-LISTEN_S = 5.0
+_ANNOUNCED = "0"  # sent instead of a record's number with an announced text
+LISTEN_S = 5.0  # longest wait for one message, in seconds
 
 # Compares, appends and publishes atomically. The head is the list's length plus the count of deleted records;
 # if the hash of heads differs, keys were evicted or deleted, and nothing is written. Records are written even

@@ -19,8 +19,7 @@ BUSY_TIMEOUT_S = 2.0
 BUSY_RETRY_S = 0.0005
 # The most operations that wait for the thread.
 MAX_WAITING = 1_024
-LOCKED = "locked"
-"""The reason of StateUnavailable when another process holds the file."""
+LOCKED = "locked"  # the reason of StateUnavailable when another process holds the file
 
 T = TypeVar("T")
 

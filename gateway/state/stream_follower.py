@@ -16,10 +16,8 @@ from gateway.state.port import Record, StateStore
 from gateway.state.projection import START_TIMEOUT_S, ProjectionState, StreamProjection
 
 PAGE = 100
-# Seconds between comparisons of a stream that does not grow with the last applied record.
-VERIFY_S = 10.0
-# Seconds between writes of the local copy, which wait for the disk.
-COPY_S = 1.0
+VERIFY_S = 10.0  # seconds between comparisons of a stream that does not grow with the last applied record
+COPY_S = 1.0  # seconds between writes of the local copy, which wait for the disk
 
 
 class StreamFollower(StreamProjection):

@@ -3,8 +3,7 @@
 import errno
 from pathlib import Path
 
-# No space, over quota, over a file size limit.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no space, over quota, over a file size limit
 
 
 class FetchError(Exception):

@@ -11,8 +11,7 @@ from gateway.weights.errors import UnknownLocation
 # File types of weights that the engines do not read if there are safetensors.
 _OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth"})
 _WEIGHTS = _OTHER_WEIGHTS | {".safetensors"}
-# The folder of Meta's own checkpoint, next to the converted one.
-_OTHER_FOLDERS = frozenset({"original"})
+_OTHER_FOLDERS = frozenset({"original"})  # the folder of Meta's own checkpoint, next to the converted one
 
 
 def is_small(name: str) -> bool:

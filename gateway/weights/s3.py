@@ -21,8 +21,7 @@ from gateway.weights.s3_client import make_client, meaning
 from gateway.weights.s3_transfer import BACKOFF_S, Transfer
 from gateway.weights.values import OnProgress, RemoteFile, ignore
 
-# A prefix with more keys is not a model.
-MAX_FILES = 10_000
+MAX_FILES = 10_000  # a prefix with more keys is not a model
 
 
 @dataclass(eq=False)

@@ -23,8 +23,7 @@ from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts
 from gateway.wiring.state_store import make_limit_store
 
-# The shortest first key, in characters: 128 random bits as hexadecimal digits.
-MIN_KEY_CHARS = 32
+MIN_KEY_CHARS = 32  # the shortest first key, in characters: 128 random bits as hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True)

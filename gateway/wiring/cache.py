@@ -12,8 +12,7 @@ from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import CacheEvent, Store
 
-# Connections to Redis; a lookup and a write each use one at a time.
-MAX_CONNECTIONS = 8
+MAX_CONNECTIONS = 8  # connections to Redis; a lookup and a write each use one at a time
 
 
 def make_answers(

@@ -18,10 +18,8 @@ from gateway.wiring.core import Core
 from gateway.wiring.engine import EngineParts
 from gateway.wiring.serving import ServingParts
 
-# The longest wait for the ledger to write the last usage rows when the gateway stops.
-FLUSH_TIMEOUT_S = 5.0
-# vLLM's core process takes more than five seconds to exit by itself.
-ENGINE_STOP_TIMEOUT_S = 15.0
+FLUSH_TIMEOUT_S = 5.0  # the longest wait for the ledger to write the last usage rows when the gateway stops
+ENGINE_STOP_TIMEOUT_S = 15.0  # vLLM's core process takes more than five seconds to exit by itself
 
 
 @dataclass(frozen=True, slots=True)

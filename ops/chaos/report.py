@@ -12,8 +12,7 @@ from ops.chaos.scenario import Scenario, Verdict
 # Threads and descriptors that pools may keep: asyncio's threads, idle connections, SQLite's. A leak grows
 # with the requests and soon exceeds this.
 KEPT_BY_POOLS = 16
-# Bedrock's client keeps as many threads and connections as calls were in flight.
-KEPT_BY_BEDROCK = 32
+KEPT_BY_BEDROCK = 32  # Bedrock's client keeps as many threads and connections as calls were in flight
 # Results of ``unready`` that are about backends.
 ENGINE_CHECKS = frozenset({"engine", "model_loaded", "workers_ready", "no answer"})
 

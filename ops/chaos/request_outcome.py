@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ops.chaos.scenario import Verdict
 from ops.chaos.workload import ObservedAnswer
 
-# `fallback.kind` of an answer without a model: the route's degraded text.
-DEGRADED = "degraded_response"
+DEGRADED = "degraded_response"  # `fallback.kind` of an answer without a model: the route's degraded text
 
 
 @dataclass(frozen=True, slots=True)

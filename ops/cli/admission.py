@@ -5,8 +5,7 @@ from typing import Any
 from ops.cli.console import print_lines, print_rows
 from ops.cli.operator import Operator, command_group, operator_command
 
-# Decisions that fit a screen; --json shows all that the gateway keeps.
-SHOWN_DECISIONS = 15
+SHOWN_DECISIONS = 15  # decisions that fit a screen; --json shows all that the gateway keeps
 
 admission = command_group("admission", "Queues of the backends, and the last decisions of admission.")
 

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# As a shell reports a command that Ctrl-C ended.
-INTERRUPTED = 128 + signal.SIGINT
+INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a command that Ctrl-C ended
 
 
 @contextmanager

@@ -27,8 +27,7 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
 MAX_WORKERS = 64
 # Short, because the front gateway drains first: a worker only finishes requests that the front has abandoned.
 WORKER_DRAIN_S = 5.0
-# Prompts are sent as token ids in JSON, up to seven characters each.
-WORKER_BODY_BYTES = 64 << 20
+WORKER_BODY_BYTES = 64 << 20  # prompts are sent as token ids in JSON, up to seven characters each
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,10 @@ import structlog
 from engine.errors import EngineStartError
 from ops.gpus.layout import WORKER_DRAIN_S, WorkerPlacement
 
-# Waits before restarts, in seconds; the last one repeats.
-BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-# A worker that ran this long, in seconds, was healthy: its failures count from zero again.
-HEALTHY_S = 120.0
-# Consecutive short runs after which a worker is given up.
-MAX_SHORT_RUNS = 6
-# Time for the drain, the engine's stop, and slack.
-STOP_S = WORKER_DRAIN_S + 25.0
+BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # waits before restarts, in seconds; the last one repeats
+HEALTHY_S = 120.0  # a worker that ran this long, in seconds, was healthy: its failures count from zero again
+MAX_SHORT_RUNS = 6  # consecutive short runs after which a worker is given up
+STOP_S = WORKER_DRAIN_S + 25.0  # time for the drain, the engine's stop, and slack
 # Liveness checks, with the times of deploy/k8s: period, timeout, and the consecutive failures that mean dead.
 PING_EVERY_S, PING_TIMEOUT_S, MOST_SILENT = 10.0, 30.0, 3
 PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"

@@ -15,8 +15,7 @@ RUNTIME_BYTES = GIB // 2
 CUDA_GRAPH_BYTES = GIB // 2
 # Bytes per logit in sampling: 16-bit output, 32-bit copy, probabilities and sorted copy.
 LOGIT_BYTES = 2 + 4 + 4 + 4
-# At 0.95, an engine with several adapters occasionally runs out of memory.
-RISKY_UTILIZATION = 0.95
+RISKY_UTILIZATION = 0.95  # at 0.95, an engine with several adapters occasionally runs out of memory
 # Chat runs 64 to 256 sequences; with more, the time per output token grows.
 MOST_CHAT_SEQS = 256
 SEQS_STEP = 8

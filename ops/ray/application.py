@@ -27,12 +27,10 @@ GATEWAYS = "Gateway"
 ENGINE_MARGIN = 32
 # Most requests in one ingress replica: above the gateway's own bounds, by which it refuses requests itself.
 GATEWAY_ONGOING = 4_096
-# Interval, in seconds, at which replicas report KV figures to Serve's router.
-ROUTING_STATS_S = 1.0
+ROUTING_STATS_S = 1.0  # interval, in seconds, at which replicas report KV figures to Serve's router
 # Serve kills a replica whose health check takes longer than the timeout, which allows for a loaded host.
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
-# Interval at which Serve checks whether a stopping replica has ended its answers.
-DRAIN_LOOK_S = 0.5
+DRAIN_LOOK_S = 0.5  # interval at which Serve checks whether a stopping replica has ended its answers
 
 
 class Arguments(BaseModel):

@@ -28,13 +28,11 @@ from resilience.classify import classify
 from resilience.failures import FailureKind, HealthEffect
 from resilience.supervisor import Supervisor, SupervisorEvent
 
-# The name of the only backend on the engine; gateways use their own names for it.
-NAME = "engine"
+NAME = "engine"  # the name of the only backend on the engine; gateways use their own names for it
 # Most gateways whose queue lengths are stored; how long a reported length counts, in seconds (some rounds).
 MAX_GATEWAYS = 1_000
 QUEUE_STALE_S = 10.0
-# vLLM's core takes more than five seconds to exit by itself.
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 15.0  # vLLM's core takes more than five seconds to exit by itself
 
 MakeEngine = Callable[[Settings], MakeHost]
 

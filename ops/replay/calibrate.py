@@ -13,8 +13,7 @@ REPEATS = 8
 # Calls in flight; a gateway answers about 100 of them in well under a second.
 PARALLEL = 8
 ANCHOR = WORDS[0]
-# The probe's length in words.
-PROBE_WORDS = 16
+PROBE_WORDS = 16  # the probe's length in words
 # For a gateway that does not report its length; also the default of the engine's configuration.
 DEFAULT_MODEL_LEN = 4_096
 

@@ -20,10 +20,8 @@ from ops.replay.load import ReplayRun
 from ops.replay.outcome import percentile
 from ops.replay.report import ReplayReport
 
-# More redraws per second would disturb the load.
-REDRAWS_PER_S = 4.0
-# Number of latest answers that count for the TTFT in the bar.
-RECENT = 100
+REDRAWS_PER_S = 4.0  # more redraws per second would disturb the load
+RECENT = 100  # number of latest answers that count for the TTFT in the bar
 
 
 def _live(run: ReplayRun) -> Text:

@@ -14,12 +14,10 @@ from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
 from ops.session import CONNECT_TIMEOUT_S, GatewaySession, client_failures, error_code, mapping_of
 
-# Calls that are not generations: /tokenize, /v1/models.
-SHORT_CALL_TIMEOUT_S = 30.0
+SHORT_CALL_TIMEOUT_S = 30.0  # calls that are not generations: /tokenize, /v1/models
 # The header of requests that get errors instead of fallback answers.
 NO_FALLBACK = {"prefer": "sluice-no-fallback"}
-# Most bytes read of an error's body.
-MAX_ERROR_BYTES = 65_536
+MAX_ERROR_BYTES = 65_536  # most bytes read of an error's body
 
 
 @dataclass(frozen=True, slots=True)

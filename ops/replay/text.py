@@ -19,8 +19,7 @@ send keep read like want need arrive explain describe what which where when how 
 after before story, ending. reader, cover. page, panel. colour, stories. number? copies, address. question?
 """
 WORDS = tuple(_SHOP_TALK.split())
-# Tokens of a word when the gateway has no /tokenize; English words of this kind have 1 to 2.
-GUESSED_COST = 1
+GUESSED_COST = 1  # tokens of a word when the gateway has no /tokenize; English words of this kind have 1 to 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ SOAK_S = 1_800.0
 # The startup probe of deploy/k8s allows a container 90 seconds until its health check passes.
 READY_WITHIN_S = 90.0
 MAX_LEDGER_LAG_S = 5.0
-# Time after the drain for the engine's stop and the last rows (docs/operations.md).
-AFTER_DRAIN_S = 30.0
+AFTER_DRAIN_S = 30.0  # time after the drain for the engine's stop and the last rows (docs/operations.md)
 
 
 class CheckVerdict(StrEnum):

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from gateway.config.errors import ConfigError
 
-PORT = 8080
-"""The port that the platform calls, unless SAGEMAKER_BIND_TO_PORT is set (inference pipelines)."""
+PORT = 8080  # the port that the platform calls, unless SAGEMAKER_BIND_TO_PORT is set (inference pipelines)
 DRAIN_S = 20
 """Part of the 30 seconds between SIGTERM and SIGKILL; the rest is for the engine and the last usage rows."""
-MODEL_FOLDER = Path("/opt/ml/model")
-"""Where the platform puts the data of the model's ``ModelDataSource``."""
+MODEL_FOLDER = Path("/opt/ml/model")  # where the platform puts the data of the model's ``ModelDataSource``
 ENDPOINT_ENV = "SLUICE_SAGEMAKER_ENDPOINT"
 VARIANT_ENV = "SLUICE_SAGEMAKER_VARIANT"
 VARIANT = "main"

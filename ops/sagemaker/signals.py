@@ -15,11 +15,9 @@ NAMESPACE = "Sluice"
 ACTIVE = "ActiveSequences"
 WAITING = "WaitingRequests"
 KV_USAGE = "KvCacheUsage"
-EVERY_S = 20.0
-"""Interval in seconds: three samples in each minute that target tracking evaluates."""
+EVERY_S = 20.0  # interval in seconds: three samples in each minute that target tracking evaluates
 EVERY_ENV = "SLUICE_SAGEMAKER_PUBLISH_SECONDS"
-MAX_REASON = 300
-"""Longest error message in a log line, in characters."""
+MAX_REASON = 300  # longest error message in a log line, in characters
 
 _WAITING_FAMILIES = ("sluice_admission_queue_depth", "vllm:num_requests_waiting")
 

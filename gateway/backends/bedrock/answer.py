@@ -30,8 +30,7 @@ _FINISH: Mapping[str, FinishReason] = {
     "content_filtered": FinishReason.CONTENT_FILTER,
     "malformed_model_output": FinishReason.ERROR,
 }
-# Pieces that are never joined with others.
-_ALONE = frozenset({ToolBegin, ToolEnd})
+_ALONE = frozenset({ToolBegin, ToolEnd})  # pieces that are never joined with others
 # The stop reasons after which the caller is to answer the calls of an answer, if it has calls.
 _AFTER_CALLS = frozenset({"tool_use", "end_turn"})
 

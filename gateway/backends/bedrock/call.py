@@ -11,8 +11,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 # Most calls that wait for a lane. Admission passes as many calls as there are lanes, and a few more.
 MAX_WAITING = 16
-# Retry-After when no place is left, seconds: calls end one by one.
-RETRY_AFTER_S = 1.0
+RETRY_AFTER_S = 1.0  # Retry-After when no place is left, seconds: calls end one by one
 # Events that may wait for a slow reader; then the thread stops reading, and TCP slows Bedrock down.
 MAX_EVENTS = 256
 # Longest wait, seconds, for the thread of a call that was cut or is complete. A thread that takes longer

@@ -18,8 +18,7 @@ _CACHE_MINIMA = (
     ("amazon.nova-pro", 1000),
     ("amazon.nova-premier", 1000),
 )
-# For a model that is not in the table but takes cache points by the configuration.
-DEFAULT_MINIMUM = 1024
+DEFAULT_MINIMUM = 1024  # for a model that is not in the table but takes cache points by the configuration
 
 # Parts of the ids of models that complete a last message of the assistant, by Anthropic's and AWS's guides:
 # Claude up to 4.5, and Nova. Later models refuse it ("does not support assistant message prefill"), so no

@@ -33,8 +33,7 @@ from gateway.contracts.values import FormatType, ResponseFormat
 from resilience.failures import invalid_input
 
 EARLIER = "(Earlier messages are not shown.)"
-NO_OUTPUT = "(no output)"
-"""The text of a tool's result without content: models refuse an empty one."""
+NO_OUTPUT = "(no output)"  # the text of a tool's result without content: models refuse an empty one
 CACHE_POINT = {"cachePoint": {"type": "default"}}
 
 _GAP = "\n\n"

@@ -18,12 +18,10 @@ MAX_ARGUMENT_DEPTH: Final = 64
 """Deepest nesting of a call's arguments in a history; botocore writes them by recursion."""
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
-# Keywords of a schema whose values are not schemas.
-_VALUES: Final = frozenset({"enum", "const", "default"})
+_VALUES: Final = frozenset({"enum", "const", "default"})  # keywords of a schema whose values are not schemas
 # Keywords of a schema whose values map names to schemas.
 _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-# Characters of a replaced name that stay readable before its hash.
-_READABLE = 47
+_READABLE = 47  # characters of a replaced name that stay readable before its hash
 
 
 class ConverseTools:

@@ -19,8 +19,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 # Longest time that a failed region is not asked, seconds, however long a pause it requests.
 MAX_COOL_DOWN_S = 60.0
-# Longest Retry-After that is used, seconds.
-MAX_RETRY_AFTER_S = 300.0
+MAX_RETRY_AFTER_S = 300.0  # longest Retry-After that is used, seconds
 
 
 _TOKENS_HEADER = "x-amzn-bedrock-input-token-count"

@@ -9,8 +9,7 @@ from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineAdapterError,
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.values import Lora
 
-# Above every number that the registry gives, within vLLM's signed 32 bits.
-FIRST_FRESH = 1 << 30
+FIRST_FRESH = 1 << 30  # above every number that the registry gives, within vLLM's signed 32 bits
 
 
 class VllmAdapters:

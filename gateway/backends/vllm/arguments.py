@@ -9,13 +9,11 @@ from gateway.config.engine import EngineSection
 
 # Default bound on a step's tokens: one or two prompts of 3,500 tokens must not displace fifty short ones.
 MAX_NUM_BATCHED_TOKENS = 8192
-# The block size of vLLM's attention on the CPU must be a multiple of this.
-CPU_BLOCK_MULTIPLE = 32
+CPU_BLOCK_MULTIPLE = 32  # the block size of vLLM's attention on the CPU must be a multiple of this
 # KV pool on a CPU if none is configured, at most this share of free memory: vLLM takes 92 % of all memory.
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.25
-# The ranks for which vLLM has kernels.
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks for which vLLM has kernels
 
 _SAME_NAME = (
     *("model", "tokenizer", "max_model_len", "block_size", "max_num_seqs", "dtype", "enable_prefix_caching"),

@@ -33,8 +33,7 @@ from resilience.failures import BackendFailure, FailureKind, invalid_input
 # Longer than a block, so that the second prompt hits the first one's cached block.
 PROMPT = 48
 TOKENS = 8
-# The first requests of the warm-up that every engine must be able to answer.
-NEEDED = 2
+NEEDED = 2  # the first requests of the warm-up that every engine must be able to answer
 
 
 async def warm_up(engine: VllmEngine) -> None:

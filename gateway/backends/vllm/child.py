@@ -19,8 +19,7 @@ import traceback
 
 # Longest text, characters: a datagram must fit the socket's buffer; of a traceback its end is sent.
 MAX_TEXT = 16_000
-# Lines of standard error that vLLM and its libraries print without logging them.
-PRINTED = "vllm.printed"
+PRINTED = "vllm.printed"  # lines of standard error that vLLM and its libraries print without logging them
 
 
 def handler(address: str, ours: int) -> logging.Handler:

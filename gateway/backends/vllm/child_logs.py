@@ -17,13 +17,11 @@ import structlog
 # The environment variable with the path of vLLM's logging configuration.
 CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 CONFIG_FILE = "logging.json"
-# More than vLLM logs at warning and above while it starts; enough to find the first error.
-MAX_STORED = 200
+MAX_STORED = 200  # more than vLLM logs at warning and above while it starts; enough to find the first error
 # Errors logged within this time before the engine's death, seconds, are reported as its cause.
 RECENT_S = 10.0
 RECEIVE_BYTES = 1 << 20
-# Most datagrams read in one call, so that a flood does not block the event loop.
-MAX_AT_ONCE = 64
+MAX_AT_ONCE = 64  # most datagrams read in one call, so that a flood does not block the event loop
 
 
 @dataclass(frozen=True, slots=True)

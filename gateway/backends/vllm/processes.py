@@ -15,8 +15,7 @@ from gateway.backends import host
 _CORE = "EngineCore"
 _TRACES = ("spawn_main", "vllm.model_executor.models.registry")
 _TITLE = "VLLM::"
-# Folder and name prefix of multiprocessing's segments on Linux.
-_SHARED, _SEGMENT = Path("/dev/shm"), "psm_"
+_SHARED, _SEGMENT = Path("/dev/shm"), "psm_"  # folder and name prefix of multiprocessing's segments on Linux
 
 
 def children() -> frozenset[psutil.Process]:

@@ -18,8 +18,7 @@ from gateway.contracts.audio import TOKENS_PER_AUDIO_S, EventSink, Recording
 from gateway.contracts.sse import EventReader, EventTooLarge
 from resilience.failures import BackendFailure
 
-READ_BYTES: Final = 256 * 1024
-"""Most bytes of the file in memory at a time."""
+READ_BYTES: Final = 256 * 1024  # most bytes of the file in memory at a time
 MAX_ANSWER_BYTES: Final = 16 << 20
 """Longest whole answer that is read: ten hours of speech with segments are some 8 MB."""
 LAST_TYPE: Final = "transcript.text.done"

@@ -17,10 +17,8 @@ import httptools
 
 from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, TransportError
 
-# Unread bytes above which reading is paused: some 2,000 events of a stream.
-HIGH_WATER_BYTES = 512 * 1024
-# Longest head of an answer, bytes.
-MAX_HEAD_BYTES = 64 * 1024
+HIGH_WATER_BYTES = 512 * 1024  # unread bytes above which reading is paused: some 2,000 events of a stream
+MAX_HEAD_BYTES = 64 * 1024  # longest head of an answer, bytes
 # How long a connection may take to end an answer whose last event has come, before it is closed.
 LINGER_S = 1.0
 

@@ -16,12 +16,9 @@ from gateway.config.backends import OpenAIBackend
 WINDOW_S = 30.0
 WINDOW_OUTCOMES = 10
 MAX_OUTCOMES = 1000
-# Failed probes in a row that eject a worker.
-PROBE_FAILURES = 2
-# Time in service, seconds, after which one ejection no longer lengthens the next one.
-FORGIVE_S = 300.0
-# Weight of a worker in the choice when it returns from an ejection.
-FIRST_WEIGHT = 0.1
+PROBE_FAILURES = 2  # failed probes in a row that eject a worker
+FORGIVE_S = 300.0  # time in service, seconds, after which one ejection no longer lengthens the next one
+FIRST_WEIGHT = 0.1  # weight of a worker in the choice when it returns from an ejection
 
 
 class WorkerState(StrEnum):

@@ -26,8 +26,7 @@ WINDOW_S = 60.0
 # Bounds of the histogram, seconds, and the ratio of a bucket's edges, which is the error of a quantile.
 SHORTEST_S, LONGEST_S, RATIO = 0.001, 600.0, 1.1
 _BUCKETS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(RATIO)) + 1
-# Most extra requests that can be saved up while traffic is low.
-MOST_SAVED = 10.0
+MOST_SAVED = 10.0  # most extra requests that can be saved up while traffic is low
 
 
 class HedgePolicy:

@@ -22,8 +22,7 @@ GENERATION_TOKENS = "vllm:generation_tokens_total"
 _SUMS = frozenset({RUNNING, WAITING, PROMPT_TOKENS, GENERATION_TOKENS})
 _WANTED = (*_SUMS, KV_USAGE, CACHE_CONFIG, LORA)
 
-# Larger values, infinity and NaN are ignored.
-_MAX_VALUE = 1e15
+_MAX_VALUE = 1e15  # larger values, infinity and NaN are ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,7 @@ def _count(value: str | None) -> int:
 
 # Age of a scrape, in intervals, from which others' load is scaled up, and from which it is ignored.
 DOUBT_INTERVALS, STALE_INTERVALS = 2.0, 10.0
-# Factor of others' load just before the scrape is ignored.
-DOUBT_FACTOR = 2.0
+DOUBT_FACTOR = 2.0  # factor of others' load just before the scrape is ignored
 # Upper bound of a scaled-up KV usage, below admission's threshold of memory pressure: an old figure alone
 # must not stop traffic.
 DOUBTED_KV_USAGE = 0.9

@@ -8,8 +8,7 @@ import msgspec
 from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.values import TokenLogprob
 
-# Prefix of a token in vLLM's output when ids are requested.
-TOKEN_ID = "token_id:"
+TOKEN_ID = "token_id:"  # prefix of a token in vLLM's output when ids are requested
 
 
 class _Alternative(msgspec.Struct):

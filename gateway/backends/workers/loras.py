@@ -24,10 +24,8 @@ from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.config.backends import OpenAIBackend
 
 LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
-# Longest answer of these endpoints that is read, bytes.
-MAX_ANSWER_BYTES = 64 * 1024
-# Long, since a worker that loads an adapter answers late.
-LIST_TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 64 * 1024  # longest answer of these endpoints that is read, bytes
+LIST_TIMEOUT_S = 10.0  # long, since a worker that loads an adapter answers late
 # Characters of a worker's error message in the log.
 MAX_WORDS = 300
 _LOADED_NAME = re.compile(r"@[0-9a-f]{12}$")  # end of a loaded_name

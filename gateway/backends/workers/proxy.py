@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from gateway.backends.workers.errors import ConnectFailed
 
-# Longest head of a proxy's answer, bytes.
-MAX_HEAD_BYTES = 16 * 1024
+MAX_HEAD_BYTES = 16 * 1024  # longest head of a proxy's answer, bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,10 @@ from gateway.backends.workers.errors import (
 from resilience.classify_aws import kind_of_status
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 
-# Longest error answer that is read, bytes.
-MAX_ERROR_BYTES = 64 * 1024
+MAX_ERROR_BYTES = 64 * 1024  # longest error answer that is read, bytes
 # Longest Retry-After that is honoured, seconds: a wrong clock there must not divert traffic for a day.
 MAX_RETRY_AFTER_S = 300.0
-# Used when an overloaded worker sends no Retry-After, seconds.
-DEFAULT_RETRY_AFTER_S = 1.0
+DEFAULT_RETRY_AFTER_S = 1.0  # used when an overloaded worker sends no Retry-After, seconds
 # The same for a used-up quota. An operator must raise it, so trying every second would be useless.
 QUOTA_RETRY_AFTER_S = 60.0
 # The contract's names of fields: a worker's `param` is passed on only when it is one.

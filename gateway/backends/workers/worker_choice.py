@@ -28,8 +28,7 @@ PLACES = 128
 CACHED_FACTOR = 0.5
 # What loading an adapter costs, in requests of load: it delays the first token by about one answer's time.
 ADAPTER_COST = 2.0
-# Adapters assumed to be held by a worker: the default of the engines here.
-ADAPTERS_HELD = 8
+ADAPTERS_HELD = 8  # adapters assumed to be held by a worker: the default of the engines here
 # KV usage above which a worker soon evicts cached prefixes: each percent above it counts as a request.
 KV_FULL = 0.9
 
@@ -59,8 +58,7 @@ class WorkerPreference:
     adapter: str | None = None
 
 
-# For a pool of one worker, and for embeddings, scores and transcripts.
-NO_PREFERENCE = WorkerPreference()
+NO_PREFERENCE = WorkerPreference()  # for a pool of one worker, and for embeddings, scores and transcripts
 
 
 class Ring:

@@ -153,5 +153,4 @@ class MessagesRequest(CountRequest):
     metadata: RequestMetadata | None = None
 
 
-MAX_DROPPED: Final = 32
-"""Most names of unknown fields that an answer's warnings repeat."""
+MAX_DROPPED: Final = 32  # most names of unknown fields that an answer's warnings repeat

@@ -23,8 +23,7 @@ from gateway.contracts.native import SluiceFields
 from gateway.contracts.openai_fields import SERVICE
 from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
 
-MAX_METADATA: Final = 16
-"""Most pairs of ``metadata``, as at OpenAI."""
+MAX_METADATA: Final = 16  # most pairs of ``metadata``, as at OpenAI
 Includable = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",

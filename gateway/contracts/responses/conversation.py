@@ -18,8 +18,7 @@ from gateway.contracts.responses.body import (
 )
 from gateway.contracts.tools import chosen_name, custom_tool, function_tool, refuse_others
 
-NAMESPACE_JOINT = "__"
-"""Separates a namespace and its member in the tool name that the model gets."""
+NAMESPACE_JOINT = "__"  # separates a namespace and its member in the tool name that the model gets
 SUMMARY_BEGINS = "Summary of our conversation so far:\n"
 """The begin of a compaction item's content, which is not encrypted: it is the caller's own conversation."""
 OpenSeal = Callable[[str], str | None]

@@ -18,8 +18,7 @@ from gateway.contracts.values import CallerRole
 from gateway.http.authorize import require_role
 from gateway.http.routes import OPERATORS, CancellableRoute, ExchangeDep, Json, ServicesDep
 
-NOTHING = Body()
-"""Default body of changes without fields; a body with fields is refused."""
+NOTHING = Body()  # default body of changes without fields; a body with fields is refused
 router = APIRouter(prefix="/admin/adapters", route_class=CancellableRoute, **OPERATORS)
 
 

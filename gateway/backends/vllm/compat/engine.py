@@ -31,8 +31,7 @@ from gateway.contracts.values import FormatType, ResponseFormat, template_variab
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 
-# Retry-After, seconds, while the queue of an engine that bounds it is full.
-RETRY_AFTER_S = 1.0
+RETRY_AFTER_S = 1.0  # Retry-After, seconds, while the queue of an engine that bounds it is full
 
 
 class VllmEngine:

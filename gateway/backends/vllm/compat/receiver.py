@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from gateway.backends.vllm.compat.steps import CoreSteps
 
-# Messages received in one turn of the event loop.
-MOST_MESSAGES = 16
+MOST_MESSAGES = 16  # messages received in one turn of the event loop
 
 
 class Receiver:

