@@ -147,6 +147,7 @@ class OpenAIBackend(AffinitySection):
     model: Annotated[str, Field(min_length=1)] | None = None
     dialect: Literal["auto", "vllm", "sluice", "openai"] = "auto"
     prompt: Literal["auto", "messages", "token_ids"] = "auto"
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] | None = None
     features: list[Feature] | None = None
     unknown_fields: UnknownFields | None = None
     adapters: dict[str, str] = Field(default_factory=dict)
@@ -180,6 +181,12 @@ class OpenAIBackend(AffinitySection):
     slow_start_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
     hedge: HedgeSection = HedgeSection()
     price: PriceConfig | None = None
+
+    @property
+    def chat_limit_field(self) -> str:
+        """The field of a chat's body with the answer's limit in tokens."""
+        by_dialect = "max_completion_tokens" if self.dialect == "openai" else "max_tokens"
+        return self.max_tokens_field or by_dialect
 
     @property
     def unknown_features(self) -> frozenset[Feature]:

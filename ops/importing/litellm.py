@@ -44,6 +44,8 @@ OPENAI_CONTRACT: Mapping[str, str | None] = {
 }
 # Self-hosted servers, which may have no key.
 _KEYLESS = frozenset({"hosted_vllm", "ollama", "ollama_chat", "lm_studio", "llamafile", "openai_like"})
+# Services that refuse or ignore OpenAI's max_completion_tokens.
+_MAX_TOKENS = frozenset({"mistral", "ollama", "ollama_chat", "deepseek", "perplexity", "together_ai"})
 _NO_KEY = frozenset({"none", "empty", "dummy", "fake-key", "sk-none", "not-needed", "no-key"})
 _SECRET = re.compile(r"key|token|secret|auth|password", re.IGNORECASE)
 _LIMITS = "limits are of keys: sluice keys create --rpm --tpm"
@@ -207,6 +209,8 @@ class _Model:
         if provider != "hosted_vllm":
             section |= {"dialect": "openai", "unknown_fields": "pass", "metrics_path": None}
             section["probe_interval_seconds"] = 30.0
+            if provider in _MAX_TOKENS:
+                section["max_tokens_field"] = "max_tokens"
         if (variable := self._key(provider)) is not None:
             section["api_key_env"] = variable
         for key, ours in _TIMEOUTS.items():

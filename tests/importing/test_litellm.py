@@ -86,6 +86,13 @@ def test_deployments_of_one_server_kind_are_a_pool_and_others_share_by_weight(wr
     assert settings["engine"]["max_model_len"] == MAX_MODEL_LEN and settings["server"] == {"log_json": True}
 
 
+def test_services_that_refuse_or_ignore_max_completion_tokens_get_max_tokens(written: Any) -> None:
+    backends = written[0]["backends"]
+    for name in ("mistral-small", "local-phi", "deepseek-chat"):
+        assert backends[name]["max_tokens_field"] == "max_tokens"
+    assert "max_tokens_field" not in backends["gpt-4o"] and "max_tokens_field" not in backends["qwen3-8b"]
+
+
 def test_the_context_is_the_longest_when_each_model_says_its_own(tmp_path: Path) -> None:
     one = "{model_name: %s, litellm_params: {model: %s, api_key: sk-do-not-copy}, model_info: {max_input_tokens: %d}}"
     models = ", ".join((one % ("4o", "gpt-4o", 100_000), one % ("4o", "gpt-4", 8_000)))

@@ -351,6 +351,6 @@ def make_writer(
     model: str = "base", dialect: Dialect = Dialect.VLLM, token_ids: bool = False, **keys: Any
 ) -> CompletionWriter:
     """A writer for the section with these keys."""
-    given = {"prompt": "messages", **keys}
+    given = {"prompt": "messages", "dialect": dialect.value, **keys}
     section = OpenAIBackend(kind="openai", base_urls=["http://127.0.0.1:1/v1"], **given)
     return CompletionWriter(model, section, dialect, token_ids)

@@ -195,6 +195,15 @@ def test_plain_openai_has_its_own_name_for_the_length() -> None:
     assert sent(make_writer("gpt", Dialect.OPENAI))["max_completion_tokens"] == 16
 
 
+@pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.VLLM])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_the_limit_of_a_chat_goes_in_the_field_that_its_server_takes(dialect: Dialect, field: str) -> None:
+    writer = make_writer("base", dialect, max_tokens_field=field)
+    assert [name for name in sent(writer) if name.startswith("max_")] == [field]
+    raw = sent(writer, messages=())
+    assert raw["max_tokens"] == 16 and "max_completion_tokens" not in raw
+
+
 def test_a_caller_who_does_not_stream_gets_his_tokens_in_larger_pieces_from_vllm() -> None:
     body = sent(make_writer("base"), stream=False)
     assert body["stream_interval"] == 32 and body["stream_options"]["continuous_usage_stats"] is True

@@ -142,14 +142,25 @@ async def test_a_server_that_refuses_vllms_fields_is_found_before_the_first_requ
     assert not found.unusable
 
 
-async def test_a_service_that_has_chats_alone_is_asked_for_one() -> None:
+@pytest.mark.parametrize(
+    ("keys", "limit_field"),
+    [
+        ({}, "max_tokens"),
+        ({"dialect": "openai"}, "max_completion_tokens"),
+        ({"dialect": "openai", "max_tokens_field": "max_tokens"}, "max_tokens"),
+    ],
+)
+async def test_a_service_that_has_chats_alone_is_asked_for_one_with_the_limit_as_in_requests(
+    keys: dict[str, str], limit_field: str
+) -> None:
     async def chats(request: Request) -> None:
         await (answer if request.path == "/v1/chat/completions" else unknown)(request)
 
     service = RawWorker([chats], models=lambda: lists())
-    found = await asked(service)
+    async with pool(service, ready=False, **keys) as backend:
+        [found] = await backend.inspect(IDS, 4096, generate=True)
     assert not found.unusable and found.latency_ms is not None
-    assert service.requests[-1].body["max_completion_tokens"] == 16
+    assert [name for name in service.requests[-1].body if name.startswith("max_")] == [limit_field]
 
 
 async def test_a_pool_is_unusable_when_every_worker_is() -> None:

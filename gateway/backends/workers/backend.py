@@ -236,7 +236,14 @@ class WorkersBackend:
             asked = [
                 tasks.create_task(
                     inspect(
-                        worker.watcher, url, model, sample_ids, max_model_len, generate=generate, vllm=vllm
+                        worker.watcher,
+                        url,
+                        model,
+                        sample_ids,
+                        max_model_len,
+                        generate=generate,
+                        limit_field=self._section.chat_limit_field,
+                        vllm=vllm,
                     )
                 )
                 for url, worker in self._workers.items()

@@ -212,8 +212,7 @@ class CompletionWriter:
             body["prompt"] = joined(work.token_ids) + (() if partial is None else partial.token_ids or ())
         if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps differently
             limit = 0 if sampling.prompt_only else sampling.max_tokens
-            plain = chat and self.dialect is Dialect.OPENAI
-            body["max_completion_tokens" if plain else "max_tokens"] = limit
+            body[self.section.chat_limit_field if chat else "max_tokens"] = limit
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
         given: dict[str, float | None] = {

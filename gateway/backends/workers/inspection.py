@@ -159,6 +159,7 @@ async def inspect(
     max_model_len: int,
     *,
     generate: bool,
+    limit_field: str,
     vllm: bool = False,
 ) -> Inspection:
     """Ask one worker; raises nothing.
@@ -166,6 +167,7 @@ async def inspect(
     Args:
         model: the configured model; ``None``: the first one that the worker lists.
         sample_ids: the gateway's token ids of ``SAMPLE``; ``None``: it cannot read the model's tokenizer.
+        limit_field: the field of a chat's body with the answer's limit.
         vllm: whether requests have vLLM's fields, unless the worker is a Sluice.
     """
     try:
@@ -210,7 +212,7 @@ async def inspect(
     if generate:
         began = time.monotonic()
         vllm = vllm and not (models is not None and models.of_sluice)
-        status = await _one_token(client, model, {"return_token_ids": False} if vllm else {})
+        status = await _one_token(client, model, limit_field, {"return_token_ids": False} if vllm else {})
         if status == 200:
             latency_ms = round((time.monotonic() - began) * 1000, 1)
         elif status != 404 or not await _does_other_work(client):
@@ -233,12 +235,12 @@ async def _does_other_work(client: WorkerClient) -> bool:
         return False
 
 
-async def _one_token(client: WorkerClient, model: str, fields: Mapping[str, Any]) -> int:
+async def _one_token(client: WorkerClient, model: str, limit_field: str, fields: Mapping[str, Any]) -> int:
     text = {"model": model, "prompt": "test", "max_tokens": 1, **fields}
     status = (await _post(client, f"{client.prefix}/completions", text)).status
     if status in (400, 404, 405):  # hosted services have chats alone; some refuse a limit of one token
         messages = [{"role": "user", "content": "test"}]
-        chat = {"model": model, "messages": messages, "max_completion_tokens": 16, **fields}
+        chat = {"model": model, "messages": messages, limit_field: 16, **fields}
         status = (await _post(client, f"{client.prefix}/chat/completions", chat)).status
     return status
 
