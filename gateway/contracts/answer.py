@@ -18,7 +18,7 @@ class Timings(AnswerPart, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """One of the ``n`` requested texts; ``logprobs`` has an entry per token if requested."""
+    """One of the ``n`` requested texts; ``logprobs`` has an entry per token if requested and given."""
 
     text: str
     finish_reason: FinishReason

@@ -66,14 +66,14 @@ def respond(
         created=request.created,
         fallback=outcome.fallback,
         warnings=(*outcome.warnings, *warnings),
-        logprobs=stream.logprobs() if with_logprobs else None,
+        logprobs=(with_logprobs and stream.logprobs()) or None,
         reasoning=stream.reasoning(),
         tool_calls=stream.tool_calls(),
         others=tuple(
             Choice(
                 stream.text(index),
                 reason,
-                stream.logprobs(index) if with_logprobs else None,
+                (with_logprobs and stream.logprobs(index)) or None,
                 stream.reasoning(index),
                 stream.tool_calls(index),
             )

@@ -15,6 +15,7 @@ from admission.values import AdmissionLimits, BackendLoad
 from budgeting.values import EvidenceChunk, Message, Role
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import (
     Contract,
@@ -452,6 +453,16 @@ async def test_a_plain_answer_has_one_choice_and_no_logprobs(build_rig: Build, a
     answer = (await build_rig().run(ask())).answer
     assert answer is not None
     assert [(choice.text, choice.logprobs) for choice in answer.choices] == [("Hello there.", None)]
+
+
+async def test_log_probabilities_that_no_token_has_are_null(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(
+        Script(events=(Delta("a", 1), Delta("b", 1, index=1)), finish_reasons=(FinishReason.STOP,) * 2)
+    )
+    asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=2, logprobs=0))
+    answer = (await rig.run(asked)).answer
+    assert answer is not None
+    assert [(choice.text, choice.logprobs) for choice in answer.choices] == [("a", None), ("b", None)]
 
 
 async def test_a_deadline_ends_every_text_with_what_there_is(build_rig: Build, ask: Ask) -> None:

@@ -436,6 +436,17 @@ def test_chat_logprobs_are_read_with_bytes_and_alternatives() -> None:
     assert [(one.data, one.logprob) for one in entry.top] == [(b"\xe9", -0.5), (b"x", -1.5)]
 
 
+def test_log_probabilities_that_a_worker_does_not_give_are_said_to_be_missing() -> None:
+    missing = "the worker gave no log-probabilities"
+    _, reader = read(piece("a") + ending("stop"), sampling={"logprobs": 0})
+    assert reader.finish()[1].warnings == (missing,)
+    given = {"content": [{"token": "a", "logprob": -0.5}]}
+    _, reader = read(piece("a", logprobs=given) + ending("stop"), sampling={"logprobs": 0})
+    assert reader.finish()[1].warnings == ()
+    _, reader = read(piece("a") + ending("stop"))
+    assert reader.finish()[1].warnings == ()
+
+
 def test_the_ids_that_vllm_gives_for_tokens_are_turned_into_bytes() -> None:
     reported = {
         "tokens": ["token_id:233", "b"],

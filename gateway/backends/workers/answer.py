@@ -130,6 +130,7 @@ class CompletionReader:
         self._ids: dict[int, list[int]] = {}
         self.fault: BadHttp | BackendFailure | None = None
         self._events = EventReader(MAX_ECHO_BYTES if work.sampling.echo else MAX_EVENT_BYTES)
+        self._has_logprobs = False
         self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
         self._warnings: tuple[str, ...] = ()
         wrapped: tuple[Tool, ...] = ()
@@ -277,6 +278,7 @@ class CompletionReader:
                 if choice.token_ids is not None:
                     self._ids.setdefault(index, []).extend(choice.token_ids)
                 if choice.logprobs is not None:
+                    self._has_logprobs = True
                     read = self._logprobs.read(choice.logprobs)
                     logprobs.setdefault(index, []).extend(read)
                     more[index] = more.get(index, 0) + len(read) - 1
@@ -359,6 +361,8 @@ class CompletionReader:
         rest = Delta("", missing, token_ids=known) if missing > 0 else None
         first, *others = map(self._reason, range(n))
         wait_s = self._queue_wait_s
+        if self._work.sampling.logprobs is not None and not self._has_logprobs:
+            self._warnings += ("the worker gave no log-probabilities",)
         if self._sluice is not None:
             first, wait_s = self._of_sluice(self._sluice, first)
         completion = Completion(
