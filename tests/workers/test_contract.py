@@ -356,6 +356,7 @@ THINKS = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
         (piece("", delta={"content": [{"type": "text", "text": "a"}]}), [Delta("a", 1)]),
         (piece("", delta={"content": [THINKS]}), [Reasoning("hm", 1)]),
         (piece("a", logprobs=-0.5), [Delta("a", 1)]),
+        (event({"choices": [{"index": 0, "message": {"content": "a"}}]}), [Delta("a", 1)]),
         (b"data:\n\n" + piece("a"), [Delta("a", 1)]),
         (event({"choices": [], "error": ""}) + piece("a"), [Delta("a", 1)]),
     ],

@@ -49,6 +49,7 @@ class _Message(msgspec.Struct):
 class _Choice(msgspec.Struct):
     index: int = 0
     delta: _Message | None = None
+    message: None = None  # of a whole answer; `repaired` makes it a delta
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # vLLM's: the stop string, or the id of a stop token
@@ -181,7 +182,7 @@ class CompletionReader:
                 choice = choices[0]
                 ids, message = choice.token_ids, choice.delta and _Message(choice.delta.content)
                 text = choice.text if message is None else message.content
-                if text and chunks[0] == _Chunk([_Choice(0, message, choice.text, token_ids=ids)]):
+                if text and chunks[0] == _Chunk([_Choice(0, message, text=choice.text, token_ids=ids)]):
                     count = 1 if ids is None else len(ids)
                     self.started = True
                     self._counted += count
