@@ -5,6 +5,7 @@ from msgspec import Struct
 # Longest event. A chunk with log-probabilities of 20 alternatives for 100 tokens is about 200 KB, a final
 # event with 2,000 dropped chunk ids of 128 characters 260 KB.
 MAX_EVENT_BYTES = 1024 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventTooLarge(ValueError):
@@ -55,6 +56,7 @@ class EventReader(Struct, eq=False):
         return events
 
     def _take(self, line: bytes) -> None:
+        line = line.removeprefix(BYTE_ORDER_MARK)  # at the stream's beginning
         if line.startswith(b"data:"):
             value = line[5:]
             self._lines.append(value[1:] if value.startswith(b" ") else value)

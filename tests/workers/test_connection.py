@@ -330,6 +330,13 @@ async def test_a_slow_reader_is_no_silent_worker() -> None:
     connection.release()
 
 
+async def test_a_whole_answer_is_read_without_its_byte_order_mark() -> None:
+    connection, _, _ = connected()
+    send(connection)
+    connection.data_received(HEAD + b"content-length: 5\r\n\r\n\xef\xbb\xbf{}")
+    assert await whole_body(connection) == b"{}"
+
+
 async def test_an_answer_longer_than_allowed_is_not_read_whole() -> None:
     connection, _, _ = connected()
     send(connection)

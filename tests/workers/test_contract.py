@@ -368,6 +368,10 @@ def test_a_chunk_of_other_types_with_one_meaning_is_read(sent: bytes, expected: 
     assert reader.finish()[1].usage.input_tokens == 8
 
 
+def test_a_byte_order_mark_before_a_stream_loses_no_text() -> None:
+    assert read(b"\xef\xbb\xbf" + piece("a"))[0] == [Delta("a", 1)]
+
+
 def test_arguments_that_are_an_object_are_a_calls_text() -> None:
     call = {"id": 1, "function": {"name": "f", "arguments": {"a": None, "b": 1.0}}}
     deltas, _ = read(piece("", delta={"tool_calls": [call]}) + ending("tool_calls"))

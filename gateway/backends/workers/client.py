@@ -13,6 +13,7 @@ from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
 from gateway.backends.workers.proxy import Proxy, connect_through
 from gateway.config.backends import OpenAIBackend
+from gateway.contracts.sse import BYTE_ORDER_MARK
 
 T = TypeVar("T")
 
@@ -208,7 +209,10 @@ class WorkerClient:
 
 
 async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> bytes:
-    """The rest of an answer. Raises TransportError; BadHttp when it is longer than ``limit`` bytes."""
+    """The rest of an answer, without a byte order mark.
+
+    Raises TransportError; BadHttp when it is longer than ``limit`` bytes.
+    """
     pieces: list[bytes] = []
     size = 0
     while piece := await connection.read():
@@ -216,7 +220,7 @@ async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> by
         if size > limit:
             raise BadHttp(f"the answer is longer than {limit} bytes")
         pieces.append(piece)
-    return b"".join(pieces)
+    return b"".join(pieces).removeprefix(BYTE_ORDER_MARK)
 
 
 def _refused(error: OSError) -> bool:
