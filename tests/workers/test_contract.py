@@ -405,8 +405,10 @@ def test_a_usage_of_zeros_is_none(reported: dict[str, int | None]) -> None:
     assert (completion.usage.input_tokens, completion.usage.output_tokens) == (3, 2)
 
 
-def test_reasoning_that_a_service_reports_beside_the_completion_is_counted() -> None:
-    details = {"completion_tokens_details": {"reasoning_tokens": 100}}
+@pytest.mark.parametrize("details", [{"completion_tokens_details": {"reasoning_tokens": 100}}, {}])
+def test_reasoning_that_a_service_reports_beside_the_completion_is_counted(
+    details: dict[str, dict[str, int]],
+) -> None:
     reported = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 109, **details}
     _, reader = read(piece("a") + ending("stop") + event({"choices": [], "usage": reported}))
     rest, completion = reader.finish()

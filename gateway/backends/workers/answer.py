@@ -349,10 +349,12 @@ class CompletionReader:
                 self.has_usage, output_tokens = bool(usage.prompt_tokens), usage.completion_tokens
             if usage.completion_tokens_details is not None:
                 reasoning = usage.completion_tokens_details.reasoning_tokens or 0
-                # xAI reports and bills reasoning beside the completion: only its total has both.
-                if self.has_usage and usage.total_tokens == input_tokens + output_tokens + reasoning:
-                    output_tokens += reasoning
-                reasoning = min(reasoning, output_tokens)
+            # xAI and Gemini bill reasoning beside the completion; Gemini reports it in the total alone.
+            beside = (usage.total_tokens or 0) - (usage.prompt_tokens or 0) - output_tokens
+            if self.has_usage and beside > 0 and reasoning in (0, beside):
+                reasoning = beside
+                output_tokens += beside
+            reasoning = min(reasoning, output_tokens)
             if usage.prompt_tokens_details is not None:
                 cached_tokens = min(usage.prompt_tokens_details.cached_tokens or 0, input_tokens)
                 of_cache = usage.prompt_tokens_details.cache_write_tokens or 0
