@@ -593,6 +593,7 @@ def test_an_error_in_the_stream_is_told_by_its_kind(reported: object, kind: Fail
         (413, {}, None, FailureKind.TOKEN_LIMIT_EXCEEDED, None, None),
         (429, {}, "7", FailureKind.THROTTLED, None, 7.0),
         (429, {}, "Wed, 21 Oct 2026 07:28:00 GMT", FailureKind.THROTTLED, None, 1.0),
+        (307, {}, "", FailureKind.BACKEND_UNAVAILABLE, None, 1.0),
         (429, {}, "99999999", FailureKind.THROTTLED, None, 300.0),
         (429, {}, "nan", FailureKind.THROTTLED, None, 1.0),
         (503, {}, "2", FailureKind.THROTTLED, None, 2.0),

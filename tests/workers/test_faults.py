@@ -51,6 +51,8 @@ BEFORE_A_TOKEN = {
     "answers half a head": sends(b"HTTP/1.1 200 OK\r\ncontent-ty"),
     "answers an endless head": sends(LONG_HEAD, then="hold"),
     "answers HTML": sends(HTML),
+    "answers compressed": refuses(200, {}, "content-encoding: gzip"),
+    "redirects": refuses(307, {}, "location: https://elsewhere/v1"),
     "answers chunks that are none": sends(WRONG_CHUNK),
     "streams what is no JSON": sends(STREAM_HEAD, chunk(b"data: hello\n\n"), then="hold"),
     "streams JSON of another kind": sends(STREAM_HEAD, chunk(b'data: ["a"]\n\n'), then="hold"),

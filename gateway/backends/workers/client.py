@@ -154,6 +154,8 @@ class WorkerClient:
                     await connection.send_more(rest())
                 while not connection.head_done:
                     await connection.wait()
+                if connection.header(b"content-encoding") not in ("", "identity"):
+                    raise BadHttp("the answer is compressed, which was not asked for")
                 return connection
             except ConnectionLost as error:
                 connection.close()

@@ -180,6 +180,9 @@ def _failure(
             no_retry_here=True,
         )
     kind = kind_of_status(status)
+    if 300 <= status < 400:
+        text = f"the worker answered {status}, a redirect, which is not followed; correct base_urls"
+        return BackendFailure(FailureKind.BACKEND_UNAVAILABLE, text, retry_after_s=DEFAULT_RETRY_AFTER_S)
     if kind is FailureKind.BACKEND_UNAVAILABLE and status not in (502, 503, 529):
         kind = FailureKind.INTERNAL
     text = f"the worker answered {status}{code}"
