@@ -141,6 +141,7 @@ class RawWorker:
     requests: list[Request] = field(default_factory=list)
     posts: frozenset[str] = frozenset()  # paths on which a GET gets 405
     keyed: frozenset[str] = frozenset()  # paths on which a GET gets 401
+    failing: frozenset[str] = frozenset()  # paths on which a GET gets 500
     tokenized: list[str | None] = field(default_factory=list)  # the models that tokenize requests name
     gone: int = 0
     probes: int = 0
@@ -200,6 +201,7 @@ class RawWorker:
             if self.liveliness is not None:
                 known["/health/liveliness"] = self.liveliness
             missing = 405 if path in self.posts else 401 if path in self.keyed else 404
+            missing = 500 if path in self.failing else missing
             await request.whole(
                 (200 if self.healthy else 500) if path in known else missing,
                 known.get(path, b""),

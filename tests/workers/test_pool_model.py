@@ -252,6 +252,16 @@ async def test_a_worker_that_was_restarted_with_another_model_takes_no_request_f
         assert backend.state is BackendState.STARTING and len(worker.requests) == 1
 
 
+@pytest.mark.parametrize(("dialect", "serves"), [("openai", True), ("vllm", True), ("auto", False)])
+async def test_a_worker_whose_list_fails_serves_if_its_dialect_and_model_are_configured(
+    dialect: str, serves: bool
+) -> None:
+    worker = RawWorker([answers("Yes")], failing=frozenset({"/v1/models"}))
+    async with pool(worker, ready=serves, dialect=dialect) as backend:
+        await until(lambda: worker.probes > 2)
+        assert (backend.state is BackendState.READY) == serves
+
+
 def following(worker: RawWorker, reader: Reader, **changes: Any) -> Any:
     """A pool in front of this worker that learns its model, unless ``changes`` name one."""
     ready = changes.pop("ready", True)
