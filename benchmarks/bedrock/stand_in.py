@@ -90,6 +90,7 @@ class StandIn:
     always: dict[str, Behaviour] = field(default_factory=dict)
     seen: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     checker: RequestChecker = field(default_factory=RequestChecker)
+    keys: list[str] = field(default_factory=list)  # the key id of each call's signature
     open_connections: int = 0
     connections: int = 0
     active: int = 0
@@ -195,15 +196,16 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         found = re.fullmatch(r"(?:/[^/]+)*?/model/([^/]+)/(converse|converse-stream|invoke)", self.path)
         region = re.search(
-            r"Credential=[^/]+/\d+/([^/]+)/bedrock/aws4_request", self.headers["Authorization"] or ""
+            r"Credential=([^/]+)/\d+/([^/]+)/bedrock/aws4_request", self.headers["Authorization"] or ""
         )
         if found is None or region is None:
             return self._refuse(403, "MissingAuthenticationTokenException", "no signature, or no such path")
         operation = found[2]
         request = {"modelId": unquote(found[1]), **body}
         with state.lock:
-            state.seen.append((region[1], operation, request))
-        act = state.behaviour(region[1])
+            state.seen.append((region[2], operation, request))
+            state.keys.append(region[1])
+        act = state.behaviour(region[2])
         if act.hang_before:
             return self._hang()
         if act.status > 200:

@@ -55,6 +55,11 @@ REFUSALS = [
         FailureKind.TOKEN_LIMIT_EXCEEDED,
     ),
     (
+        refusal(400, "ValidationException", "Input Tokens Exceeded: Number of input tokens exceeds"),
+        FailureKind.TOKEN_LIMIT_EXCEEDED,
+    ),
+    (refusal(400, "ValidationException", "Operation not allowed"), FailureKind.ACCESS_DENIED),
+    (
         refusal(400, "ValidationException", "prompt is too long: 200049 tokens > 200000 maximum"),
         FailureKind.TOKEN_LIMIT_EXCEEDED,
     ),
@@ -99,6 +104,23 @@ async def test_every_refusal_is_one_of_the_closed_set_and_repeats_nothing_of_its
 async def test_a_retry_after_is_passed_on(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(refusal(429, "ThrottlingException", retry_after="7"))
     assert (await failure_of(make())).retry_after_s == 7.0
+
+
+async def test_credentials_of_a_rotated_file_are_read_after_the_old_ones_were_refused(
+    bedrock: StandIn, make: MakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    backend = make()
+    bedrock.script(Behaviour(), refusal(403, "ExpiredTokenException"))
+    for key in ("OLD", "NEW"):
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = x\n")
+        await collect(backend, work())
+        if key == "OLD":
+            assert (await failure_of(backend)).kind is FailureKind.ACCESS_DENIED
+    assert bedrock.keys == ["OLD", "OLD", "NEW"]
 
 
 @pytest.mark.parametrize("after", [0, 2])

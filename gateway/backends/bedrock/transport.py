@@ -115,6 +115,9 @@ class Transport:
                     return None
                 failure = failure_of(error, region=region, delivered=delivered)
                 self._on_failure(region, failure)
+                if failure.kind is FailureKind.ACCESS_DENIED:
+                    with self._making:  # a client never reads a rotated file of credentials again
+                        self._clients.pop(region, None)
                 if not failure.policy.other_backend:
                     return failure
                 with self._lock:
