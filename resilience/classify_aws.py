@@ -40,10 +40,12 @@ _TOO_LONG = (
     "input is too long",
     "prompt is too long",
     "too many input tokens",
+    "input tokens exceeded",
     "context length",
     "context window",
     "context limit",
 )
+_NO_ACCESS = "operation not allowed"  # the account may not use the model
 _NO_MODEL = ("model identifier is invalid", "on-demand throughput isn")
 
 _CREDENTIALS = frozenset(
@@ -123,6 +125,8 @@ def _of_answer(response: Mapping[str, Any]) -> tuple[FailureKind, str]:
         text = str(error.get("Message", "")).lower()
         if any(sign in text for sign in _TOO_LONG):
             return FailureKind.TOKEN_LIMIT_EXCEEDED, "the prompt is longer than the model takes"
+        if _NO_ACCESS in text:
+            return FailureKind.ACCESS_DENIED, f"access denied ({code}): see `sluice doctor`"
         if any(sign in text for sign in _NO_MODEL):
             return FailureKind.MODEL_NOT_FOUND, "there is no such model, or only by an inference profile"
         return FailureKind.INVALID_INPUT, "it refused the request (ValidationException)"
