@@ -92,6 +92,8 @@ class KeyProjection(FollowedStream):
             if key is None:
                 raise _no_such(key_id)
             changed = decide(key)
+            if changed == key:
+                return key
             try:
                 record = await self.followed.append(changed_data(changed), author=author, expected=last)
             except Conflict:

@@ -301,6 +301,9 @@ async def test_a_change_is_audited_with_its_values_and_refused_without_any() -> 
             await one.change(made["id"], expires_at=5)
         await one.change(made["id"], limits={"tokens_per_minute": 9}, comment="asked for")
         [entry, *_] = await one.audit.last(1)
+        records = one.keys.projection.followed.number
+        await one.change(made["id"], limits={"tokens_per_minute": 9})
+        assert one.keys.projection.followed.number == records, "a change that changes nothing is no record"
         assert one.keys.authority.by_id(made["id"]).budget == NO_BUDGET
     assert (entry["action"], entry["result"], entry["comment"]) == ("key.change", "done", "asked for")
     assert entry["target"] == f'{made["id"]} to {{"limits":{{"tokens_per_minute":9}},"comment":"asked for"}}'
