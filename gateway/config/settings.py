@@ -124,7 +124,7 @@ class AuthConfig(Section):
 class RoutingSection(Section):
     """The file from which the first routing revision is made.
 
-    ``file`` unset: ``routing.yaml`` when it exists, else one route over all backends.
+    ``file`` unset: ``routing.yaml`` when it names a backend, else one route over all backends.
     """
 
     file: str | None = None

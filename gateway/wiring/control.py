@@ -1,10 +1,12 @@
 """The layer of control: the routing in force, its canary, and admission."""
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from pydantic import ValidationError
 
 from admission.values import AdmissionLimits
 from gateway.config.yaml_file import load_yaml
@@ -16,6 +18,7 @@ from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.check import KnownNames
 from gateway.routing.evaluations import STREAM as EVALUATIONS_STREAM
 from gateway.routing.evaluations import BackendEvaluations, digest_of
+from gateway.routing.file import RoutingConfig
 from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import (
     RoutingFileError,
@@ -103,12 +106,24 @@ def make_evaluations(base: Foundation) -> BackendEvaluations:
     return evaluations
 
 
+def has_default_file(backends: Collection[str]) -> bool:
+    """Whether the working directory has a routing file for a gateway with these backends.
+
+    A file that names none of them is another gateway's. One with a fault is reported when it is read.
+    """
+    try:
+        config = RoutingConfig.model_validate(load_yaml(path := Path(DEFAULT_FILE), RoutingFileError))
+    except (RoutingFileError, ValidationError):
+        return path.exists()
+    return any(one.name in backends for route in config.routes.values() for one in route.backends)
+
+
 def read_seed(file: str | None, known: KnownNames) -> Seed:
     """Read and validate the routing file; without a file, return a default route over all backends."""
     path = Path(file or DEFAULT_FILE)
-    if file is None and not path.exists():
+    if file is None and not has_default_file(known.backends):
         structlog.get_logger("routing").info(
-            "there is no routing.yaml and routing.file is not set: one route over all backends",
+            "no routing.file, and no routing.yaml for these backends: one route over all backends",
             route=DEFAULT_ROUTE,
             backends=list(known.backends),
         )

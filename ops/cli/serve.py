@@ -16,7 +16,7 @@ from gateway.config.settings import Settings, load_settings
 from gateway.http.local_protocol import is_loopback
 from gateway.server import Around, listen, run
 from gateway.wiring.build import build
-from gateway.wiring.control import DEFAULT_FILE
+from gateway.wiring.control import DEFAULT_FILE, has_default_file
 from observability.logs import LEVELS, configure_logging
 from ops.cli.init import worker_configuration
 from ops.cli.startup import print_errors, start_errors
@@ -98,8 +98,8 @@ def serve(
 
 
 def source_of(settings: Settings, urls: Sequence[str], config: Path | None) -> str:
-    """The source of the configuration as text; with URLs of workers also an existing routing file."""
-    if urls and settings.routing.file is None and Path(DEFAULT_FILE).exists():
+    """The source of the configuration as text; with URLs of workers also a routing file of theirs."""
+    if urls and settings.routing.file is None and has_default_file(settings.backends):
         return f"{', '.join(urls)}, routing: {DEFAULT_FILE} of this folder"
     return ", ".join(urls) or str(config or "defaults")
 

@@ -12,7 +12,7 @@ from admission.ladder import Rung
 from admission.values import AdmissionLimits
 from gateway.config.yaml_file import load_yaml
 from gateway.routing.check import KnownNames
-from gateway.routing.revision import RoutingFileError, make_revision
+from gateway.routing.revision import RoutingFileError, default_routing, make_revision
 from gateway.wiring.control import read_seed
 from resilience.resume import ResumeRules
 
@@ -150,6 +150,17 @@ def test_without_a_file_the_first_backend_answers_and_the_others_are_its_fallbac
     assert seed.config is not None and seed.fault is None
     (route,) = make_revision(1, seed.config, known).routes.values()
     assert route.weights == (("local", 100.0),) and route.fallback == ("pool", "far")
+
+
+def test_a_file_of_the_folder_that_names_none_of_the_backends_is_another_gateways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "routing.yaml").write_text("routes: {chat: {backends: [{name: local, weight: 100}]}}")
+    seed = read_seed(None, replace(KNOWN, backends=("worker",)))
+    assert seed.config == default_routing(["worker"]) and seed.fault is None
+    assert read_seed("routing.yaml", replace(KNOWN, backends=("worker",))).fault is not None
+    assert read_seed(None, replace(KNOWN, backends=("local",))).file == "routing.yaml"
 
 
 def test_a_file_that_is_configured_and_missing_is_a_fault(tmp_path: Path) -> None:
