@@ -260,6 +260,15 @@ def test_reasoning_is_read_from_either_field(field: str) -> None:
     assert (fold.reasoning(), fold.text()) == ("Hm. Well.", "Yes.")
 
 
+def test_a_piece_of_the_open_call_comes_before_the_text_of_its_chunk() -> None:
+    """With several tokens a step, vLLM writes the end of a call and what follows it into one chunk."""
+    stream = stream_of(calls(begin("f", arguments='{"a"')), {"content": "Done.", **calls(piece(":1}"))})
+    deltas, completion = read(stream)
+    assert folded(deltas, completion).tool_calls() == (ToolCall("c1", "f", '{"a":1}'),)
+    assert [one.text for one in deltas if type(one) is Delta] == ["Done."]
+    assert isinstance(deltas[-2], ToolEnd)
+
+
 def test_reasoning_in_both_fields_is_read_once() -> None:
     stream = stream_of({"reasoning": "Hm.", "reasoning_content": "Hm."}, {"content": "Yes."}, reason="stop")
     assert folded(*read(stream)).reasoning() == "Hm."

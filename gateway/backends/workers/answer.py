@@ -238,15 +238,18 @@ class CompletionReader:
             reasoning = message.reasoning or message.reasoning_content
             if not (reasoning or message.tool_calls or message.refusal):
                 continue
-            made = events.setdefault(index, [])
-            if reasoning:
-                made += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
-            if message.refusal:
-                self._refused.add(index)
-            if text := (message.content or "") + (message.refusal or ""):
-                made += [*self._tools.end(index), Delta(text, 0, index=index)]
+            made, calls = events.setdefault(index, []), list(message.tool_calls or ())
             try:
-                for call in message.tool_calls or ():
+                # With several tokens a step, vLLM writes a call's end and the text after it into one chunk.
+                while calls and self._tools.continues(index, calls[0]):
+                    made += self._tools.take(index, calls.pop(0), cut=self._is_cut(choice))
+                if reasoning:
+                    made += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
+                if message.refusal:
+                    self._refused.add(index)
+                if text := (message.content or "") + (message.refusal or ""):
+                    made += [*self._tools.end(index), Delta(text, 0, index=index)]
+                for call in calls:
                     made += self._tools.take(index, call, cut=self._is_cut(choice))
             except CallNotAllowed as error:
                 raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from None
