@@ -15,7 +15,7 @@ from gateway.contracts.model_lists import (
     codex_models,
 )
 from gateway.contracts.openai_answer import OpenAIErrorBody
-from gateway.contracts.refusals import not_allowed, path_of
+from gateway.contracts.refusals import path_of
 from gateway.errors import UnknownModel
 from gateway.http.exchange import Exchange
 from gateway.http.respond import json_of
@@ -79,20 +79,14 @@ async def list_models(
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> ModelListBody | Response:
-    """All served models. With the header ``anthropic-version``, a page of Anthropic's list instead; with
-    ``client_version``, Codex's list in addition.
+    """All served models. With the header ``anthropic-version``, or a parameter of Anthropic's list, a page of
+    that list instead; with ``client_version``, Codex's list in addition.
     """
     services, created = exchange.services, request.app.state.created
     cards = services.models(exchange.known_caller)
-    if is_anthropic:
+    if is_anthropic or lifecycle or (limit, after_id, before_id) != (None, None, None):
         listed = cards if not lifecycle or "active" in lifecycle else ()  # all served models are active
         return json_of(anthropic_models(listed, created, 20 if limit is None else limit, after_id, before_id))
-    theirs = {"limit": limit, "after_id": after_id, "before_id": before_id, "lifecycle[]": lifecycle or None}
-    for name, value in theirs.items():
-        if value is not None:
-            raise not_allowed(
-                name, "is given without the header anthropic-version", "in Anthropic's list alone"
-            )
     data = [_body(card, created, services) for card in cards]
     body: ModelListBody = {"object": "list", "sluice_role": exchange.known_caller.role.value, "data": data}
     return body if client_version is None else json_of({**body, "models": codex_models(cards)})
