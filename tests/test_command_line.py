@@ -279,6 +279,25 @@ async def test_doctor_goes_on_after_a_ledger_that_cannot_be_opened(
     assert "prices" in found and "s3cret" not in str(found)
 
 
+async def test_doctor_goes_on_after_a_routing_file_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "engine": {"kind": "none"},
+        "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
+        "state": {"url": "memory://"},
+        "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path / 'l.db'}"},
+        "routing": {"file": "nowhere.yaml"},
+    }
+    (tmp_path / "sluice.yaml").write_text(yaml.safe_dump(config))
+    found = {
+        check.check: check for check in await examine(tmp_path / "sluice.yaml", lambda _: nullcontext(print))
+    }
+    assert not found["routing"].ok and "nowhere.yaml" in found["routing"].detail
+    assert found["similar questions"].ok
+
+
 def test_what_routes_show_prints_as_json_is_a_routing_file(tmp_path: Path) -> None:
     config = {"routes": {"chat": {"backends": [{"name": "pool", "weight": 100.0}]}}}
     for name, content in (("file", config), ("shown", {"revision": 3, "author": "ann", "config": config})):
