@@ -10,6 +10,7 @@ from gateway.contracts.fields import ANYTHING, Instead, Neutral
 
 _NULL: Final[tuple[object, ...]] = (None,)
 _NO_LIST: Final[tuple[object, ...]] = (None, [])
+_NO_OBJECT: Final[tuple[object, ...]] = (None, {})
 _FALSE: Final = (None, False)
 _TRUE: Final = (None, True)
 
@@ -31,15 +32,15 @@ _SHARED: Final[Neutral] = {
     "allowed_token_ids": _NULL,
     "bad_words": _NO_LIST,
     "best_of": (None, 1),
-    "cache_salt": _NULL,
-    "ec_transfer_params": _NULL,
+    "cache_salt": (None, ""),
+    "ec_transfer_params": _NO_OBJECT,
     "guided_decoding_backend": (ANYTHING,),  # not which shape, but what enforces it
     "guided_whitespace_pattern": _NULL,
     "include_stop_str_in_output": _FALSE,
-    "kv_transfer_params": _NULL,
+    "kv_transfer_params": _NO_OBJECT,
     "length_penalty": (None, 1),
+    "logits_processors": _NO_LIST,
     "logprob_token_ids": _NULL,
-    "logits_processors": _NULL,
     "prompt_logprobs": (None, Instead("echo with logprobs in /v1/completions")),
     "request_id": _NULL,
     "return_token_ids": _FALSE,
@@ -49,7 +50,7 @@ _SHARED: Final[Neutral] = {
     "thinking_token_budget": _NULL,
     "truncate_prompt_tokens": _NULL,
     "use_beam_search": _FALSE,
-    "vllm_xargs": _NULL,
+    "vllm_xargs": _NO_OBJECT,
     **SERVICE,
     "metadata": (ANYTHING,),
     "prompt_cache_key": (ANYTHING,),
@@ -72,14 +73,14 @@ PASSABLE: Final = frozenset(
 CHAT: Final[Neutral] = {
     **_SHARED,
     "audio": _NULL,
-    "chat_template": _NULL,
+    "chat_template": (None, ""),
     "documents": _NO_LIST,
     "echo": _FALSE,
     "function_call": (None, "none", "auto", Instead("tool_choice")),
     "functions": (*_NO_LIST, Instead("tools")),
     "include_reasoning": (None, True, False),
-    "media_io_kwargs": (None, {}),
-    "mm_processor_kwargs": (None, {}),
+    "media_io_kwargs": _NO_OBJECT,
+    "mm_processor_kwargs": _NO_OBJECT,
     "modalities": (None, ["text"]),
     "prediction": (ANYTHING,),
     "prompt": _NULL,
@@ -107,8 +108,8 @@ MESSAGE: Final[Neutral] = {
 }
 
 TOKENIZE: Final[Neutral] = {
-    "chat_template": _NULL,
-    "mm_processor_kwargs": (None, {}),
+    "chat_template": (None, ""),
+    "mm_processor_kwargs": _NO_OBJECT,
 }
 
 STREAM_OPTIONS: Final[Neutral] = {

@@ -150,7 +150,10 @@ def _similar_questions(gateway: Gateway) -> DoctorCheck:
     check, control, fleet = "similar questions", gateway.core.control, gateway.core.backends.fleet
     stored = control.routing.in_force
     config = control.routing.seed.config if stored is None else stored.draft.config
-    caches = {name: route.get("response_cache") or {} for name, route in (config or {"routes": {}})["routes"].items()}
+    caches = {
+        name: route.get("response_cache") or {}
+        for name, route in (config or {"routes": {}})["routes"].items()
+    }
     models = {name: cache["similar"]["model"] for name, cache in caches.items() if cache.get("similar")}
     if not models:
         return DoctorCheck(check, True, "only exact matches: no route has an embedding model")

@@ -282,6 +282,13 @@ def test_null_means_the_same_as_an_absent_field() -> None:
         {"safety_identifier": "x", "prompt_cache_key": "y", "modalities": ["text"]},
         {"prompt_cache_retention": "24h"},
         {"ignore_eos": False, "min_tokens": 0, "length_penalty": 1.0, "best_of": 1},
+        {
+            "vllm_xargs": {},
+            "kv_transfer_params": {},
+            "logits_processors": [],
+            "cache_salt": "",
+            "chat_template": "",
+        },
     ],
 )
 def test_fields_that_ask_for_nothing_are_accepted(fields: Any) -> None:
