@@ -34,7 +34,7 @@ from gateway.generation.attempts import HINTS, Attempts
 from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
 from gateway.prompts.text import Models
-from gateway.shadow.personal import Redactor, redact_calls, redact_tools
+from gateway.shadow.personal import Redactor, redact_calls, redact_json, redact_tools, redact_value
 from gateway.shadow.sampling import Copy, ShadowOutcome
 from resilience.classify import classify
 from resilience.failures import FailureKind
@@ -134,7 +134,8 @@ class Asker:
         asked = features_asked(request.sampling, request.response_format) | (request.needs & TOOL_FEATURES)
         if (asked - DROPPABLE) - backend.features or not request.caller.may_use(backend.model):
             raise NotAsked(ShadowOutcome.UNABLE)
-        plan = self._fitted(await self._redacted(copy, backend.model), backend.model)
+        request, plan = await self._redacted(request, copy, backend.model)
+        plan = self._fitted(plan, backend.model)
         adapter, can = copy.adapter, Feature.LORA in backend.features
         wish = adapter.adapter_id if adapter is not None and can and adapter.usable_at(backend.name) else None
         try:
@@ -227,11 +228,14 @@ class Asker:
         encode = self.models.of(model).tokenizer.encode_parts
         return (await asyncio.to_thread(partial(encode, messages, (), tools=tools, kwargs=kwargs))).token_ids
 
-    async def _redacted(self, copy: Copy, model: str) -> Plan:
-        """Return the redacted plan, encoded again only if the redactor changed a text or the tokenizer or
-        length differs."""
-        plan, variables = copy.plan, copy.request.template_variables
+    async def _redacted(
+        self, request: GenerateRequest, copy: Copy, model: str
+    ) -> tuple[GenerateRequest, Plan]:
+        """Return the redacted request and plan; the plan is encoded again only if the redactor changed a text
+        or the tokenizer or length differs."""
+        plan = copy.plan
         try:
+            request = await asyncio.to_thread(self._cleaned, request)
             messages, tools = await asyncio.to_thread(self._clean, plan)
         except Exception:
             # The operator's function may raise anything; a text that was not redacted is not sent.
@@ -239,11 +243,21 @@ class Asker:
         planned_for = copy.answer.model if copy.adapter is None else copy.adapter.base_model
         same_text = self.models.of(planned_for) is self.models.of(model)
         if same_text and messages == plan.messages and tools == plan.tools:
-            return plan
-        ids = await self.encode(model, messages, tools, variables)
+            return request, plan
+        ids = await self.encode(model, messages, tools, request.template_variables)
         counts = plan.counts if same_text else SectionCounts(recent_turns=len(ids))
-        return structs.replace(
+        return request, structs.replace(
             plan, messages=messages, tools=tools, token_ids=ids, counts=counts, prefix_tokens=0
+        )
+
+    def _cleaned(self, request: GenerateRequest) -> GenerateRequest:
+        shape, sampling = request.response_format, request.sampling
+        return structs.replace(
+            request,
+            sampling=structs.replace(sampling, stop=tuple(map(self.redact, sampling.stop))),
+            response_format=replace(shape, spec=redact_json(shape.spec, self.redact)),
+            extra=redact_value(dict(request.extra), self.redact),
+            template_kwargs=redact_value(dict(request.template_kwargs), self.redact),
         )
 
     def _clean(self, plan: Plan) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
@@ -286,6 +300,9 @@ def _quiet(request: GenerateRequest, generation_id: str, now: float) -> Generate
         # In this contract, sampling hints that a backend does not support are dropped.
         contract=Contract.NATIVE,
         sampling=structs.replace(request.sampling, n=1, logprobs=None),
+        # Names of the end user: they are not needed, and often mail addresses.
+        user=None,
+        session_id=None,
         priority=PRIORITY,
         arrived_at=now,
         deadline=None,

@@ -51,15 +51,16 @@ def redact_json(text: str, redact: Redactor) -> str:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return redact(text)
-    clean = _clean(value, redact)
+    clean = redact_value(value, redact)
     return text if clean == value else orjson.dumps(clean).decode()
 
 
-def _clean(value: Any, redact: Redactor) -> Any:
+def redact_value(value: Any, redact: Redactor) -> Any:
+    """Redact each string, number and key of a JSON value."""
     if isinstance(value, dict):
-        return {redact(key): _clean(item, redact) for key, item in value.items()}
+        return {redact(key): redact_value(item, redact) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clean(item, redact) for item in value]
+        return [redact_value(item, redact) for item in value]
     if value is None or isinstance(value, bool):
         return value
     shown = str(value)

@@ -364,6 +364,28 @@ async def test_personal_data_leaves_calls_of_the_history_and_descriptions_of_too
     assert ".example" not in repr(work)
 
 
+async def test_personal_data_leaves_all_that_a_request_has_besides_its_prompt(build: Build, ask: Ask) -> None:
+    mail = "jo@mail.example"
+    rig = build(features=frozenset(Feature))
+    request = ask(
+        "hi",
+        user=mail,
+        session_id=f"mailbox of {mail}",
+        sampling=Sampling(stop=(mail, "END"), max_tokens=4),
+        response_format=ResponseFormat(FormatType.CHOICE, json.dumps(["yes", mail])),
+        extra={"metadata": {"mail": mail, "count": 2}},
+        template_kwargs={"user_name": mail},
+    )
+    async with rig.running():
+        await rig.run(request)
+        await rig.until(ShadowOutcome.COMPARED)
+    [work] = rig.other.calls
+    assert (work.user, work.session_id, work.sampling.stop) == (None, None, ("[mail]", "END"))
+    assert json.loads(work.response_format.spec) == ["yes", "[mail]"]
+    assert work.extra == {"metadata": {"mail": "[mail]", "count": 2}}
+    assert mail not in repr(work)
+
+
 async def test_a_request_with_tools_is_not_sent_to_a_backend_without_them(build: Build, ask: Ask) -> None:
     rig = build(primary=calling("Berserk"))
     async with rig.running():
