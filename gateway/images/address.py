@@ -13,8 +13,9 @@ _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})|\[[0-9A-Fa-f:.]{
 # The global addresses of IPv6. Others embed or translate IPv4 addresses, or belong to one network only.
 _GLOBAL: Final = ip_network("2000::/3")
 _SIX_TO_FOUR: Final = ip_network("2002::/16")
-# Formally public addresses that are reachable only inside a cloud: Azure's host, and the relays of 6to4.
-_OF_CLOUDS: Final = (ip_network("168.63.129.16/32"), ip_network("192.88.99.0/24"))
+# Formally public addresses that are reachable only inside a cloud: Azure's host, the relays of 6to4, and
+# those of protocols, which older Pythons count as public; one is Oracle's metadata service (192.0.0.192).
+_OF_CLOUDS: Final = tuple(map(ip_network, ("168.63.129.16/32", "192.88.99.0/24", "192.0.0.0/24")))
 Network = IPv4Network | IPv6Network
 
 
