@@ -60,6 +60,7 @@ _ROUTERS: Final = (
     batches.creation,
     batches.router,
     adapters.router,
+    adapters.slow,
     canary.router,
     keys.router,
     process.router,

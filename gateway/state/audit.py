@@ -166,7 +166,7 @@ class Audit:
     async def attempt(
         self, who: str, action: str, target: str, *, comment: str = "", held_back: bool = True
     ) -> AsyncIterator[AuditedAction]:
-        """Record the action of the block, with its result or with the error that it raises.
+        """Record the action of the block, with its result, the error that it raises, or its cancellation.
 
         If records are required and cannot be written, the block is not entered, and BackendUnavailable is
         raised. An action that is not ``held_back``, such as a revocation, begins before its record.
@@ -186,6 +186,10 @@ class Audit:
             public = public_error(error)
             refused = f"refused: {public.code}: {public.message}"
             await self.record(who, action, target, comment=comment, result=refused)
+            raise
+        except asyncio.CancelledError:
+            cancelled = "cancelled: the operator has left; look whether it was made"
+            await self.record(who, action, target, comment=comment, result=cancelled)
             raise
         await self.record(who, action, target, comment=comment, result=audited.result)
 

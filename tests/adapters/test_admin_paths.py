@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -174,6 +175,45 @@ async def test_a_new_version_is_created_with_what_is_known_of_it() -> None:
     body = {"id": "v1", "location": "s3://b/v1", "sha256": "a" * 64, "labels": {"x": "y"}}
     assert (await call(adapters, "POST", "", body)).status_code == 201
     assert adapters.calls == [("add", AddBody.model_validate(body), "key_4")]
+
+
+class SlowAdapters(FakeAdapters):
+    """Finishes a call in the loop's third turn."""
+
+    async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> Mapping[str, object]:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return await super().promote(adapter_id, given, who=who)
+
+    async def add(self, given: AddBody, *, who: str) -> Mapping[str, object]:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing ends this wait")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "made"), [("/v1/promote", {}, 1), ("", {"id": "v1", "location": "s3://b/v1"}, 0)]
+)
+async def test_a_change_is_finished_though_its_operator_leaves_and_a_fetch_is_cancelled(
+    path: str, body: object, made: int
+) -> None:
+    adapters = SlowAdapters()
+    arrives = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+
+    async def receive() -> Any:
+        return next(arrives, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        """The operator has left."""
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"/admin/adapters{path}",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {OPERATOR_KEY}".encode())],
+    }
+    await create_app(fake_services(adapters=adapters)).entry(scope, receive, send)
+    assert len(adapters.calls) == made
 
 
 async def test_promoting_by_force_is_for_admins() -> None:

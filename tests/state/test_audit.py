@@ -127,6 +127,23 @@ def chained_again(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return again
 
 
+async def test_an_action_whose_operator_leaves_is_recorded() -> None:
+    log, begun = audit(MemoryStreams()), asyncio.Event()
+
+    async def change() -> None:
+        async with log.attempt("key_1", "adapter.promote.forced", "v1"):
+            begun.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.get_running_loop().create_task(change())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (entry,) = await log.after(0)
+    assert (entry["action"], entry["result"].split(":")[0]) == ("adapter.promote.forced", "cancelled")
+
+
 async def test_who_can_write_the_whole_chain_again_cannot_sign_it() -> None:
     streams = MemoryStreams()
     await written(streams, 2)

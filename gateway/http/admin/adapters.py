@@ -16,10 +16,13 @@ from gateway.admin.adapters import (
 from gateway.contracts.fields import Body
 from gateway.contracts.values import CallerRole
 from gateway.http.authorize import require_role
-from gateway.http.routes import OPERATORS, CancellableRoute, ExchangeDep, Json, ServicesDep
+from gateway.http.routes import OPERATORS, CancellableRoute, ExchangeDep, Json, OperatorRoute, ServicesDep
 
 NOTHING = Body()  # default body of changes without fields; a body with fields is refused
-router = APIRouter(prefix="/admin/adapters", route_class=CancellableRoute, **OPERATORS)
+PREFIX = "/admin/adapters"
+router = APIRouter(prefix=PREFIX, route_class=OperatorRoute, **OPERATORS)
+slow = APIRouter(prefix=PREFIX, route_class=CancellableRoute, **OPERATORS)
+"""What fetches, checks or loads an adapter."""
 
 
 @router.get("")
@@ -28,7 +31,7 @@ async def list_adapters(services: ServicesDep) -> AdaptersBody:
     return services.adapters.show_all()
 
 
-@router.post("", status_code=201, responses={200: {"model": AdapterOrAlias, "description": "A dry run"}})
+@slow.post("", status_code=201, responses={200: {"model": AdapterOrAlias, "description": "A dry run"}})
 async def add_adapter(given: Json[AddBody], response: Response, by: ExchangeDep) -> AdapterOrAlias:
     """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
@@ -42,13 +45,13 @@ async def show_adapter(id: str, services: ServicesDep) -> AdapterOrAlias:
     return services.adapters.show(id)
 
 
-@router.post("/{id}/verify")
+@slow.post("/{id}/verify")
 async def verify_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> VerifiedBody:
     """Check a version's copy on this machine again."""
     return await by.services.adapters.verify(id, who=by.who)
 
 
-@router.post("/{id}/preload")
+@slow.post("/{id}/preload")
 async def preload_adapter(id: str, by: ExchangeDep, _: Json[Body] = NOTHING) -> AdapterBody:
     """Load a version in every gateway."""
     return await by.services.adapters.preload(id, who=by.who)
