@@ -165,7 +165,7 @@ class AnswerFold:
                 if event.text:
                     raise IllegalEvent(f"the end of call {event.call} has text")
                 choice.open = False
-            case _ if not event.text and not (event.logprobs and event.__class__ is Delta):
+            case _ if not event.text and (choice.open or not (event.logprobs and event.__class__ is Delta)):
                 pass  # the event only counts tokens
             case _ if choice.open:
                 raise IllegalEvent(f"text inside call {choice.calls - 1}")

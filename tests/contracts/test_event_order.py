@@ -14,7 +14,7 @@ from gateway.contracts.events import (
     ToolBegin,
     ToolEnd,
 )
-from gateway.contracts.values import FinishReason
+from gateway.contracts.values import FinishReason, TokenLogprob
 from tests.answer_events import EventSequence, answers
 
 BEGIN = ToolBegin("stock", 1, id="a")
@@ -124,6 +124,11 @@ def test_tokens_without_text_may_come_at_any_time() -> None:
     fold = folded(BEGIN, Delta("", 3), ARGS, Delta("", 1), END)
     fold.end([FinishReason.TOOL_CALLS])
     assert fold.text() == ""
+
+
+def test_log_probabilities_of_tokens_that_gave_a_call_no_piece_belong_to_no_text() -> None:
+    fold = folded(BEGIN, Delta("", 1, logprobs=(TokenLogprob(b"{", -0.5),)), ARGS, END)
+    assert fold.in_order() == folded(*CALL).in_order()
 
 
 def test_the_number_of_calls_is_bounded() -> None:

@@ -82,6 +82,14 @@ def test_a_whole_response_has_each_text_with_its_logprobs_where_it_was_generated
         assert [one["token"] for one in part["logprobs"]] == [text]
 
 
+def test_tokens_with_log_probabilities_inside_a_call_do_not_end_it() -> None:
+    silent = Delta("", 1, logprobs=(TokenLogprob(b"{", -0.5),))
+    call = (ToolBegin("stock", 1, id="call_1"), silent, ToolArgs("{}", 1), silent, ToolEnd("", 0))
+    sent = written(EventSequence(call, (FinishReason.TOOL_CALLS,)))
+    check(sent)
+    assert [item["type"] for item in sent[-1]["response"]["output"]] == ["function_call"]
+
+
 def test_a_background_response_is_queued_before_it_is_in_progress() -> None:
     asked = structs.replace(ASKED, background=True, echo={**ASKED.echo, "background": True})
     sent = written(EventSequence((Delta("Hi", 1),), (FinishReason.STOP,)), asked)

@@ -69,7 +69,9 @@ class ResponseFrames:
         return _opening(response_body(self._asked, "in_progress", self._model))
 
     def delta(self, delta: Delta) -> bytes:
-        """A piece of a message, built around one JSON string as in chats."""
+        """A piece of a message, built around one JSON string as in chats; empty for tokens inside a call."""
+        if not delta.text and self._open is not None and self._open.begin is not None:
+            return b""
         opened, item = self._in("message")
         item.pieces.append(delta.text)
         item.logprobs += delta.logprobs
