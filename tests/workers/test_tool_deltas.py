@@ -314,6 +314,12 @@ def test_a_call_that_a_stop_string_cuts_at_its_name_is_none_or_open() -> None:
     assert fold.in_call() and completion.finish_reason is FinishReason.LENGTH
 
 
+def test_the_name_of_an_unknown_tool_is_not_cut_if_its_arguments_follow_in_the_last_chunk() -> None:
+    bare = {"index": 0, "id": "c1", "function": {"name": "other"}}
+    fold, _ = stopped(calls(bare, piece('{"')), tools=(Tool("stock"),))
+    assert fold.tool_calls() == (ToolCall("c1", "other", '{"'),)
+
+
 def test_tool_calls_as_the_end_of_an_answer_without_a_call_is_a_plain_end() -> None:
     _, completion = read(stream_of({"content": "Yes."}))
     assert completion.finish_reason is FinishReason.STOP

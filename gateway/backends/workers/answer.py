@@ -242,7 +242,8 @@ class CompletionReader:
             try:
                 # With several tokens a step, vLLM writes a call's end and the text after it into one chunk.
                 while calls and self._tools.continues(index, calls[0]):
-                    made += self._tools.take(index, calls.pop(0), cut=self._is_cut(choice))
+                    call = calls.pop(0)
+                    made += self._tools.take(index, call, cut=not calls and self._is_cut(choice))
                 if reasoning:
                     made += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
                 if message.refusal:
@@ -250,7 +251,7 @@ class CompletionReader:
                 if text := (message.content or "") + (message.refusal or ""):
                     made += [*self._tools.end(index), Delta(text, 0, index=index)]
                 for call in calls:
-                    made += self._tools.take(index, call, cut=self._is_cut(choice))
+                    made += self._tools.take(index, call, cut=call is calls[-1] and self._is_cut(choice))
             except CallNotAllowed as error:
                 raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from None
             except IllegalEvent as error:
