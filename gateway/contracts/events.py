@@ -122,6 +122,10 @@ class _OpenChoice(Struct, eq=False):
     open: bool = False
     ended: bool = False
 
+    @property
+    def in_text(self) -> bool:
+        return bool(self.parts) and self.parts[-1].begin.__class__ is Delta
+
     def add(self, event: Delta) -> None:
         """Add a piece of text or of reasoning; another kind than before begins a part."""
         if not self.parts or self.parts[-1].begin.__class__ is not event.__class__:
@@ -165,7 +169,7 @@ class AnswerFold:
                 if event.text:
                     raise IllegalEvent(f"the end of call {event.call} has text")
                 choice.open = False
-            case _ if not event.text and (choice.open or not (event.logprobs and event.__class__ is Delta)):
+            case _ if not event.text and not (event.logprobs and choice.in_text and event.__class__ is Delta):
                 pass  # the event only counts tokens
             case _ if choice.open:
                 raise IllegalEvent(f"text inside call {choice.calls - 1}")

@@ -127,8 +127,8 @@ def test_tokens_without_text_may_come_at_any_time() -> None:
 
 
 def test_log_probabilities_of_tokens_that_gave_a_call_no_piece_belong_to_no_text() -> None:
-    fold = folded(BEGIN, Delta("", 1, logprobs=(TokenLogprob(b"{", -0.5),)), ARGS, END)
-    assert fold.in_order() == folded(*CALL).in_order()
+    silent = Delta("", 1, logprobs=(TokenLogprob(b"{", -0.5),))
+    assert folded(silent, BEGIN, silent, ARGS, END, silent).in_order() == folded(*CALL).in_order()
 
 
 def test_the_number_of_calls_is_bounded() -> None:

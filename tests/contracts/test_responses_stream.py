@@ -82,10 +82,10 @@ def test_a_whole_response_has_each_text_with_its_logprobs_where_it_was_generated
         assert [one["token"] for one in part["logprobs"]] == [text]
 
 
-def test_tokens_with_log_probabilities_inside_a_call_do_not_end_it() -> None:
+def test_tokens_with_log_probabilities_around_and_inside_a_call_are_no_message() -> None:
     silent = Delta("", 1, logprobs=(TokenLogprob(b"{", -0.5),))
     call = (ToolBegin("stock", 1, id="call_1"), silent, ToolArgs("{}", 1), silent, ToolEnd("", 0))
-    sent = written(EventSequence(call, (FinishReason.TOOL_CALLS,)))
+    sent = written(EventSequence((silent, *call, silent), (FinishReason.TOOL_CALLS,)))
     check(sent)
     assert [item["type"] for item in sent[-1]["response"]["output"]] == ["function_call"]
 

@@ -69,8 +69,8 @@ class ResponseFrames:
         return _opening(response_body(self._asked, "in_progress", self._model))
 
     def delta(self, delta: Delta) -> bytes:
-        """A piece of a message, built around one JSON string as in chats; empty for tokens inside a call."""
-        if not delta.text and self._open is not None and self._open.begin is not None:
+        """A piece of a message, built around one JSON string as in chats; nothing for tokens outside of it."""
+        if not delta.text and (self._open is None or self._open.kind != "message"):
             return b""
         opened, item = self._in("message")
         item.pieces.append(delta.text)
