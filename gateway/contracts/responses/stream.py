@@ -69,7 +69,7 @@ class ResponseFrames:
         return _opening(response_body(self._asked, "in_progress", self._model))
 
     def delta(self, delta: Delta) -> bytes:
-        """A piece of a message, built around one JSON string as in chats; nothing for tokens outside of it."""
+        """A piece of a message, built around one JSON string as in chats; nothing for tokens outside."""
         if not delta.text and (self._open is None or self._open.kind != "message"):
             return b""
         opened, item = self._in("message")
