@@ -162,15 +162,16 @@ return #KEYS
 """
 )
 
-# Also deletes holders whose lease expired long ago.
+# Also deletes holders whose lease expired long ago. ZADD must be the first write: a full Redis refuses it
+# only there, and what a full Redis would refuse to settle is not sent.
 _RENEW = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local lease = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or 0)
+local alive = lease >= now
+redis.call('ZADD', KEYS[1], 'XX', string.format('%.3f', alive and now + {LEASE_S} or lease), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.3f', now - {LEASE_S}))
-local lease = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if not lease or tonumber(lease) < now then return 0 end
-redis.call('ZADD', KEYS[1], string.format('%.3f', now + {LEASE_S}), ARGV[1])
-return 1
+return alive and 1 or 0
 """
 
 

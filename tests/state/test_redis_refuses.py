@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from accounting.events import LimitStoreMissed, QuotaEvent
 from accounting.keys import KeyLimits
-from accounting.quotas import Quotas
+from accounting.quotas import QuotaRequest, Quotas
 from gateway.config.state import StateConfig
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import BackendUnavailable, RateLimited
@@ -119,6 +120,45 @@ async def test_a_full_redis_takes_keys_and_revocations_and_no_answers(
             finally:
                 client.config_set("maxmemory", "0")
                 client.delete("filler")
+
+
+async def test_what_was_used_while_redis_was_full_counts_when_it_is_no_longer_full(
+    server: RedisServer,
+) -> None:
+    events: list[QuotaEvent] = []
+    shared = SharedLimits(
+        RedisLimitStore(connect(server.url), namespace="full"),
+        clock=time.monotonic,
+        unix_time=time.time,
+        emit=events.append,
+        new_holder=lambda: "gw_1",
+        cool_off_s=0.02,
+        settle_every_s=0.001,
+    )
+    limiter = KeyLimiter(Quotas(clock=time.monotonic), shared)
+    limits = KeyLimits(tokens_per_day=1000)
+    caller = Caller("acme", CallerRole.CALLER, "key_day", limits=limits)
+    with redis.Redis.from_url(server.url) as client:
+        async with asyncio.TaskGroup() as loops:
+            running = loops.create_task(shared.run())
+            before = await limiter.reserve(caller, 100)
+            client.config_set("maxmemory", "1")
+            try:
+                meanwhile = await limiter.reserve(caller, 100)
+                for held, used in ((before, 10), (meanwhile, 5)):
+                    assert held is not None
+                    held.settle(used)
+                missed = len(events)
+                await until(lambda: sum(isinstance(one, LimitStoreMissed) for one in events[missed:]) > 2)
+                assert shared.away, "no renewal succeeds meanwhile"
+            finally:
+                client.config_set("maxmemory", "0")
+            await until(lambda: shared.status() == (False, 0))
+            verdict = await shared.store.take("key_day", limits, QuotaRequest(), fresh=True)
+            assert verdict is not None and verdict.figures[2] is not None
+            assert verdict.figures[2].remaining == 1000 - 15
+            running.cancel()
+    await shared.close()
 
 
 async def test_a_read_only_redis_tells_of_a_revocation_and_takes_it_when_it_can(
