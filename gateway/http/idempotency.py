@@ -30,6 +30,7 @@ from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConf
 from gateway.http.body import form_content
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
+from gateway.state.errors import StateUnavailable
 from gateway.state.idempotency import CLAIM_S, Claim, IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255  # longest key, in characters, as in other public APIs
@@ -179,14 +180,17 @@ class Idempotency:
 
     async def _get(self, tenant: str, key: str, claim: Claim) -> tuple[str, StoredReply | None] | None:
         try:
-            return await self._store.get(tenant, key, claim)
+            try:
+                return await self._store.get(tenant, key, claim)
+            except Exception as error:
+                log_defect(error, "-")
+                # A store that takes no writes is only read. Of any other the answer got lost, but it may have
+                # taken the claim.
+                refused = isinstance(error, StateUnavailable) and error.writes_refused
+                return await self._store.get(tenant, key, None if refused else claim)
         except asyncio.CancelledError:
             await self._release(tenant, key, claim)
             raise
-        except Exception as refused:
-            log_defect(refused, "-")
-        try:
-            return await self._store.get(tenant, key)  # a store that takes no writes, or is locked
         except Exception as error:
             log_defect(error, "-")
             raise BackendUnavailable(

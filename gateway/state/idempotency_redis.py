@@ -60,12 +60,12 @@ return 1
 """
 
 
-# The reply in KEYS[1], or else the claim in KEYS[2] unless it is new or cannot be written.
+# The reply in KEYS[1], or else the claim in KEYS[2] unless it is the caller's own, new or cannot be written.
 _CLAIM = f"""
 local reply = redis.call('GET', KEYS[1])
 if reply then return {{reply, false}} end
 local claim = redis.call('GET', KEYS[2])
-if claim then return {{false, claim}} end
+if claim and claim ~= ARGV[1] then return {{false, claim}} end
 redis.pcall('SET', KEYS[2], ARGV[1], 'PX', {int(CLAIM_S * 1000)})
 return {{false, false}}
 """

@@ -69,11 +69,12 @@ class SqliteIdempotencyStore:
             now = self._unix_time()
             connection.execute("DELETE FROM reply_claims WHERE until < ?", (now,))
             other: tuple[str] | None = connection.execute(
-                "SELECT fingerprint FROM reply_claims WHERE tenant = ? AND key = ?", (tenant, key)
+                "SELECT fingerprint FROM reply_claims WHERE tenant = ? AND key = ? AND token != ?",
+                (tenant, key, claim.token),
             ).fetchone()
             if other is None:
                 values = (tenant, key, *claim, now + CLAIM_S)
-                connection.execute("INSERT INTO reply_claims VALUES (?, ?, ?, ?, ?)", values)
+                connection.execute("INSERT OR REPLACE INTO reply_claims VALUES (?, ?, ?, ?, ?)", values)
             return other
 
         row = await self._file.run("get", find_or_claim, writes=claim is not None)

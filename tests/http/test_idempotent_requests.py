@@ -13,6 +13,8 @@ from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict, PublicError
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import MAX_WAITING, Idempotency, fingerprint_of
+from gateway.state.errors import StateUnavailable
+from gateway.state.idempotency import Claim, StoredReply
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
 from tests.http.fakes import exchange_of
@@ -235,6 +237,41 @@ async def test_of_concurrent_repeats_at_two_gateways_one_runs_at_a_time(ends: st
     assert runs == (1 if ends == "stored" else 2)
     assert here.in_flight == there.in_flight == 0
     await store.close()
+
+
+class StalledStore(MemoryIdempotency):
+    """A store that takes the first two claims and whose answers to them get lost."""
+
+    lost = 0
+    claim: Claim | None = None
+
+    async def get(
+        self, tenant: str, key: str, claim: Claim | None = None
+    ) -> tuple[str, StoredReply | None] | None:
+        found = await super().get(tenant, key)
+        if found is None and claim is not None:
+            self.claim = self.claim or claim
+            found = None if self.claim == claim else (self.claim.fingerprint, None)
+        if self.lost < 2:
+            self.lost += 1
+            raise StateUnavailable("get", "TimeoutError")
+        return found
+
+
+async def test_of_concurrent_repeats_one_runs_also_when_the_store_has_answered_neither_claim() -> None:
+    store, runs = StalledStore(), 0
+    here, there = Idempotency(store, wait_s=60), Idempotency(store, wait_s=60)
+
+    async def run() -> Reply:
+        nonlocal runs
+        runs += 1
+        return Reply(200, b"{}", keep=True)
+
+    replies = await asyncio.gather(
+        *(one.answer(exchange_of("t"), "k", "f", run, lambda: True) for one in (here, there))
+    )
+    assert [one.body for one in replies] == [b"{}", b"{}"]
+    assert runs == 1
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "caf\xe9"])

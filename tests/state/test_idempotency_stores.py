@@ -73,6 +73,7 @@ async def test_one_of_two_gateways_claims_a_key_until_it_releases_it_or_stores_i
     there = here if here_only(here) else make(time)
     mine, other = Claim("t1", "print"), Claim("t2", "print 2")
     assert await here.get("acme", "k", mine) is None
+    assert await here.get("acme", "k", mine) is None, "its own claim"
     assert await there.get("acme", "k", other) == ("print", None)
     assert await there.get("umbra", "k", other) is None, "keys are the tenant's"
     await there.release("acme", "k", other)
