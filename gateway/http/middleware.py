@@ -41,14 +41,11 @@ class EdgeMiddleware:
         try:
             await self._app(scope, receive, through_exchange)
         except asyncio.CancelledError:
-            # The server's shutdown timeout is over; without this, uvicorn would answer with a bare 500.
-            if not exchange.started and scope["type"] == "http":
-                await refuse(
-                    exchange,
-                    Draining("the gateway is stopping", retry_after_ms=1000),
-                    shape_of(exchange, scope["path"]),
-                )
-            raise
+            # The server's shutdown timeout is over; uvicorn would answer with a bare 500 and log a defect.
+            if exchange.started or scope["type"] != "http":
+                raise
+            stopping = Draining("the gateway is stopping", retry_after_ms=1000)
+            await refuse(exchange, stopping, shape_of(exchange, scope["path"]))
         except ClientGone:
             return
         except Exception as error:

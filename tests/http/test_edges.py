@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ from fastapi import APIRouter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from adapters.errors import UnknownAdapter
 from gateway.app import create_app
@@ -18,6 +20,8 @@ from gateway.config.settings import ServerConfig
 from gateway.contracts.origin import EdgeRequest
 from gateway.errors import UnknownRoute
 from gateway.http.exchange import trace_of, usable_request_id
+from gateway.http.middleware import EdgeMiddleware
+from gateway.http.path_labels import PathLabels
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -346,3 +350,27 @@ async def test_the_openapi_document_tells_of_every_path_and_resolves(connect: An
     schemas = document["components"]["schemas"]
     assert {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]} <= set(schemas)
     assert "temperature" in schemas["NativeSampling"]["properties"]
+
+
+async def test_a_request_that_waits_when_the_server_stops_is_told_so_and_is_no_defect() -> None:
+    begun = asyncio.Event()
+    sent: list[Any] = []
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = EdgeMiddleware(waits, services=fake_services(), labels=PathLabels(()))
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(app(scope, receive, send))
+        await begun.wait()
+        serving.cancel()
+    assert not serving.cancelled(), "uvicorn logs each exception as a defect of the application"
+    assert sent[0]["status"] == 503 and b'"draining"' in sent[1]["body"]
