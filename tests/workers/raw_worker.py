@@ -142,6 +142,7 @@ class RawWorker:
     posts: frozenset[str] = frozenset()  # paths on which a GET gets 405
     keyed: frozenset[str] = frozenset()  # paths on which a GET gets 401
     failing: frozenset[str] = frozenset()  # paths on which a GET gets 500
+    prefix: str = ""  # the path that it is behind; all other paths of its address are a page
     tokenized: list[str | None] = field(default_factory=list)  # the models that tokenize requests name
     gone: int = 0
     probes: int = 0
@@ -152,7 +153,7 @@ class RawWorker:
 
     @property
     def url(self) -> str:
-        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}/v1"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}{self.prefix}/v1"
 
     @property
     def connections(self) -> int:
@@ -193,6 +194,10 @@ class RawWorker:
         method, path, _ = first.split(" ")
         headers = {k.lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
         request = Request(method, path, headers, await self.read_body(reader, headers), writer, reader)
+        if not path.startswith(self.prefix):
+            await request.whole(200, b"<html>", kind="text/html")
+            return True
+        path = path.removeprefix(self.prefix)
         if method == "GET":
             self.probes += path == "/health"
             known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}

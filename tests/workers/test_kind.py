@@ -56,6 +56,15 @@ async def test_a_sluice_of_the_same_tokenizer_gets_token_ids_and_is_asked_for_it
     assert second.body["prompt"] == [5, 6, 97, 98]
 
 
+async def test_a_worker_behind_a_path_is_probed_and_asked_for_tokens_below_it() -> None:
+    worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=of_bytes, prefix="/team")
+    async with pool(worker, prompt="auto") as backend:
+        await collect(backend, work(ids=[5, 6]))
+        assert worker.requests[0].path == "/team/v1/completions", "token ids: the tokenizers agree"
+        worker.healthy = False
+        await until(lambda: state_of(backend)[0].state != "in_service")
+
+
 @pytest.mark.parametrize(
     ("tokenize", "prompt"), [(another_way, "auto"), (None, "auto"), (of_bytes, "messages")]
 )

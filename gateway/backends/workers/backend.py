@@ -213,11 +213,12 @@ class WorkersBackend:
         self._take(self._model.reading)
 
     async def ask(self, path: str, body: bytes, timeout_s: float) -> Whole | None:
-        """The answer of a random worker in service; ``None`` when no worker is."""
+        """The answer of a random worker in service at ``path`` of its own; ``None`` when no worker is."""
         serving = [one for one in self._workers.values() if one.health.in_service]
-        return (
-            await random.choice(serving).client.get(path, timeout_s=timeout_s, body=body) if serving else None
-        )
+        if not serving:
+            return None
+        client = random.choice(serving).client
+        return await client.get(client.root + path, timeout_s=timeout_s, body=body)
 
     def _take(self, reading: ModelReading) -> None:
         self._reading, writer = reading, self._writer

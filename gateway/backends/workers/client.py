@@ -86,6 +86,8 @@ class WorkerClient:
         self._proxy = proxy
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self.prefix = parts.path.rstrip("/")
+        # Where the server's own paths are, such as /health: above the contract's /v1.
+        self.root = self.prefix.removesuffix("/v1")
         self._section = section
         self._connect_s = connect_s
         self._max = max_connections

@@ -247,7 +247,7 @@ async def _one_token(client: WorkerClient, model: str, limit_field: str, fields:
 
 async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int] | None) -> str:
     body = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
-    found = (await _post(client, TOKENIZE_PATH, body)).read(read_tokens)
+    found = (await _post(client, client.root + TOKENIZE_PATH, body)).read(read_tokens)
     if found is None:
         return "not known"
     if sample_ids is None:

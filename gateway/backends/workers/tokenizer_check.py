@@ -78,7 +78,7 @@ class TokenizerCheck:
         for messages, ids in self.samples:
             shown = [{"role": one.role, "content": one.content} for one in messages]
             body = orjson.dumps({"model": model, "messages": shown, "add_generation_prompt": True})
-            answer = await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)
+            answer = await worker.get(worker.root + TOKENIZE_PATH, timeout_s=timeout_s, body=body)
             if answer.read(read_tokens) != ids:
                 return False
         return bool(self.samples)

@@ -100,7 +100,8 @@ class Worker:
         self._wake = asyncio.Event()
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
         # Readiness, not only liveness. The probe of a server without the path lists its models.
-        self._probe_path = section.probe_path or (READY_PATH if dialect is Dialect.SLUICE else LITELLM_PATH)
+        own = READY_PATH if dialect is Dialect.SLUICE else LITELLM_PATH
+        self._probe_path = section.probe_path or self.client.root + own
         self._no_metrics = False
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
@@ -143,7 +144,7 @@ class Worker:
             self._is_sluice = True
             # A Sluice also lists adapters that it has not loaded.
             self._lists_models = False
-            self._probe_path = self._section.probe_path or READY_PATH
+            self._probe_path = self._section.probe_path or self.client.root + READY_PATH
         if answer.status >= 500:  # with a dialect and a model configured the list is not needed
             return self._is_sluice is not None and self._section.model is not None
         reason = await self._pool.listed(self.url, None if listed is None else listed.data)
@@ -245,12 +246,13 @@ class Worker:
                 await self._wake.wait()
 
     async def _probe(self) -> bool:
+        root = self.client.root
         try:
             answer = await self._get(self._probe_path)
             other = answer.status < 500 and LITELLM_ANSWER not in answer.body
-            if other and self._probe_path == LITELLM_PATH != self._section.probe_path:
-                self._probe_path = HEALTH_PATH
-                answer = await self._get(HEALTH_PATH)
+            if other and self._probe_path == root + LITELLM_PATH != self._section.probe_path:
+                self._probe_path = root + HEALTH_PATH
+                answer = await self._get(self._probe_path)
             if answer.status == 404 and self._probe_path != (models := self.client.prefix + MODELS_PATH):
                 self._probe_path = models
                 answer = await self._get(models)
