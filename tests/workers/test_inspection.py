@@ -124,6 +124,14 @@ async def test_a_worker_that_generates_nothing_or_is_gone_is_unusable() -> None:
     assert gone.unusable and gone.faults[0].endswith("start it, or correct base_urls")
 
 
+async def test_a_worker_that_redirects_is_unusable_and_the_fault_names_base_urls() -> None:
+    async def moved(request: Request) -> None:
+        await request.whole(301, b"", "location: https://elsewhere/v1")
+
+    found = await asked(RawWorker([moved]))
+    assert found.unusable and found.faults[0].startswith("redirects requests (status 301)")
+
+
 async def test_a_worker_of_other_work_is_usable_though_it_generates_nothing() -> None:
     worker = RawWorker([unknown], models=lambda: lists(), posts=frozenset({"/v1/rerank"}))
     found = await asked(worker)

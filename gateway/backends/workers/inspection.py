@@ -218,6 +218,8 @@ async def inspect(
         elif status != 404 or not await _does_other_work(client):
             path = ", and whether base_urls lacks its path, usually /v1" if status == 404 else ""
             fault = f"generates nothing (status {status}); see its log{path}"
+            if 300 <= status < 400:
+                fault = f"redirects requests (status {status}), which is not followed; correct base_urls"
             if vllm and status in (400, 422):
                 fault += "; if it refuses vLLM's fields, set dialect: openai"
             return _unusable(url, other if other and status == 404 else fault)
