@@ -635,6 +635,25 @@ def test_a_workers_own_words_are_not_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "hints"),
+    [
+        (
+            {"detail": [{"loc": ["body", "max_completion_tokens"], "msg": "Extra inputs are not permitted"}]},
+            True,
+        ),
+        ({"error": {"message": "Unsupported parameter: 'max_tokens'.", "param": "max_tokens"}}, True),
+        ({"error": {"message": "max_tokens is too large: 9", "param": "max_tokens"}}, False),
+    ],
+)
+def test_a_worker_that_does_not_know_the_limits_field_is_reported_with_the_key_to_set(
+    body: object, hints: bool
+) -> None:
+    failure = failure_of(400, json.dumps(body).encode(), "", model="base")
+    assert str(failure).endswith("max_tokens; set max_tokens_field of its pool") == hints
+    assert failure.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
     ("named", "param"),
     [
         ("structured_outputs.regex", "response_format"),

@@ -169,7 +169,8 @@ def _failure(
         if param is None and any(sign in words for sign in _NO_IMAGES):
             param = "messages"
         named = f": {param}" if param else ""
-        return invalid_input(f"the worker refused the request{named}{code}", param)
+        hint = "; set max_tokens_field of its pool" if _refuses_limit_field(reported.param, words) else ""
+        return invalid_input(f"the worker refused the request{named}{code}{hint}", param)
     if status == 413:
         return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, "the request is larger than the worker takes")
     if status == 402 or (status == 429 and "insufficient_quota" in (reported.code, reported.type)):
@@ -202,6 +203,12 @@ def _failure(
         retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S if waits else None,
         param=missing if kind is FailureKind.MODEL_NOT_FOUND else None,
     )
+
+
+def _refuses_limit_field(param: str | None, words: str) -> bool:
+    """Whether the server does not know the field of the answer's limit, as opposed to its value."""
+    unknown = "not permitted" in words or "unsupported parameter" in words
+    return unknown and param in ("max_tokens", "max_completion_tokens")
 
 
 def _read(body: bytes) -> _Error:
