@@ -635,6 +635,22 @@ def test_a_workers_own_words_are_not_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
+    ("date", "expected_s"),
+    [
+        ("Wed, 21 Oct 2026 07:27:20 GMT", 40.0),
+        ("Wed, 21 Oct 2026 07:29:20 GMT", 1.0),
+        ("Tue, 20 Oct 2026 07:28:00 GMT", 300.0),
+        ("Wed, 21 Oct 2026 07:27:20 -0000", 1.0),
+        ("yesterday", 1.0),
+        ("", 1.0),
+    ],
+)
+def test_a_time_to_retry_at_counts_from_the_answers_own_date(date: str, expected_s: float) -> None:
+    failure = failure_of(429, b"", "Wed, 21 Oct 2026 07:28:00 GMT", "", date, model="base")
+    assert failure.retry_after_s == expected_s
+
+
+@pytest.mark.parametrize(
     ("body", "hints"),
     [
         (

@@ -94,7 +94,7 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 async def refusal_of(connection: Connection, *, model: str, adapter: bool = False) -> BackendFailure:
     """Read the body of an answer with another status than 200; returns its failure. Raises TransportError."""
     body = await whole_body(connection, MAX_ERROR_BYTES)
-    waits = connection.header(b"retry-after"), connection.header(b"retry-after-ms")
+    waits = map(connection.header, (b"retry-after", b"retry-after-ms", b"date"))
     return failure_of(connection.status, body, *waits, model=model, adapter=adapter)
 
 
@@ -103,6 +103,7 @@ def failure_of(
     body: bytes,
     retry_after: str,
     retry_after_ms: str = "",
+    date: str = "",
     *,
     model: str,
     adapter: bool = False,
@@ -111,7 +112,7 @@ def failure_of(
 
     The worker's message is not passed on, since it may quote the prompt; its code and field name are.
     """
-    wait_s = _seconds(retry_after_ms, unit_s=0.001) if retry_after_ms else _seconds(retry_after)
+    wait_s = _seconds(retry_after_ms, unit_s=0.001) if retry_after_ms else _seconds(retry_after, date)
     return _failure(status, _read(body), wait_s, model, "adapter_id" if adapter else None)
 
 
@@ -229,13 +230,20 @@ def _read(body: bytes) -> _Error:
     return found if isinstance(found, _Error) else reported
 
 
-def _seconds(value: str, unit_s: float = 1.0) -> float | None:
+def _seconds(value: str, date: str = "", unit_s: float = 1.0) -> float | None:
     """``Retry-After`` in seconds; ``value`` is a number of units of ``unit_s`` seconds, empty without it.
 
-    A date gives the default, since the worker's clock may differ from ours.
+    A time counts from the answer's own ``date``, since the worker's clock may differ from ours; without one
+    it gives the default.
     """
     try:
         seconds = float(value) * unit_s
     except ValueError:
-        return DEFAULT_RETRY_AFTER_S if email.utils.parsedate(value) else None
+        if email.utils.parsedate(value) is None:
+            return None
+        try:
+            until, now = map(email.utils.parsedate_to_datetime, (value, date))
+            seconds = (until - now).total_seconds()
+        except (ValueError, TypeError):
+            return DEFAULT_RETRY_AFTER_S
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None
