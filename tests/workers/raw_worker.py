@@ -141,7 +141,7 @@ class RawWorker:
     requests: list[Request] = field(default_factory=list)
     posts: frozenset[str] = frozenset()  # paths on which a GET gets 405
     keyed: frozenset[str] = frozenset()  # paths on which a GET gets 401
-    failing: frozenset[str] = frozenset()  # paths on which a GET gets 500
+    statuses: dict[str, int] = field(default_factory=dict)  # of a GET, by its path
     prefix: str = ""  # the path that it is behind; all other paths of its address are a page
     tokenized: list[str | None] = field(default_factory=list)  # the models that tokenize requests name
     gone: int = 0
@@ -206,12 +206,9 @@ class RawWorker:
             if self.liveliness is not None:
                 known["/health/liveliness"] = self.liveliness
             missing = 405 if path in self.posts else 401 if path in self.keyed else 404
-            missing = 500 if path in self.failing else missing
-            await request.whole(
-                (200 if self.healthy else 500) if path in known else missing,
-                known.get(path, b""),
-                kind="text/plain",
-            )
+            status = (200 if self.healthy else 500) if path in known else missing
+            status = self.statuses.get(path, status)
+            await request.whole(status, known.get(path, b""), kind="text/plain")
             return True
         if path == "/tokenize":
             messages = request.body.get("messages", [{"content": request.body.get("prompt")}])

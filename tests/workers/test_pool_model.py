@@ -25,6 +25,7 @@ from tests.workers.raw_worker import (
     RawWorker,
     Request,
     answers,
+    follow,
     make_pool,
     pool,
     until,
@@ -256,10 +257,20 @@ async def test_a_worker_that_was_restarted_with_another_model_takes_no_request_f
 async def test_a_worker_whose_list_fails_serves_if_its_dialect_and_model_are_configured(
     dialect: str, serves: bool
 ) -> None:
-    worker = RawWorker([answers("Yes")], failing=frozenset({"/v1/models"}))
+    worker = RawWorker([answers("Yes")], statuses={"/v1/models": 500})
     async with pool(worker, ready=serves, dialect=dialect) as backend:
         await until(lambda: worker.probes > 2)
         assert (backend.state is BackendState.READY) == serves
+
+
+async def test_a_worker_that_throttles_its_probes_stays_in_service_with_the_models_that_it_listed() -> None:
+    worker = RawWorker([answers("Yes")], models=lambda: listing(("base", 4096)))
+    async with following(worker, Reader()) as backend:
+        worker.statuses = {"/health": 429, "/v1/models": 429}
+        before = worker.probes
+        await until(lambda: worker.probes > before + 3)
+        await follow(backend)
+        assert (backend.state, backend.model) == (BackendState.READY, "base")
 
 
 def following(worker: RawWorker, reader: Reader, **changes: Any) -> Any:

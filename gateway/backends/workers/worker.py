@@ -145,7 +145,9 @@ class Worker:
             # A Sluice also lists adapters that it has not loaded.
             self._lists_models = False
             self._probe_path = self._section.probe_path or self.client.root + READY_PATH
-        if answer.status >= 500:  # with a dialect and a model configured the list is not needed
+        if (
+            answer.status == 429 or answer.status >= 500
+        ):  # with a dialect and a model configured the list is not needed
             return self._is_sluice is not None and self._section.model is not None
         reason = await self._pool.listed(self.url, None if listed is None else listed.data)
         before, self._unusable = self._unusable, reason
@@ -261,8 +263,8 @@ class Worker:
             if isinstance(error, ConnectFailed) and error.refused:
                 self._refused()
             return False
-        # A server that refuses the probe's key is alive; requests show whether theirs is valid.
-        good = answer.status < 400 or answer.status in (401, 403)
+        # A server that refuses the probe's key, or throttles it, is alive; requests show what they get.
+        good = answer.status < 400 or answer.status in (401, 403, 429)
         if not good:
             self.unavailable_reason = (
                 NOT_READY if answer.status == 503 else f"answers its probe with {answer.status}"
