@@ -263,6 +263,24 @@ async def test_a_worker_whose_list_fails_serves_if_its_dialect_and_model_are_con
         assert (backend.state is BackendState.READY) == serves
 
 
+@pytest.mark.parametrize(
+    ("keys", "serves"),
+    [
+        ({"dialect": "openai"}, True),
+        ({"dialect": "openai", "probe_path": "/health"}, False),
+        ({"dialect": "vllm"}, False),
+    ],
+)
+async def test_a_hosted_service_without_a_path_for_probes_and_without_a_list_serves(
+    keys: dict[str, str], serves: bool
+) -> None:
+    worker = RawWorker([answers("Yes")], statuses={"/health": 404, "/v1/models": 405})
+    async with pool(worker, ready=serves, **keys) as backend:
+        refused = "answers its probe with 405"
+        await until(lambda: backend.state is BackendState.READY or refused in backend.absence.reason)
+        assert (backend.state is BackendState.READY) == serves
+
+
 async def test_a_worker_that_throttles_its_probes_stays_in_service_with_the_models_that_it_listed() -> None:
     worker = RawWorker([answers("Yes")], models=lambda: listing(("base", 4096)))
     async with following(worker, Reader()) as backend:
