@@ -36,6 +36,13 @@ async def test_a_worker_that_has_only_paths_of_other_work_does_not_generate(
         assert backend.generates is generates
 
 
+@pytest.mark.parametrize("status", [200, 403, 429, 500])
+async def test_a_path_for_chats_that_answers_a_get_with_anything_but_404_generates(status: int) -> None:
+    worker = RawWorker([answers("a")], posts=frozenset({"/v1/embeddings"}), statuses={CHAT: status})
+    async with pool(worker) as backend:
+        assert backend.generates
+
+
 RANKING = {"results": [{"index": 0, "relevance_score": 0.5}], "usage": {"prompt_tokens": 4}}
 SCORES = {"data": [{"index": 0, "score": 0.5}], "usage": {"prompt_tokens": 4}}
 TRANSCRIPT = {"text": "", "usage": {"type": "tokens", "input_tokens": 4, "output_tokens": 0}}

@@ -135,18 +135,19 @@ def why_no_list(status: int) -> str:
 async def generates(client: WorkerClient, timeout_s: float) -> bool:
     """Whether the worker generates text. Raises TransportError.
 
-    A server refuses a GET with 405 where it has a path for POST alone. A server that answers 405 for no path
-    may not follow this rule, so it counts as generating.
+    A server refuses a GET with 405 where it has a path for POST alone. OpenAI lists stored chats where it
+    generates them, and a service may refuse or throttle the GET: only 404 says that the path is missing.
+    A server that answers 404 for every path may not follow this rule, so it counts as generating.
     """
 
-    async def has(path: str) -> bool:
-        return (await client.get(client.prefix + path, timeout_s=timeout_s)).status == 405
+    async def status(path: str) -> int:
+        return (await client.get(client.prefix + path, timeout_s=timeout_s)).status
 
     for path in _GENERATING:
-        if await has(path):
+        if await status(path) != 404:
             return True
     for path in _OTHERS:
-        if await has(path):
+        if await status(path) == 405:
             return False
     return True
 
