@@ -265,8 +265,9 @@ class Worker:
             return False
         # A server that refuses the probe's key, or throttles it, is alive; requests show what they get.
         good = answer.status < 400 or answer.status in (401, 403, 429)
-        # A hosted service may have neither a path for probes nor a list of models.
-        good |= self._section.dialect == "openai" and not self._section.probe_path and answer.status < 500
+        if self._section.dialect == "openai" and not self._section.probe_path:
+            # A hosted service may have neither a path for probes nor a list of models.
+            good |= answer.status in (404, 405)
         if not good:
             self.unavailable_reason = (
                 NOT_READY if answer.status == 503 else f"answers its probe with {answer.status}"
