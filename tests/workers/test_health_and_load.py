@@ -273,6 +273,11 @@ def test_several_engines_behind_one_server_count_together() -> None:
     assert read_figures(VLLM + second) == WorkerFigures(BackendLoad(6, 4, 0.5, 1024, 32), frozenset("abc"))
 
 
+def test_a_vllm_of_one_block_has_no_kv_cache_that_prompts_could_fill() -> None:
+    encoder = VLLM.replace('"512"', '"1"')
+    assert read_figures(encoder) == WorkerFigures(BackendLoad(3, 2, 0.25, 0, 32), frozenset("abc"))
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "<html>", "vllm:num_requests_running NaN", "vllm:num_requests_running +Inf", "other_metric 1"],

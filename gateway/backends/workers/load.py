@@ -56,7 +56,9 @@ def read_figures(text: str) -> WorkerFigures | None:
         elif name == KV_USAGE:
             usages.append(min(max(number, 0.0), 1.0))
         elif name == CACHE_CONFIG:
-            total_blocks += _count(sample.labels.get("num_gpu_blocks"))
+            blocks = _count(sample.labels.get("num_gpu_blocks"))
+            # vLLM's first block holds nothing: a model without a KV cache, such as a BERT, has it alone.
+            total_blocks += blocks if blocks > 1 else 0
             block_size = _count(sample.labels.get("block_size")) or block_size
         elif number >= newest_at:
             # There is a series for each set of adapters since the start; its value is a timestamp.
