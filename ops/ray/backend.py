@@ -63,6 +63,8 @@ class RayBackend:
     Args:
         kind: the engine's kind, as shown in answers.
         reporter_name: the name under which this gateway reports to the replicas.
+        features: those until a replica reports its own; ``more``: those that the gateway adds to them;
+            ``without``: those that the model lacks.
         max_running: most sequences in one replica's batch.
         queued: returns the number of requests that wait here for this backend, for autoscaling.
         on_max_model_len: called with the longest sequence that all replicas' engines support, in tokens.
@@ -74,6 +76,8 @@ class RayBackend:
     model: str
     replicas: EngineReplicas
     features: frozenset[Feature]
+    more: frozenset[Feature] = frozenset()
+    without: frozenset[Feature] = frozenset()
     continues: frozenset[Continue]
     section: RaySection
     max_running: int
@@ -167,6 +171,8 @@ class RayBackend:
             self._news.clear()
             return
         self._news.set()
+        common = frozenset[Feature].intersection(*[one.features for one in self._ready])
+        self.features = (common | self.more) - self.without
         loads = [one.load for one in self._ready]
         load = pool_load(loads, [0] * len(loads), self.max_running)
         assert load is not None, "the load of each of them is known"

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from gateway.app import create_app
 from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.vllm.backend import VllmBackend
+from gateway.config.backends import EngineBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.features import KNOWN_FEATURES, Feature
@@ -56,8 +57,8 @@ def build_ingress(
 
     Raises ConfigError: there is no such backend, or the configuration cannot be used.
     """
-    names = [name for name, section in settings.backends.items() if section.kind == "engine"]
-    if not names:
+    engines = {name: one for name, one in settings.backends.items() if isinstance(one, EngineBackend)}
+    if not engines:
         raise ConfigError(
             "backends: none is of kind engine, so nothing would use engine replicas; allowed: one at least"
         )
@@ -73,6 +74,8 @@ def build_ingress(
             model=settings.engine.model_id,
             replicas=replicas,
             features=features_of(settings),
+            more=engines[name].unknown_fields.features,
+            without=settings.incapable(settings.engine.model_id),
             continues=engine.continues,
             section=settings.ray,
             max_running=settings.engine.max_num_seqs,

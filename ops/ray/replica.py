@@ -157,7 +157,7 @@ class EngineReplica:
     def _signals(self) -> ReplicaSignals:
         ready, load, facts = self._backend.state is BackendState.READY, self._backend.load, self._host.facts
         longest = facts.max_model_len if facts is not None else 0
-        return ReplicaSignals(self._replica, ready, load or BackendLoad(), longest)
+        return ReplicaSignals(self._replica, ready, load or BackendLoad(), longest, self._backend.features)
 
     def record_routing_stats(self) -> dict[str, float | bool]:
         """Figures for the router; Serve sends them to every ingress replica."""

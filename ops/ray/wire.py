@@ -15,6 +15,7 @@ from budgeting.token_ids import PieceIds
 from gateway.backends.port import Completion, Work
 from gateway.backends.workers.worker_choice import WorkerPreference
 from gateway.contracts.events import AnswerEvent
+from gateway.contracts.features import KNOWN_FEATURES, Feature
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -51,12 +52,13 @@ class ReplicaPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaSignals(msgspec.Struct, frozen=True):
-    """A replica's figures; ``max_model_len`` is in tokens."""
+    """A replica's figures; ``max_model_len`` is in tokens, ``features`` are those of its engine and model."""
 
     replica: str
     ready: bool = True
     load: BackendLoad = BackendLoad()
     max_model_len: int = 0
+    features: frozenset[Feature] = KNOWN_FEATURES
 
 
 class RouterHint(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Completion, Work
 from gateway.contracts.events import Delta
+from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from ops.ray.backend import LATE_S, NO_REPLICAS_S
 from ops.ray.port import ReplicaLost, ReplicasFull
@@ -145,6 +146,24 @@ async def test_the_backend_is_ready_while_a_replica_is_ready() -> None:
     replicas.figures = (ReplicaSignals("a", ready=False),)
     await backend.ask()
     assert backend.state is BackendState.STARTING
+
+
+async def test_tools_are_taken_when_the_engines_of_all_ready_replicas_call_them() -> None:
+    replicas, calls_tools = FakeReplicas(), KNOWN_FEATURES | TOOL_FEATURES
+    replicas.figures = (
+        ReplicaSignals("a", features=calls_tools),
+        ReplicaSignals("b", ready=False, features=frozenset()),
+    )
+    backend = make_backend(replicas)
+    assert not backend.features & TOOL_FEATURES
+    await backend.ask()
+    assert backend.features == calls_tools
+    replicas.figures = (ReplicaSignals("a", ready=False),)
+    await backend.ask()
+    assert backend.features == calls_tools, "a request waits for the next replica instead of a refusal"
+    replicas.figures = (ReplicaSignals("a", features=calls_tools), ReplicaSignals("b"))
+    await backend.ask()
+    assert backend.features == KNOWN_FEATURES
 
 
 async def test_a_replica_that_no_longer_tells_its_figures_is_avoided_until_it_does() -> None:
