@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from adapters.registry import AdapterRegistry
-from gateway.backends.port import Fleet
+from gateway.backends.port import Fleet, makes_vectors
 from gateway.contracts.model_card import CardKind, ModelCard
 
 POOLING: Final[Mapping[str, str]] = {"embedded": "mean"}
@@ -31,5 +31,5 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
         ModelCard(alias, model, None, length(model), CardKind.ALIAS)
         for alias, model in sorted(fleet.aliases.items())
     ]
-    pooled = {one.model: POOLING.get(one.kind) for one in fleet.backends.values()}
+    pooled = {one.model: POOLING.get(one.kind) for one in fleet.backends.values() if makes_vectors(one)}
     return [replace(card, pooling=pooled.get(card.root)) for card in cards]

@@ -139,6 +139,13 @@ def test_a_routes_model_name_is_neither_listed_nor_suggested_to_a_key_without_a_
         assert ("gpt-4o" in unknown.value.message) is shown
 
 
+def test_only_a_model_whose_backend_makes_vectors_shows_how() -> None:
+    generates = ScriptedBackend("local", model="demo")
+    assert generates.kind == "embedded", "as the engine replicas on Ray, which make no vectors"
+    fleet = Fleet({"local": generates})
+    assert {card.pooling for card in model_cards(fleet, registry(), lambda model: 8)} == {None}
+
+
 def test_a_model_whose_backend_has_its_name_is_shown_once() -> None:
     fleet = Fleet({
         "demo": ScriptedBackend("demo", model="demo"),

@@ -66,8 +66,9 @@ def engine_arguments(
     }
     if section.task == "embed":
         arguments["runner"] = "pooling"
-        if "max_model_len" not in section.model_fields_set:
-            del arguments["max_model_len"]  # vLLM knows each embedding model's own length
+        # vLLM knows each embedding model's own length, and that an encoder such as BERT has no prefixes.
+        for name in {"max_model_len", "enable_prefix_caching"} - section.model_fields_set:
+            del arguments[name]
     if max_loras:
         rank = next(rank for rank in LORA_RANKS if rank >= section.max_lora_rank)
         arguments |= {
