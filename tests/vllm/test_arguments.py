@@ -41,6 +41,15 @@ def test_the_defaults_are_those_measured_on_the_a10g() -> None:
     assert "quantization" not in made, "the checkpoint says it"
 
 
+def test_vllm_knows_whether_a_model_of_vectors_has_prefixes_and_how_long_it_is_unless_it_is_told() -> None:
+    made = arguments(task="embed")
+    assert made["runner"] == "pooling"
+    assert "enable_prefix_caching" not in made, "vLLM ends the start of an encoder such as bge-m3 over it"
+    assert "max_model_len" not in made
+    told = arguments(task="embed", enable_prefix_caching=False, max_model_len=64)
+    assert (told["enable_prefix_caching"], told["max_model_len"]) == (False, 64)
+
+
 def test_vllm_schedules_by_priority_and_reports_its_statistics() -> None:
     made = arguments()
     assert made["scheduling_policy"] == "priority"
