@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -272,6 +273,18 @@ async def test_the_last_worker_stays_in_service_while_its_probes_answer() -> Non
                 await collect(backend, work())
         assert backend.state is BackendState.READY
         assert (await collect(backend, work())).text == "Hello there"
+
+
+async def test_a_worker_that_reports_its_engine_dead_is_ejected_at_once_and_counts_as_a_restart() -> None:
+    dead = {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause."}
+    event = b"data: " + json.dumps({"error": {**dead, "code": 500}}).encode() + b"\n\n"
+    for fault in (refuses(500, {"error": dead}), sends(STREAM_HEAD, HALF, chunk(event))):
+        async with pool(RawWorker([fault])) as backend:
+            with pytest.raises(BackendFailure) as caught:
+                await collect(backend, work())
+            assert caught.value.kind is FailureKind.ENGINE_DEAD
+            assert not caught.value.counts, "an open circuit would outlast the restart"
+            assert state_of(backend)[0].state == "ejected"
 
 
 async def test_a_worker_that_fails_repeatedly_is_ejected_and_another_one_serves() -> None:

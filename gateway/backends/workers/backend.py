@@ -550,7 +550,9 @@ class WorkersBackend:
             worker.failed(last=not self._others_serve((worker.url,)))
 
     def _failed(self, worker: Worker, error: BackendFailure) -> None:
-        if error.kind in _WORKERS_FAULT:
+        if error.kind is FailureKind.ENGINE_DEAD:
+            worker.end("has a dead engine")
+        elif error.kind in _WORKERS_FAULT:
             worker.failed(last=not self._others_serve((worker.url,)))
 
     def _none_in_service(self) -> BackendFailure:

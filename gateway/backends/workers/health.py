@@ -95,7 +95,7 @@ class WorkerHealth:
         return False
 
     def refused(self, now: float) -> bool:
-        """Eject the worker at once, since it refused a connection; returns whether it was in service."""
+        """Eject the worker at once, since its server or engine is gone; returns whether it was in service."""
         if not self.in_service:
             return False
         self._eject(now)

@@ -46,6 +46,8 @@ _TOO_LONG = (
 _VLLM_FIELDS = ("cache_salt", "return_token_ids", "stream_interval", "continuous_usage_stats")
 # Parts of vLLM's messages, which name no field, when its model does not take the images.
 _NO_IMAGES = ("multimodal model", "may be provided in one prompt")
+# The beginning of vLLM's message when its engine is dead, also while it stops: the server then ends too.
+_ENGINE_DEAD = "enginecore encountered an issue"
 # A part of vLLM's message for tools when it was started without their options.
 _NO_TOOLS = "--tool-call-parser"
 
@@ -181,6 +183,8 @@ def _failure(
             retry_after_s=retry_after_s or QUOTA_RETRY_AFTER_S,
             no_retry_here=True,
         )
+    if status == 500 and words.startswith(_ENGINE_DEAD):
+        return BackendFailure(FailureKind.ENGINE_DEAD, "the worker's engine is dead")
     kind = kind_of_status(status)
     if 300 <= status < 400:
         text = f"the worker answered {status}, a redirect, which is not followed; correct base_urls"

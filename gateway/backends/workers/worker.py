@@ -199,7 +199,7 @@ class Worker:
         Waits at most ``VERDICT_S`` for the outcome of the probe.
         """
         if isinstance(error, ConnectFailed) and error.refused:
-            self._refused()
+            self.end("refuses connections")
         elif isinstance(error, ConnectionLost):
             self._wake.set()
             # Requests that break together share one probe.
@@ -261,7 +261,7 @@ class Worker:
         except TransportError as error:
             self.unavailable_reason = "does not answer"
             if isinstance(error, ConnectFailed) and error.refused:
-                self._refused()
+                self.end("refuses connections")
             return False
         # A server that refuses the probe's key, or throttles it, is alive; requests show what they get.
         good = answer.status < 400 or answer.status in (401, 403, 429)
@@ -308,10 +308,11 @@ class Worker:
         pool.detected(self.url, is_sluice_now, same)
         return await self._probe() if first and is_sluice_now else True
 
-    def _refused(self) -> None:
-        self.unavailable_reason = "refuses connections"
+    def end(self, reason: str) -> None:
+        """Eject the worker at once: it cannot answer until it has restarted."""
+        self.unavailable_reason = reason
         if self.health.refused(self._clock()):
-            self._left_service("connection refused")
+            self._left_service(reason)
 
     def _left_service(self, reason: str) -> None:
         self._log.warning("worker ejected", reason=reason, ejections=self.health.ejections)
