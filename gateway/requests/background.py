@@ -45,6 +45,8 @@ class BackgroundRun:
         self.reruns = False
         """Whether another gateway may run the response again if this one stops."""
         self.events: list[bytes] = []
+        self.unsaved: StoredResponse | None = None
+        """The response with its end, which the database was away to take."""
         self._stored = stored
         self._room = stored.section.max_bytes
         self._log = structlog.get_logger("gateway.responses")
@@ -122,7 +124,7 @@ class BackgroundRun:
                 )  # the answer has ended: it would be made, and billed, again
                 raise
         except LedgerUnavailable as error:
-            # Another gateway, or this one, ends it as failed when its last heartbeat is too old.
+            self.unsaved = row
             self._log.warning("response not stored", response=response["id"], reason=str(error))
         finally:
             self._show_end(last)
@@ -287,11 +289,15 @@ class BackgroundResponses:
             self._log.error("response ended", response=key[1], error_type=type(defect).__name__)
             begun.abandon(_GONE)
         finally:
-            del self._runs[key]
+            if begun.unsaved is None:
+                del self._runs[key]
 
     async def _say_alive(self) -> None:
         until = self.stored.now() + LEASE_S
         for key, begun in list(self._runs.items()):
+            if begun.unsaved is not None:
+                await self.stored.store.finish(begun.unsaved)
+                del self._runs[key]
             if begun.ended or await self.stored.store.keep_alive(begun.row, until):
                 continue
             if not begun.ended and key in self._runs:

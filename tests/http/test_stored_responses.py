@@ -821,6 +821,36 @@ async def test_a_response_whose_lease_ended_while_the_database_was_away_is_left_
                 await asyncio.sleep(0.01)
 
 
+class Unfinished(Reachable):
+    """A store whose database is cut off when a response ends."""
+
+    async def finish(self, response: StoredResponse) -> bool:
+        self._check()
+        return await super().finish(response)
+
+
+async def test_the_end_of_a_response_is_stored_when_the_database_is_back_and_not_made_again(
+    rig: ResponsesRig,
+) -> None:
+    rig.store_type = Unfinished
+    journey = held()
+    async with rig.serving(journey) as client, asyncio.timeout(60):
+        store: Any = rig.background.stored.store
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        await journey.started.wait()
+        store.cut_off = True
+        journey.resume()
+        run = rig.background.of("acme", path.rpartition("/")[2])
+        assert run is not None
+        [*_, last] = events(b"".join([event async for event in run.follow(-1)]))
+        assert (await rig.row(path)).status in ("queued", "in_progress")
+        rig.now += LEASE_S + 1
+        store.cut_off = False
+        assert await ended(client, path) == last["response"]
+        assert len(journey.requests) == 1
+        assert not rig.background._runs
+
+
 class Counting(ResponseStore):
     """Counts how often it is asked for abandoned responses."""
 
