@@ -3,6 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal, cast
@@ -13,6 +14,7 @@ from fastapi import Depends, Query, Response
 from msgspec import structs
 from starlette.responses import StreamingResponse
 
+from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import UNFINISHED, StoredResponse
 from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import Frames, ParsedRequest
@@ -24,7 +26,7 @@ from gateway.contracts.responses.body import CompactBody, Includable, InputItem,
 from gateway.contracts.responses.compact import compacted, summary_body
 from gateway.contracts.responses.request import INCLUDED_SEALED, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect, whole_response
-from gateway.errors import InvalidKey
+from gateway.errors import InvalidKey, NotFound
 from gateway.http.disconnect_watch import Release
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
@@ -316,12 +318,20 @@ def _sealed(exchange: Exchange, model: str, items: list[Any]) -> list[Any]:
 
 
 async def _stored(exchange: Exchange, response_id: str, after: int) -> AsyncIterator[bytes]:
-    """The events after this number of a response that runs on another gateway, once it has ended."""
+    """The events after this number of a response that runs on another gateway, once it has ended.
+
+    There are none if it is deleted meanwhile; a database that is away is waited for.
+    """
     responses = exchange.services.responses
-    row = await responses.get(exchange.tenant, response_id)
-    while row.open(responses.now()):
+    while True:
+        with suppress(LedgerUnavailable):
+            try:
+                row = await responses.get(exchange.tenant, response_id)
+            except NotFound:
+                return
+            if not row.open(responses.now()):
+                break
         await asyncio.sleep(LOOK_S)
-        row = await responses.get(exchange.tenant, response_id)
     for event in split(events_of(row, after)):
         if number_of(event) > after:
             yield event

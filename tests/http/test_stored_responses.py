@@ -851,6 +851,34 @@ async def test_the_end_of_a_response_is_stored_when_the_database_is_back_and_not
         assert not rig.background._runs
 
 
+class AwayOnce(ResponseStore):
+    """A store whose database is away at the second read of a response."""
+
+    reads = 0
+    away = asyncio.Event()
+
+    async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
+        self.reads += 1
+        if self.reads == 2:
+            self.away.set()
+            raise LedgerUnavailable("the database is away")
+        return await super().get(tenant, response_id, now)
+
+
+async def test_the_stream_of_a_response_that_runs_elsewhere_outlasts_the_database_and_ends_when_it_is_deleted(
+    rig: ResponsesRig,
+) -> None:
+    async with rig.serving(held()) as runs, asyncio.TaskGroup() as tasks:
+        path = f"/v1/responses/{(await made(runs, background=True))['id']}"
+        rig.store_type = AwayOnce
+        async with rig.serving() as other, asyncio.timeout(60):
+            following = tasks.create_task(other.get(path, params={"stream": "true"}))
+            await AwayOnce.away.wait()
+            assert (await runs.delete(path)).status_code == 200
+            stream = await following
+    assert (stream.status_code, stream.content) == (200, b"")
+
+
 class Counting(ResponseStore):
     """Counts how often it is asked for abandoned responses."""
 
