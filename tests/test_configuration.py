@@ -129,6 +129,11 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ("1: 2", {}, ["sluice.yaml: [1]: Keys should be strings; given: 1"]),
         ("", {"SLUICE_SERVR__PORT": "1"}, ["environment SLUICE_SERVR__PORT", "servr"]),
         ("", {"MAX_MODEL_LEN": "abc"}, ["environment MAX_MODEL_LEN", "valid integer", "abc"]),
+        (
+            "",
+            {"MAX_NUM_SEQS": "7", "QUANTIZATION": "awq"},
+            ["environment MAX_NUM_SEQS, QUANTIZATION: engine: quant"],
+        ),
         ("", {"SLUICE_SERVER__PORT__X": "1"}, ["SLUICE_SERVER__PORT__X"]),
         ("", {"SLUICE_BACKENDS": "{"}, ["environment SLUICE_BACKENDS: backends", "given: '{'"]),
         (

@@ -320,9 +320,9 @@ def load_settings(
     except ValidationError as error:
 
         def source(loc: tuple[int | str, ...]) -> str:
-            # A fault that concerns several keys has no location; its message names them.
-            named = (name for keys, name in origins.items() if loc and keys[: len(loc)] == loc)
-            return next((f"environment {name}" for name in named), file)
+            # A fault that concerns several keys has no location: each of them may be at fault.
+            named = [name for keys, name in origins.items() if loc and keys[: len(loc)] == loc]
+            return f"environment {', '.join(named)}" if named else file
 
         raise ConfigError(explain(error, Settings, source)) from None
 
