@@ -6,12 +6,15 @@ indices with gaps, several calls under one index, a call without arguments.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from budgeting.values import ToolKind
 from gateway.backends.custom_input import CustomInput
 from gateway.contracts.events import Delta, IllegalEvent, ToolArgs, ToolBegin, ToolEnd
+
+CALLS_LEFT_OUT: Final = "parallel_tool_calls is false: only the first call of the model is given"
 
 
 class ToolText(msgspec.Struct):
@@ -76,8 +79,9 @@ class ToolCallReader(msgspec.Struct, eq=False):
         allowed: names of the tools that may be called; empty: any.
         interleaved: whether pieces of a call may follow the beginning of the next one. Its events never do:
             those of the next one wait until its arguments are whole.
+        single: give only the first call of a choice.
 
-    ``began``: whether there is a call.
+    ``began``: whether there is a call. ``left_out``: whether there were more than the single one.
     """
 
     generation_id: str
@@ -85,7 +89,9 @@ class ToolCallReader(msgspec.Struct, eq=False):
     names: Collection[str] = ()
     allowed: Collection[str] = ()
     interleaved: bool = False
+    single: bool = False
     began: bool = False
+    left_out: bool = False
     _calls: dict[int, list[_Call]] = {}
     _ids: set[str] = set()
 
@@ -101,6 +107,9 @@ class ToolCallReader(msgspec.Struct, eq=False):
         number = self._number(calls, delta, called)
         events: list[Delta] = []
         if number == len(calls):
+            if calls and self.single:
+                self.left_out = True
+                return []
             bare = not (called.arguments or called.input)
             if bare and (not called.name or (cut and called.name not in self.names)):
                 return []

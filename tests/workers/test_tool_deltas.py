@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from budgeting.values import Tool, ToolCall, ToolChoice, ToolKind
 from gateway.backends.port import Completion, Work
+from gateway.backends.tool_deltas import CALLS_LEFT_OUT
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.dialect import ParsedRequest
@@ -183,6 +184,20 @@ def test_a_custom_tools_call_waits_until_its_function_form_is_whole() -> None:
     deltas = reader.feed(stream_of(*map(calls, entries)))
     expected = (ToolCall("c1", "patch", "a b", ToolKind.CUSTOM), ToolCall("c2", "stock", "{}"))
     assert folded(deltas, reader.finish()[1]).tool_calls() == expected
+
+
+def test_without_parallel_calls_only_the_first_call_is_given_and_a_warning_says_so() -> None:
+    """Some servers ignore ``parallel_tool_calls``."""
+    work = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=64), parallel_tool_calls=False)
+    reader = CompletionReader(work, lambda token: b"")
+    deltas = reader.feed(
+        stream_of(
+            calls(begin("stock"), begin("order", 1, "c2")), calls(piece("{}", 1)), calls(piece('{"a":1}'))
+        )
+    )
+    rest, completion = reader.finish()
+    assert rest is None and completion.warnings == (CALLS_LEFT_OUT,)
+    assert folded(deltas, completion).tool_calls() == (ToolCall("c1", "stock", '{"a":1}'),)
 
 
 def test_a_call_after_a_whole_one_does_not_wait() -> None:

@@ -47,7 +47,8 @@ class AnswerParser:
         self._token_bytes = token_bytes
         self._singly = singly
         names = [tool.function.name for tool in request.tools or ()]
-        self._calls = ToolCallReader(generation_id, names=names, allowed=allowed)
+        single = request.parallel_tool_calls is False
+        self._calls = ToolCallReader(generation_id, names=names, allowed=allowed, single=single)
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in parsers]
         self._held: list[list[Delta]] = [[] for _ in parsers]
 

@@ -7,7 +7,7 @@ import msgspec
 
 from budgeting.values import Tool, ToolKind
 from gateway.backends.port import Completion, Work
-from gateway.backends.tool_deltas import CallNotAllowed, ToolCallDelta, ToolCallReader
+from gateway.backends.tool_deltas import CALLS_LEFT_OUT, CallNotAllowed, ToolCallDelta, ToolCallReader
 from gateway.backends.workers.chunk_repair import repaired
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
@@ -147,7 +147,10 @@ class CompletionReader:
         names = [one.name for one in work.tools] if work.tools else ()
         wrapped_names = [one.name for one in wrapped] if wrapped else ()
         allowed = () if work.tool_choice is None else work.tool_choice.allowed
-        self._tools = ToolCallReader(work.generation_id, wrapped_names, names, allowed, interleaved=True)
+        single = work.parallel_tool_calls is False
+        self._tools = ToolCallReader(
+            work.generation_id, wrapped_names, names, allowed, interleaved=True, single=single
+        )
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self.has_usage = False
@@ -377,7 +380,7 @@ class CompletionReader:
             Usage(input_tokens, output_tokens, cached_tokens, reasoning, written),
             wait_s,
             tuple(others),
-            warnings=self._warnings,
+            warnings=(*self._warnings, CALLS_LEFT_OUT) if self._tools.left_out else self._warnings,
             stop_sequence=None if first is FinishReason.LENGTH else self._stop,
         )
         return rest, completion
