@@ -20,6 +20,7 @@ class ParsedRequest(Struct, frozen=True):
 
     ``token_ids``: whether each chunk of a stream contains the ids of its tokens; ``running_usage``: the usage
     so far. ``further``: the requests of the body's other prompts; their choices follow those of ``request``.
+    ``hides_reasoning``: whether a chat's answer leaves its reasoning out.
     """
 
     request: GenerateRequest
@@ -27,6 +28,7 @@ class ParsedRequest(Struct, frozen=True):
     token_ids: bool = False
     further: tuple[GenerateRequest, ...] = ()
     running_usage: bool = False
+    hides_reasoning: bool = False
 
 
 TrimReport = Plan | BudgetReport  # reports which parts of the conversation the prompt leaves out

@@ -294,7 +294,8 @@ def _asked(
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
     running = usage and options is not None and bool(options.continuous_usage_stats)
-    return ParsedRequest(request, usage, token_ids, running_usage=running)
+    hides = given.get("include_reasoning") is False
+    return ParsedRequest(request, usage, token_ids, running_usage=running, hides_reasoning=hides)
 
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:

@@ -221,7 +221,7 @@ class OpenAIDialect(ContractDialect):
             "created": answer.created,
             "model": answer.model,
             "choices": [
-                self._choice(answer, index, choice, reasons[choice.finish_reason])
+                self._choice(asked, answer, index, choice, reasons[choice.finish_reason])
                 for index, choice in enumerate(answer.choices)
             ],
             "usage": usage_body(answer.usage),
@@ -237,7 +237,7 @@ class OpenAIDialect(ContractDialect):
             "object": f"{self._kind}.chunk" if self._chat else self._kind,
             "chat": self._chat,
             "model": model or asked.request.model or "",
-            "reasoning_fields": self._reasoning_fields,
+            "reasoning_fields": () if asked.hides_reasoning else self._reasoning_fields,
         }
         if asked.running_usage:
             return RunningUsageFrames(asked, plan, cached_tokens, **head)
@@ -245,7 +245,9 @@ class OpenAIDialect(ContractDialect):
 
     error = staticmethod(error_json)
 
-    def _choice(self, answer: Answer, index: int, choice: Choice, reason: str) -> ChoiceBody:
+    def _choice(
+        self, asked: ParsedRequest, answer: Answer, index: int, choice: Choice, reason: str
+    ) -> ChoiceBody:
         entries = choice.logprobs
         stop = None if index else answer.stop_sequence  # known only for the first choice
         body: ChoiceBody = {"index": index, "logprobs": None, "finish_reason": reason, "stop_reason": stop}
@@ -259,7 +261,7 @@ class OpenAIDialect(ContractDialect):
         if choice.tool_calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [tool_call_body(call) for call in choice.tool_calls]
-        if choice.reasoning is not None:
+        if choice.reasoning is not None and not asked.hides_reasoning:
             for field in self._reasoning_fields:
                 message[field] = choice.reasoning
         return body

@@ -20,6 +20,7 @@ from gateway.contracts.openai_stream import ChunkFrames, OpenAIDialect
 from gateway.contracts.values import FinishReason
 from gateway.testing import answer_for
 from tests.answer_events import EventSequence, answers
+from tests.contracts.test_openai_requests import ORIGIN
 from tests.contracts.test_stream_frames import REQUEST, events
 
 ASKED = ParsedRequest(REQUEST)
@@ -144,6 +145,16 @@ def test_the_reasoning_is_in_the_fields_that_the_setting_names(fields: tuple[Any
     assert {name: message[name] for name in message if name.startswith("reasoning")} == dict.fromkeys(
         fields, "Hm."
     )
+
+
+def test_a_chat_without_include_reasoning_has_only_the_answer() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "include_reasoning": False}
+    asked = CHAT.parse(json.dumps(body).encode(), ORIGIN)
+    assert CHAT.frames(asked).event(Reasoning("Hm.", 1)) == b""
+    message = json.loads(CHAT.whole(asked, answer_for(REQUEST, "x", reasoning="Hm.")))["choices"][0][
+        "message"
+    ]
+    assert message == {"role": "assistant", "content": "x", "refusal": None}
 
 
 def test_a_call_without_text_has_no_content() -> None:
