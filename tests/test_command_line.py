@@ -71,7 +71,7 @@ def test_a_command_that_parses_its_own_options_names_itself(words: list[str]) ->
 
 
 def test_an_unknown_word_is_told_without_a_traceback() -> None:
-    done = subprocess.run([sys.executable, "-m", "ops.cli", "dance"], capture_output=True, text=True)
+    done = fork_server.run([sys.executable, "-m", "ops.cli", "dance"])
     assert done.returncode == 2
     assert "dance" in done.stderr and "Traceback" not in done.stderr
 
@@ -92,7 +92,7 @@ def test_the_first_configuration_is_named_as_json(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_written_is_told_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "sluice.yaml").mkdir()
     words = [sys.executable, "-m", "ops.cli", "init", "--force"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    done = fork_server.run(words, cwd=tmp_path)
     assert done.returncode == 1
     assert "sluice.yaml" in done.stderr and "Traceback" not in done.stderr
 

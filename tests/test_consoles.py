@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
 from ops.cli.console import print_json, print_lines, print_rows, screen, table_of
 from ops.cli.startup import print_errors
+from tests import fork_server
 
 ID = "a_name_of_an_adapter_that_is_not_short_at_all_v12"
 PRINTED = f"""
@@ -23,11 +23,7 @@ screen().print(table)
 
 def printed(**environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    done = subprocess.run(
-        [sys.executable, "-c", PRINTED], capture_output=True, text=True, env={**clean, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return fork_server.run([sys.executable, "-c", PRINTED], env={**clean, **environment}, check=True).stdout
 
 
 def test_a_pipe_gets_names_unbroken() -> None:

@@ -51,7 +51,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
-    pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    pip("--python", str(python), "install", "--no-deps", "--no-index", "--no-compile", str(wheel))
     (packages,) = folder.glob("lib/python*/site-packages")
     # Python searches a folder named in a .pth file, but not that folder's .pth files: so it does not find the clone.
     (packages / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")

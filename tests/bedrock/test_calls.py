@@ -250,7 +250,6 @@ async def test_boto3_is_loaded_in_a_thread_and_not_before() -> None:
     script = (
         "import sys, time\n"
         "from gateway.wiring.bedrock import make_bedrock\n"
-        "import gateway.app, gateway.wiring.build\n"
         "from gateway.config.backends import BedrockSection\n"
         "s = BedrockSection(kind='bedrock', model_id='m', region='r')\n"
         "b = make_bedrock('b', s, clock=time.monotonic)\n"

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import pytest
 
 from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, figures, log_report
 from gateway.shadow.report import make_report
-from tests.integration.live import ROOT
+from tests import fork_server
 from tests.shadow.test_report import pairs
 
 
@@ -81,17 +80,14 @@ def test_mlflow_itself_keeps_the_run_and_its_files_and_an_unreachable_server_is_
         taken.bind(("127.0.0.1", 0))  # bound, but not listening
         away = f"http://127.0.0.1:{taken.getsockname()[1]}"
         # In a separate process, because MLflow changes much process-wide state.
-        done = subprocess.run(
+        done = fork_server.run(
             [sys.executable, "-c", LOGS, away, f"file:{tmp_path}/runs"],
             cwd=tmp_path,
             env={
                 **os.environ,
-                "PYTHONPATH": str(ROOT),
                 "MLFLOW_ALLOW_FILE_STORE": "true",
                 "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
             },
-            capture_output=True,
-            text=True,
             timeout=200,
         )
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from gateway.state.local_copy import LocalCopy
 from gateway.state.projection import ProjectionState
 from gateway.state.sqlite_store import SqliteStateStore
 from gateway.state.stream_follower import StreamFollower
+from tests.fork_server import ForkedPopen
 from tests.state.conftest import until
 
 APPENDER = """
@@ -45,7 +46,7 @@ def on(path: Path, **options: float) -> SqliteStateStore:
 
 def process(code: str, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", code, *words]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return ForkedPopen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def remove(path: Path) -> None:
