@@ -7,7 +7,7 @@ vLLM's processes, `sluice serve` and what a benchmark starts often; ``install_fo
 
 Where there is no ``prctl`` or setproctitle (vLLM brings it), where vLLM's build for GPUs is installed, and with
 ``SLUICE_TEST_EXEC=1``, processes start as usual.
-Tests of the start itself use ``ImportingPopen``.
+Tests of vLLM's start itself use ``ImportingPopen``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from budgeting.tokenizer_files import TokenizerFiles
 
 ROOT = Path(__file__).parents[1]
+# With it, a process starts others as usual.
+_EXEC = "SLUICE_TEST_EXEC"
 
 
 def _is_for_gpus() -> bool:
@@ -66,7 +68,7 @@ def _is_for_gpus() -> bool:
 AVAILABLE = (
     sys.platform == "linux"
     and importlib.util.find_spec("setproctitle") is not None
-    and "SLUICE_TEST_EXEC" not in os.environ
+    and _EXEC not in os.environ
     and not _is_for_gpus()
 )
 # What is imported ahead. vLLM has a server of its own, without Numba: it looks into all modules that there are.
@@ -241,13 +243,17 @@ _XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 _NEW_PROGRAM = ("gid", "gids", "uid", "startupinfo", "shell")
 
 
-def _fork_child(popen: subprocess.Popen[Any], asked: Mapping[str, Any]) -> None:
-    """What ``subprocess.Popen._execute_child`` does with these arguments, by the server."""
+def _fork_child(popen: subprocess.Popen[Any], asked: Mapping[str, Any], *, vllm: bool | None = None) -> None:
+    """What ``subprocess.Popen._execute_child`` does with these arguments, by the server.
+
+    ``vllm``: whether the server has imported it; without it, the process's arguments tell.
+    """
     pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
     files = {number: number if file == -1 else file for number, file in enumerate(pipes)}
     environ = os.environ if asked["env"] is None else asked["env"]
-    wants_vllm = environ.get("SLUICE_ENGINE__KIND") == "vllm" or "vllm" in asked["args"][2]
-    popen.pid = server(vllm=wants_vllm).fork(
+    if vllm is None:
+        vllm = environ.get("SLUICE_ENGINE__KIND") == "vllm" or "vllm" in asked["args"][2]
+    popen.pid = server(vllm=vllm).fork(
         asked["args"][1:],
         env=asked["env"],
         cwd=asked["cwd"],
@@ -289,10 +295,14 @@ class ForkedPopen(subprocess.Popen[Any]):
 
 
 class ImportingPopen(subprocess.Popen[Any]):
-    """``subprocess.Popen`` of a process that imports everything itself, as an operator's does."""
+    """``ForkedPopen`` of a gateway that imports vLLM itself, and starts vLLM's processes as an operator's does."""
 
     def _execute_child(self, *args: Any) -> None:
-        _execute_child(self, *args)
+        asked = inspect.signature(_execute_child).bind(self, *args).arguments
+        if AVAILABLE:
+            _fork_child(self, asked | {"env": asked["env"] | {_EXEC: "1"}}, vllm=False)
+        else:
+            _execute_child(self, *args)
 
 
 def run(
@@ -437,7 +447,7 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
 
     words: list[str] = request["words"]
     spawned = _SPAWN.fullmatch(words[-2]) if len(words) > 1 else None
-    if spawned or words[1:2] not in (*_ENGINES, _SERVER):
+    if _EXEC not in request["env"] and (spawned or words[1:2] not in (*_ENGINES, _SERVER)):
         _offspring(files, vllm=vllm)
         install()
     signal.signal(signal.SIGINT, signal.default_int_handler)
