@@ -5,6 +5,7 @@ swapped between the check and the load; then the copy is renamed atomically. All
 a thread.
 """
 
+import contextlib
 import os
 import shutil
 import stat
@@ -18,6 +19,8 @@ from adapters.verify import WEIGHTS_FILE, Verified, list_files, verify
 
 _PARTS = ".parts"
 _PIECE = 1 << 20
+# Seconds after which a copy that is not complete was left by a process that was killed.
+_LEFT_S = 86_400.0
 
 
 class AdapterStore:
@@ -53,6 +56,7 @@ class AdapterStore:
         with tempfile.TemporaryDirectory(dir=parts) as scratch:
             folder = Path(scratch) / "adapter"
             folder.mkdir()
+            _remove_left(parts, now=folder.stat().st_mtime)
             if is_archive(source):
                 unpacked = Path(scratch) / "unpacked"
                 unpacked.mkdir()
@@ -83,6 +87,13 @@ class AdapterStore:
         except OSError:
             if not self.has(sha256):  # another process may have been first with the same content
                 raise
+
+
+def _remove_left(parts: Path, *, now: float) -> None:
+    for scratch in parts.iterdir():
+        with contextlib.suppress(OSError):  # another process may remove it, too
+            if now - scratch.stat().st_mtime > _LEFT_S:
+                shutil.rmtree(scratch)
 
 
 def _copy(source: Path, target: Path) -> None:

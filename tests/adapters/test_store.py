@@ -45,6 +45,18 @@ def test_what_does_not_pass_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [one.name for one in store.folder.iterdir()] == [".parts"]
 
 
+def test_what_a_killed_process_has_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    store, source = AdapterStore(tmp_path / "store"), crafted.write(tmp_path / "a")
+    old, new = store.folder / ".parts" / "old", store.folder / ".parts" / "new"
+    for scratch in (old, new):
+        (scratch / "adapter").mkdir(parents=True)
+        (scratch / "adapter" / "adapter_model.safetensors").write_bytes(b"half")
+    began = new.stat().st_mtime - 90_000.0
+    os.utime(old, (began, began))
+    store.take(source, crafted.base())
+    assert [*(store.folder / ".parts").iterdir()] == [new]
+
+
 def test_a_pickle_beside_the_weights_is_refused_though_it_would_not_be_kept(tmp_path: Path) -> None:
     source = crafted.write(tmp_path / "a")
     (source / "adapter_model.bin").write_bytes(b"\x80\x04.")
