@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.wiring.access import require_first_key
-from ops.cli.doctor import examine
+from ops.cli.doctor import admin_keys, examine
 from ops.cli.main import app, hoisted
 from ops.cli.routes import read_routing
 from ops.cli.serve import banner
@@ -214,18 +214,30 @@ def test_a_process_that_is_not_there_is_named_before_a_chaos_run(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("url", "auth", "warned"),
+    ("url", "admin", "auth", "warned"),
     [
-        ("http://127.0.0.1:8000", False, False),
-        ("http://[::1]:8000", False, False),
-        ("http://0.0.0.0:8000", False, True),
-        ("http://[::]:8000", False, True),
-        ("http://0.0.0.0:8000", True, False),
+        ("http://127.0.0.1:8000", None, False, False),
+        ("http://[::1]:8000", "http://127.0.0.1:8001", False, False),
+        ("http://0.0.0.0:8000", None, False, True),
+        ("http://[::]:8000", "http://[::1]:8001", False, True),
+        ("http://127.0.0.1:8000", "http://0.0.0.0:8001", False, True),
+        ("http://0.0.0.0:8000", "http://0.0.0.0:8001", True, False),
     ],
 )
-def test_a_start_without_keys_on_an_address_of_the_network_warns(url: str, auth: bool, warned: bool) -> None:
+def test_a_start_without_keys_on_an_address_of_the_network_warns(
+    url: str, admin: str | None, auth: bool, warned: bool
+) -> None:
     settings = load_settings(None, {"SLUICE_AUTH__ENABLED": str(auth).lower()})
-    assert ("keys are off" in "\n".join(banner(url, None, "defaults", settings))) is warned
+    assert ("keys are off" in "\n".join(banner(url, admin, "defaults", settings))) is warned
+
+
+@pytest.mark.parametrize(("admin_host", "good"), [("localhost", True), ("0.0.0.0", False)])
+def test_doctor_finds_an_operators_port_without_keys_that_other_machines_reach(
+    admin_host: str, good: bool
+) -> None:
+    given = {"AUTH__ENABLED": "false", "SERVER__ADMIN_PORT": "8001", "SERVER__ADMIN_HOST": admin_host}
+    settings = load_settings(None, {f"SLUICE_{name}": value for name, value in given.items()})
+    assert admin_keys(settings).ok is good
 
 
 def test_a_gateway_that_is_asked_through_the_environments_proxy_in_vain_is_told_without_its_password(

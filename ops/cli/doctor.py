@@ -25,6 +25,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Sampling
 from gateway.health.probe import short_work
+from gateway.http.local_protocol import is_loopback
 from gateway.prompts.published import PromptChanged, StoreUnreachable
 from gateway.state.projection import ProjectionState
 from gateway.weights.errors import FetchError
@@ -93,7 +94,7 @@ async def examine(
     settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
     if settings is None:
         return found
-    found += [_disk(settings.ledger.folder), *files_of_batches(settings), _keys(settings)]
+    found += [_disk(settings.ledger.folder), *files_of_batches(settings), admin_keys(settings)]
     # A random key, because faults of the real one are reported by ``_keys``.
     key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
@@ -214,9 +215,10 @@ def _model(settings: Settings) -> str:
     return engine.model if engine.kind != "none" else engine.tokenizer or "no model in this process"
 
 
-def _keys(settings: Settings) -> DoctorCheck:
+def admin_keys(settings: Settings) -> DoctorCheck:
     if not settings.auth.enabled:
-        local = settings.server.host in ("127.0.0.1", "::1", "localhost")
+        server = settings.server
+        local = is_loopback(server.host) and is_loopback(server.admin_host or server.host)
         hint = "set auth.enabled: true, or listen on loopback only"
         return _checked("keys", local, "off: every caller is the operator", hint)
     try:

@@ -8,12 +8,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
-from gateway.http.local_protocol import is_loopback
+from gateway.http.local_protocol import host_of, is_loopback
 from gateway.server import Around, listen, run
 from gateway.wiring.build import build
 from gateway.wiring.control import DEFAULT_FILE, has_default_file
@@ -142,7 +141,7 @@ def banner(url: str, admin: str | None, config: str, settings: Settings) -> list
     key = "" if not auth else " -H 'Authorization: Bearer KEY'"
     documented = url if admin is None or settings.server.public_metrics else admin
     warning = "  warning keys are off: whoever reaches this address is an operator; set auth.enabled: true"
-    everybody = not auth and not is_loopback(urlsplit(url).hostname or "")
+    everybody = not auth and not all(is_loopback(host_of(one)) for one in (url, admin or url))
     return [
         f"Sluice on {url} (config: {config}, keys: {'required' if auth else 'off'})",
         f"  ready?  curl {url}/ready",
