@@ -38,9 +38,9 @@ async def ready(response: Response, services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request, services: ServicesDep) -> Response:
-    """Prometheus metrics; the configuration may require an operator's or a front's key."""
+    """Prometheus metrics; the configuration may require a key of any role but caller."""
     if not services.open_metrics:
-        require_role(Exchange.of(request.scope), CallerRole.OPERATOR, CallerRole.FRONT)
+        require_role(Exchange.of(request.scope), CallerRole.VIEWER, CallerRole.OPERATOR, CallerRole.FRONT)
     return Response(services.metrics(), media_type=PROMETHEUS)
 
 

@@ -260,6 +260,15 @@ async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
         assert (await signed_in(client, "view")).json()["role"] == "viewer"
 
 
+async def test_metrics_that_ask_for_a_key_are_for_every_role_but_callers(connect: Connect) -> None:
+    async with connect(replace(ConsoleRig().services, open_metrics=False)) as client:
+        statuses = {
+            key: (await client.get("/metrics", headers={"authorization": f"Bearer {key}"})).status_code
+            for key in ROLES
+        }
+    assert statuses == {key: 403 if key == "call" else 200 for key in ROLES}
+
+
 async def test_a_request_that_the_keys_role_does_not_allow_is_reported_with_the_key(connect: Connect) -> None:
     reported: list[EdgeRequest] = []
     services = replace(ConsoleRig().services, emit_edge=reported.append)
