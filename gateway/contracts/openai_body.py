@@ -23,7 +23,7 @@ from gateway.contracts.fields import (
 )
 from gateway.contracts.formats import FormatBody, SchemaOrText, StructuredBody
 from gateway.contracts.native import NativeSampling, SluiceFields
-from gateway.contracts.refusals import path_of
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import EMPTY
 from gateway.errors import InvalidRequest
 
@@ -115,6 +115,9 @@ class OpenAIBody(NativeSampling):
             for name, value in given.items()
             if name in openai_fields.PASSABLE and not is_neutral(value, self.neutral[name])
         }
+        arguments = passed.get("vllm_xargs")
+        if isinstance(arguments, dict) and (hosts := openai_fields.TRANSFERS & arguments.keys()):
+            raise not_allowed("vllm_xargs", f"has {min(hosts)}", "other names")
         unknown = {name: value for name, value in given.items() if name not in self.neutral}
         names = (*unknown, *in_messages)
         if len(names) > MAX_EXTRA:

@@ -57,6 +57,9 @@ _SHARED: Final[Neutral] = {
     "store": _FALSE,
 }
 
+TRANSFERS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
+"""They name hosts from which a vLLM worker fetches caches. vLLM also reads them from ``vllm_xargs``."""
+
 PASSABLE: Final = frozenset(
     {
         "allowed_token_ids",

@@ -554,6 +554,17 @@ def test_a_field_that_is_passed_to_workers_is_known_to_chats_and_text_completion
         assert not ask(**{field: None}).request.extra
 
 
+@pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params"])
+def test_no_caller_names_hosts_from_which_a_worker_fetches_caches(field: str) -> None:
+    hosts = {"remote_host": "169.254.169.254", "remote_port": 80}
+    for ask in (chat, completion):
+        for fields in ({field: hosts}, {"vllm_xargs": {field: hosts}}, {"vllm_xargs": {field: "x"}}):
+            with pytest.raises(InvalidRequest) as refused:
+                ask(**fields)
+            assert refused.value.param == next(iter(fields))
+        assert dict(ask(vllm_xargs={"mine": 1}).request.extra) == {"vllm_xargs": {"mine": 1}}
+
+
 def test_neutral_completion_fields_are_accepted() -> None:
     fields = {"echo": False, "suffix": "", "best_of": 1, "logprobs": None}
     assert completion(**fields).request.raw_prompt == SECRET
