@@ -41,6 +41,7 @@ _SHARED: Final[Neutral] = {
     "length_penalty": (None, 1),
     "logits_processors": _NO_LIST,
     "logprob_token_ids": _NULL,
+    "prompt_embeds": _NULL,  # of text completions, as which chats go to workers with ``prompt: token_ids``
     "prompt_logprobs": (None, Instead("echo with logprobs in /v1/completions")),
     "request_id": _NULL,
     "return_token_ids": _FALSE,
@@ -96,7 +97,6 @@ COMPLETIONS: Final[Neutral] = {
     **_SHARED,
     "add_special_tokens": _TRUE,
     "messages": _NULL,
-    "prompt_embeds": _NULL,
     "suffix": (None, ""),
 }
 

@@ -554,6 +554,12 @@ def test_a_field_that_is_passed_to_workers_is_known_to_chats_and_text_completion
         assert not ask(**{field: None}).request.extra
 
 
+def test_no_caller_sends_tensors_to_a_worker() -> None:
+    for ask in (chat, completion):
+        with pytest.raises(InvalidRequest, match=r"^prompt_embeds is not supported"):
+            ask(prompt_embeds="gASV")
+
+
 @pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params"])
 def test_no_caller_names_hosts_from_which_a_worker_fetches_caches(field: str) -> None:
     hosts = {"remote_host": "169.254.169.254", "remote_port": 80}
