@@ -242,7 +242,8 @@ class Asker:
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
         planned_for = copy.answer.model if copy.adapter is None else copy.adapter.base_model
         same_text = self.models.of(planned_for) is self.models.of(model)
-        if same_text and messages == plan.messages and tools == plan.tools:
+        shown = (messages, tools, request.template_kwargs)
+        if same_text and shown == (plan.messages, plan.tools, copy.request.template_kwargs):
             return request, plan
         ids = await self.encode(model, messages, tools, request.template_variables)
         counts = plan.counts if same_text else SectionCounts(recent_turns=len(ids))

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from admission.values import Demand
-from budgeting.values import EvidenceChunk, ImageContent, Message, Role, Tool, ToolCall
+from budgeting.counting import ChatTokenizer
+from budgeting.values import NO_KWARGS, EvidenceChunk, ImageContent, Message, Role, Tool, ToolCall
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script
 from gateway.contracts.events import Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType, GenerateRequest, ResponseFormat, Sampling
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.text import Models, ModelText
 from gateway.shadow.personal import redact_json, redact_personal
 from gateway.shadow.report import make_report
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 from resilience.failures import BackendFailure, FailureKind
 from tests.images.samples import data_url, sample
+from tests.journey.rig import ROOT
 from tests.shadow.conftest import BEDROCK_FEATURES, ShadowRig
 
 Build = Callable[..., ShadowRig]
@@ -384,6 +389,28 @@ async def test_personal_data_leaves_all_that_a_request_has_besides_its_prompt(bu
     assert json.loads(work.response_format.spec) == ["yes", "[mail]"]
     assert work.extra == {"metadata": {"mail": "[mail]", "count": 2}}
     assert mail not in repr(work)
+
+
+class RecordingTokenizer(ChatTokenizer):
+    """Records the variables with which prompts are rendered."""
+
+    rendered: list[dict[str, object]]
+
+    def encode_parts(self, *given: Any, kwargs: Mapping[str, object] = NO_KWARGS, **more: Any) -> Any:
+        self.rendered.append(dict(kwargs))
+        return super().encode_parts(*given, kwargs=kwargs, **more)
+
+
+async def test_a_prompt_that_is_rendered_with_personal_data_is_rendered_again(build: Build, ask: Ask) -> None:
+    rig, tokenizer = build(features=frozenset(Feature)), RecordingTokenizer(ROOT / "models" / "demo")
+    tokenizer.rendered = []
+    models = Models(ModelText(tokenizer, 4096, Canonicalizer()))
+    rig.shadow.asker = replace(rig.shadow.asker, models=models)
+    async with rig.running():
+        for name in ("jo", "jo@mail.example"):
+            await rig.run(ask("hi", template_kwargs={"user_name": name}))
+        await rig.until(ShadowOutcome.COMPARED, 2)
+    assert tokenizer.rendered == [{"user_name": "[mail]"}]
 
 
 async def test_a_request_with_tools_is_not_sent_to_a_backend_without_them(build: Build, ask: Ask) -> None:
