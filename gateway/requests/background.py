@@ -46,7 +46,7 @@ class BackgroundRun:
         """Whether another gateway may run the response again if this one stops."""
         self.events: list[bytes] = []
         self.unsaved: StoredResponse | None = None
-        """The response with its end, which the database was away to take."""
+        """The ended response, if the database could not be reached to store it."""
         self._stored = stored
         self._room = stored.section.max_bytes
         self._log = structlog.get_logger("gateway.responses")

@@ -145,9 +145,8 @@ class Worker:
             # A Sluice also lists adapters that it has not loaded.
             self._lists_models = False
             self._probe_path = self._section.probe_path or self.client.root + READY_PATH
-        if (
-            answer.status == 429 or answer.status >= 500
-        ):  # with a dialect and a model configured the list is not needed
+        if answer.status == 429 or answer.status >= 500:
+            # With a dialect and a model configured the list is not needed.
             return self._is_sluice is not None and self._section.model is not None
         reason = await self._pool.listed(self.url, None if listed is None else listed.data)
         before, self._unusable = self._unusable, reason
