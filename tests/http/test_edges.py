@@ -372,5 +372,5 @@ async def test_a_request_that_waits_when_the_server_stops_is_told_so_and_is_no_d
         serving = tasks.create_task(app(scope, receive, send))
         await begun.wait()
         serving.cancel()
-    assert not serving.cancelled(), "uvicorn logs each exception as a defect of the application"
+    assert not serving.cancelled(), "the server logs each exception as a defect of the application"
     assert sent[0]["status"] == 503 and b'"draining"' in sent[1]["body"]
