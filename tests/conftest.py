@@ -111,6 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests import fork_server
 
         fork_server.install()
+        if config.getoption("markexpr") == "serial" and fork_server.AVAILABLE:
+            fork_server.server()  # nearly all need it, and it imports while they are collected
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
