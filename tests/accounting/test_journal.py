@@ -358,12 +358,15 @@ def test_files_are_created_while_another_process_looks_for_orphans(tmp_path: Pat
                 segment.release()
 
     lookers = [threading.Thread(target=look) for _ in range(3)]
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # the lookers are between any two calls of a creation more often
     for looker in lookers:
         looker.start()
     try:
-        for _ in range(300):
+        for _ in range(150):
             create(tmp_path, names_).remove()
     finally:
+        sys.setswitchinterval(usual_s)
         ended.set()
         for looker in lookers:
             looker.join()
