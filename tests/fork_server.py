@@ -90,6 +90,8 @@ TESTS = (
     "openai",
     "transformers.models.auto.modeling_auto",
     "peft",
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
 )
 VLLM = (
     "vllm.v1.engine.async_llm",
