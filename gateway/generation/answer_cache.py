@@ -5,14 +5,13 @@ On routes with ``response_cache.similar`` the text of the latest user turn need 
 be equal. So nothing that is personal to one request reaches another one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
 from budgeting.token_ids import joined
-from budgeting.values import Message, Role
+from budgeting.values import Role
 from gateway.contracts.answer import Answer
 from gateway.contracts.values import FinishReason, GenerateRequest
 from gateway.generation.job import Job
@@ -83,16 +82,15 @@ def _of_tools(request: GenerateRequest) -> str | None:
     return repr((asked, dict(request.template_kwargs)))
 
 
-def _of_images(messages: Sequence[Message]) -> str | None:
-    """Return the images and their places in messages, which the prompt's token ids do not contain."""
-    shown = [(index, one.parts) for index, one in enumerate(messages) if one.parts]
-    return repr(shown) if shown else None
-
-
 def key_of(job: Job, deployment: str) -> str:
-    images = _of_images(job.plan.messages)
-    # The prompt's token ids contain the context, the evidence and every turn that is sent.
-    return digest_of(["exact", *_surroundings(job, deployment), images], joined(job.plan.token_ids))
+    """Return a digest of the prompt and of all that must be equal.
+
+    The messages contain the context, the evidence, every turn that is sent, and its images. Their token ids
+    are not compared: without the model's tokenizer they are stand-ins, which change as the estimate does.
+    """
+    messages = job.plan.messages
+    ids = () if messages else joined(job.plan.token_ids)
+    return digest_of(["exact", *_surroundings(job, deployment), *map(repr, messages)], ids)
 
 
 def question_of(job: Job, deployment: str) -> Question | None:

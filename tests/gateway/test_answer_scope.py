@@ -170,6 +170,18 @@ def test_two_requests_share_a_key_only_when_prompt_and_surroundings_are_equal(on
     assert first != key_of(job(one, token_ids=(1, 2, 4)), one.deployment)
 
 
+def test_a_conversation_has_one_key_however_its_tokens_are_estimated() -> None:
+    """The stand-ins for the ids of a model without a tokenizer change with each report of a worker."""
+
+    def key(text: str, ids: tuple[int, ...]) -> str:
+        one = job(Case(), text, ids)
+        plan = msgspec.structs.replace(one.plan, messages=one.request.messages)
+        return key_of(msgspec.structs.replace(one, plan=plan), "demo")
+
+    assert key("Who created Berserk?", (1, 2, 3)) == key("Who created Berserk?", (1, 2, 3, 4))
+    assert key("Who created Berserk?", (1, 2, 3)) != key("Who made Berserk?", (1, 2, 3))
+
+
 @pytest.mark.parametrize(
     "change",
     [
