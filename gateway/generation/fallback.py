@@ -126,7 +126,9 @@ class FallbackChain:
             self._legs(job),
             job.target.route.resume,
             on_engine=self.on_engine,
-            in_hand=isinstance(cause, BackendFailure) and stream.started_at is not None,
+            in_hand=isinstance(cause, BackendFailure)
+            and stream.started_at is not None
+            and cause.kind is not FailureKind.BACKEND_UNAVAILABLE,  # e.g. a refused connection
         )
         self._record(policy, primary, cause, job, stream)
         waited = False

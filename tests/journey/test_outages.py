@@ -11,7 +11,7 @@ import pytest
 from admission.estimator import LEARNED_FROM, PATIENCE_S
 from admission.values import BackendLoad
 from budgeting.values import Tool, ToolChoice, ToolChoiceMode
-from gateway.backends.port import BackendState
+from gateway.backends.port import BackendState, Completion, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, FinishReason, FormatType, GenerateRequest, ResponseFormat
@@ -103,6 +103,27 @@ async def test_an_engine_that_loads_past_the_deadline_is_an_error_that_says_so(
     assert sink.answer is None and sink.error is not None
     assert sink.error.status == 503 and (sink.error.retry_after_ms or 0) >= 1000
     assert sink.error.message == "backend_unavailable: the engine of local is away"
+
+
+class Refusing(RestartingBackend):
+    """A worker that has just died: the first call finds it out."""
+
+    restart_s = 60.0
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        self.state = BackendState.STARTING
+        raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, "refuses connections")
+
+
+async def test_the_request_that_finds_a_worker_dead_does_not_wait_longer_than_those_after_it(
+    build_rig: Build, ask: Ask
+) -> None:
+    backend = Refusing()
+    backend.waited_for = asyncio.Event()
+    rig = build_rig(backends=[backend], route=NATIVE)
+    answer = (await rig.run(ask())).answer
+    assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+    assert not backend.waited_for.is_set()
 
 
 class Clock:
