@@ -64,7 +64,7 @@ def meaning(error: Exception, where: str) -> FetchError:
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = f"{where}: S3 says {code}"
         if code in _NOT_THERE:
-            return NotThere(f"{message}; check the bucket and the prefix of engine.model")
+            return NotThere(f"{message}; check the bucket and the prefix")
         if code in _DENIED:
             return FetchError(
                 f"{message}; the credentials need s3:ListBucket and s3:GetObject there (AWS_PROFILE, "

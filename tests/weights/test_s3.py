@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from boto3.s3.transfer import TransferConfig
+from botocore.exceptions import ClientError
 
 from gateway.weights.errors import (
     FetchError,
@@ -27,6 +28,7 @@ from gateway.weights.errors import (
 )
 from gateway.weights.location import S3Prefix
 from gateway.weights.s3 import S3Fetcher
+from gateway.weights.s3_client import meaning
 from gateway.weights.values import Progress
 from tests import fork_server
 from tests.fork_server import ForkedPopen
@@ -410,3 +412,9 @@ def test_a_key_that_would_leave_the_folder_is_refused(
     put(s3, "config.json", b"{}")
     put(s3, "a\\..\\b", b"")
     assert "remove it" in failure(lambda: fetcher_at(s3_url).fetch(tmp_path), UnknownLocation)
+
+
+def test_an_object_that_is_not_there_is_told_without_the_setting_of_a_model() -> None:
+    missing = ClientError({"Error": {"Code": "NoSuchKey"}}, "GetObject")
+    told = str(meaning(missing, "s3://adapters/v1/adapter_config.json"))
+    assert told == "s3://adapters/v1/adapter_config.json: S3 says NoSuchKey; check the bucket and the prefix"
