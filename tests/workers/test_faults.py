@@ -10,6 +10,7 @@ import pytest
 
 from gateway.backends.port import BackendState
 from gateway.contracts.events import Delta
+from gateway.contracts.values import FormatType, ResponseFormat
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
@@ -294,6 +295,18 @@ async def test_a_worker_that_fails_repeatedly_is_ejected_and_another_one_serves(
             assert (await collect(backend, work())).text == "Hello there"
         assert state_of(backend)[0].state == "ejected"
         assert len(bad.requests) == 3
+
+
+async def test_a_shape_that_makes_workers_fail_ejects_none_and_counts_against_no_pool() -> None:
+    shape = ResponseFormat(FormatType.REGEX, "a|b")
+    workers = [RawWorker([refuses(500)] * 6 + [GOOD]) for _ in range(2)]
+    async with pool(*workers, affinity=False, eject_seconds=60) as backend:
+        for _ in range(6):
+            with pytest.raises(BackendFailure) as caught:
+                await collect(backend, work(response_format=shape))
+            assert caught.value.kind is FailureKind.INTERNAL and not caught.value.counts
+        assert [one.ejections for one in state_of(backend)] == [0, 0]
+        assert (await collect(backend, work())).text == "Hello there"
 
 
 async def test_a_connection_closed_while_idle_fails_no_request() -> None:

@@ -63,7 +63,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.sse import MAX_EVENT_BYTES
-from gateway.contracts.values import Caller, FormatType
+from gateway.contracts.values import PLAIN_TEXT, Caller, FormatType
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 from resilience.turns import Turns
 
@@ -527,6 +527,10 @@ class WorkersBackend:
         if throttled and self._writer.dialect is not Dialect.SLUICE:
             worker.health.rest(self._clock(), failure.retry_after_s or 0.0)
             failure.isolated = True  # the pause keeps requests away; the circuit need not open
+        if failure.kind is FailureKind.INTERNAL and (work.call_format or work.response_format) != PLAIN_TEXT:
+            # Some schemas and patterns make a server answer 500 (vLLM's compiler of grammars fails): a caller
+            # who sends them must not keep the others from the workers.
+            failure.isolated = True
         if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
             worker.lost(name)
             self._pool.lost(worker.url, name)
@@ -552,7 +556,7 @@ class WorkersBackend:
     def _failed(self, worker: Worker, error: BackendFailure) -> None:
         if error.kind is FailureKind.ENGINE_DEAD:
             worker.end("has a dead engine")
-        elif error.kind in _WORKERS_FAULT:
+        elif error.kind in _WORKERS_FAULT and not error.isolated:
             worker.failed(last=not self._others_serve((worker.url,)))
 
     def _none_in_service(self) -> BackendFailure:
