@@ -55,6 +55,8 @@ async def ask(client: Redis, operation: str, command: object) -> Any:
     If a connection breaks, the idle ones are closed too: their server is gone, and each of them would make
     one more command fail after the server's return.
     """
+    task = asyncio.current_task()
+    cancels = 0 if task is None else task.cancelling()
     try:
         # redis-py's type hints cover its synchronous and its asynchronous client together.
         answer = await cast(Awaitable[Any], command)
@@ -64,7 +66,7 @@ async def ask(client: Redis, operation: str, command: object) -> Any:
                 await client.connection_pool.disconnect(inuse_connections=False)
         refused = isinstance(error, ReadOnlyError | OutOfMemoryError)
         raise StateUnavailable(operation, _reason_of(error), writes_refused=refused) from error
-    end_if_cancelled()
+    end_if_cancelled(cancels)
     return answer
 
 
@@ -82,12 +84,14 @@ def _reason_of(error: Exception) -> str:
     return f"{name}: {error}"[:MAX_REASON] if isinstance(error, ConnectionError) else name
 
 
-def end_if_cancelled() -> None:
-    """Raise the cancellation that redis-py suppressed.
+def end_if_cancelled(before: int = 0) -> None:
+    """Raise the cancellation that redis-py suppressed; there were ``before`` when the command began.
+
+    Until Python 3.13 a task whose TaskGroup has failed counts as cancelled once from then on.
 
     A task that is cancelled while the client connects may continue (observed with redis-py 8.1 on Python
     3.11; ``tests/state/test_redis_store.py``). A loop that calls this after each command ends as it should.
     """
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 
 from gateway.state.errors import StateUnavailable
 from gateway.state.projection import ProjectionState
-from gateway.state.redis_client import connect, prefix
+from gateway.state.redis_client import ask, connect, prefix
 from gateway.state.redis_store import RedisStateStore
 from gateway.state.stream_follower import StreamFollower
 from tests.state.conftest import redis_store, until, until_done
@@ -158,6 +159,21 @@ async def test_a_loop_that_is_cancelled_at_any_moment_ends(one_redis: RedisServe
                 await asyncio.sleep(0)
             task.cancel()
         await store.close()
+
+
+async def test_a_command_is_answered_in_a_task_whose_group_has_failed() -> None:
+    async def fails() -> None:
+        raise ValueError
+
+    async def command() -> bytes:
+        return b"an answer"
+
+    with pytest.raises(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(fails())
+    client: Any = None
+    assert await ask(client, "get", command()) == b"an answer"
 
 
 async def test_an_append_whose_connection_breaks_is_not_sent_again(tmp_path: Path) -> None:
