@@ -21,8 +21,9 @@ MAX_CONNECTIONS = 16
 # Longest time, in seconds, to connect, to wait for an answer, and to wait for a free connection.
 TIMEOUT_S = 2.0
 MAX_REASON = 200  # longest logged reason, in characters
-# The errors of an operation if Redis is unreachable, refuses the command, or does not know it.
-REDIS_ERRORS = (RedisError, OSError)
+# The errors of an operation if Redis is unreachable, refuses the command, or does not know it. uvloop raises
+# RuntimeError where redis-py writes to a connection that has just been closed.
+REDIS_ERRORS = (RedisError, OSError, RuntimeError)
 
 
 def connect(url: str, *, key: str = "state.url", max_connections: int = MAX_CONNECTIONS) -> Redis:

@@ -176,6 +176,15 @@ async def test_a_command_is_answered_in_a_task_whose_group_has_failed() -> None:
     assert await ask(client, "get", command()) == b"an answer"
 
 
+async def test_a_connection_that_closes_before_the_command_is_written_is_an_absence() -> None:
+    async def command() -> bytes:  # what uvloop raises; it would end the loops of limits, and the gateway
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    client: Any = None
+    with pytest.raises(StateUnavailable, match="RuntimeError"):
+        await ask(client, "renew", command())
+
+
 async def test_an_append_whose_connection_breaks_is_not_sent_again(tmp_path: Path) -> None:
     """A command that the Redis client itself repeats would be appended twice."""
     sent: list[bytes] = []
