@@ -90,7 +90,10 @@ def key_of(job: Job, deployment: str) -> str:
     """
     messages = job.plan.messages
     ids = () if messages else joined(job.plan.token_ids)
-    return digest_of(["exact", *_surroundings(job, deployment), *map(repr, messages)], ids)
+    texts = [
+        text for one in messages for text in ((one.role, one.content) if one.plain else (None, repr(one)))
+    ]
+    return digest_of(["exact", *_surroundings(job, deployment), *texts], ids)
 
 
 def question_of(job: Job, deployment: str) -> Question | None:
