@@ -30,7 +30,6 @@ from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConf
 from gateway.http.body import form_content
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
-from gateway.state.errors import StateUnavailable
 from gateway.state.idempotency import CLAIM_S, Claim, IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255  # longest key, in characters, as in other public APIs
@@ -184,10 +183,8 @@ class Idempotency:
                 return await self._store.get(tenant, key, claim)
             except Exception as error:
                 log_defect(error, "-")
-                # A store that takes no writes is only read. Of any other the answer got lost, but it may have
-                # taken the claim.
-                refused = isinstance(error, StateUnavailable) and error.writes_refused
-                return await self._store.get(tenant, key, None if refused else claim)
+                # It takes no writes, or its answer got lost: then it may have taken this claim or another.
+                return await self._store.get(tenant, key, claim, reads_only=True)
         except asyncio.CancelledError:
             await self._release(tenant, key, claim)
             raise

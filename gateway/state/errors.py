@@ -38,7 +38,7 @@ class StateUnavailable(StateError):
 
     After an append it is unknown whether the record was written: read before appending again. With
     ``expected`` a second append is safe: it raises :class:`Conflict` when the first one was written.
-    ``writes_refused``: the store is full, read-only or locked, or a SQLite file failed; it wrote nothing.
+    ``writes_refused``: the store answers but is full or read-only; it wrote nothing.
     """
 
     code: ClassVar[str] = "state_unavailable"

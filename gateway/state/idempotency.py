@@ -54,12 +54,12 @@ class IdempotencyStore(Protocol):
         """Close connections."""
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None
+        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
         """Return the fingerprint of the request's body and the reply, if there is one.
 
-        Without a reply, ``claim`` is stored for ``CLAIM_S`` by the store's clock; if the key has another
-        claim, its fingerprint is returned, without a reply.
+        Without a reply, ``claim`` is stored for ``CLAIM_S`` by the store's clock, unless ``reads_only``; if
+        the key has another claim, its fingerprint is returned, without a reply.
         """
 
     async def renew(self, tenant: str, key: str, claim: Claim) -> None:

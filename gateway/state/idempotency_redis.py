@@ -60,12 +60,12 @@ return 1
 """
 
 
-# The reply in KEYS[1], or else the claim in KEYS[2] unless it is the caller's own, new or cannot be written.
+# The reply in KEYS[1], or else the claim in KEYS[2] unless it is new or cannot be written.
 _CLAIM = f"""
 local reply = redis.call('GET', KEYS[1])
 if reply then return {{reply, false}} end
 local claim = redis.call('GET', KEYS[2])
-if claim and claim ~= ARGV[1] then return {{false, claim}} end
+if claim then return {{false, claim}} end
 redis.pcall('SET', KEYS[2], ARGV[1], 'PX', {int(CLAIM_S * 1000)})
 return {{false, false}}
 """
@@ -108,16 +108,16 @@ class RedisIdempotencyStore:
         await self._client.aclose()
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None
+        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
         digest = _digest(tenant, key)
         if claim is None:
             found = await ask(self._client, "get", self._client.get(self._prefix + digest))
         else:
-            names = self._prefix + digest, self._claims + digest
-            asked = self._claim(keys=names, args=(" ".join(claim),))
+            names, own = (self._prefix + digest, self._claims + digest), " ".join(claim)
+            asked = self._client.mget(names) if reads_only else self._claim(keys=names, args=(own,))
             found, other = await ask(self._client, "get", asked)
-            if other is not None:
+            if found is None and other is not None and other.decode() != own:
                 return other.decode().partition(" ")[2], None
         if found is None:
             return None

@@ -51,7 +51,7 @@ class SqliteIdempotencyStore:
         await self._file.close()
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None
+        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
 
         def find(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | None:
@@ -67,17 +67,19 @@ class SqliteIdempotencyStore:
             if claim is None or found is not None:
                 return found
             now = self._unix_time()
-            connection.execute("DELETE FROM reply_claims WHERE until < ?", (now,))
             other: tuple[str] | None = connection.execute(
-                "SELECT fingerprint FROM reply_claims WHERE tenant = ? AND key = ? AND token != ?",
-                (tenant, key, claim.token),
+                "SELECT fingerprint FROM reply_claims WHERE tenant = ? AND key = ? AND token != ?"
+                " AND until >= ?",
+                (tenant, key, claim.token, now),
             ).fetchone()
-            if other is None:
+            if other is None and not reads_only:
+                connection.execute("DELETE FROM reply_claims WHERE until < ?", (now,))
                 values = (tenant, key, *claim, now + CLAIM_S)
                 connection.execute("INSERT OR REPLACE INTO reply_claims VALUES (?, ?, ?, ?, ?)", values)
             return other
 
-        row = await self._file.run("get", find_or_claim, writes=claim is not None)
+        writes = claim is not None and not reads_only
+        row = await self._file.run("get", find_or_claim, writes=writes)
         if row is None:
             return None
         return row[0], None if len(row) == 1 else StoredReply(*row[1:])

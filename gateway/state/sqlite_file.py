@@ -68,7 +68,7 @@ class SqliteFile:
             return await asyncio.wrap_future(doing)
         except (sqlite3.Error, OSError) as error:
             reason = LOCKED if _is_locked(error) else error_kind(error)
-            raise StateUnavailable(operation, reason, writes_refused=writes) from error
+            raise StateUnavailable(operation, reason) from error
 
     def files(self) -> Sequence[tuple[int, ...] | None]:
         """Return identity, size and last write time of the file and of its log, which a commit changes.

@@ -246,12 +246,12 @@ class StalledStore(MemoryIdempotency):
     claim: Claim | None = None
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None
+        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
         found = await super().get(tenant, key)
         if found is None and claim is not None:
-            self.claim = self.claim or claim
-            found = None if self.claim == claim else (self.claim.fingerprint, None)
+            self.claim = self.claim or (None if reads_only else claim)
+            found = None if self.claim in (None, claim) else (self.claim.fingerprint, None)
         if self.lost < 2:
             self.lost += 1
             raise StateUnavailable("get", "TimeoutError")
