@@ -15,6 +15,7 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -30,6 +31,7 @@ from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConf
 from gateway.http.body import form_content
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
+from gateway.state.errors import StateUnavailable
 from gateway.state.idempotency import CLAIM_S, Claim, IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255  # longest key, in characters, as in other public APIs
@@ -183,8 +185,12 @@ class Idempotency:
                 return await self._store.get(tenant, key, claim)
             except Exception as error:
                 log_defect(error, "-")
-                # It takes no writes, or its answer got lost: then it may have taken this claim or another.
-                return await self._store.get(tenant, key, claim, reads_only=True)
+            # Its answer got lost, and it may have taken this claim or another, or it takes no writes.
+            found = await self._store.get(tenant, key, claim, reads_only=True)
+            if found is None:
+                with suppress(StateUnavailable):
+                    found = await self._store.get(tenant, key, claim)
+            return found
         except asyncio.CancelledError:
             await self._release(tenant, key, claim)
             raise
