@@ -19,6 +19,8 @@ from resilience.response_cache_values import (
     StoreError,
 )
 
+# uvloop raises RuntimeError where redis-py writes to a connection that has just been closed.
+_ERRORS = (RedisError, OSError, RuntimeError)
 _read_place = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
 
@@ -41,7 +43,7 @@ class RedisStore:
         try:
             data = cast(bytes | None, await self.client.get(self._name(key)))
             entry = None if data is None else msgspec.msgpack.decode(data, type=StoredAnswer)
-        except (RedisError, OSError, msgspec.MsgspecError) as error:
+        except (*_ERRORS, msgspec.MsgspecError) as error:
             raise StoreError(type(error).__name__) from error
         # Another machine's clock may be a little ahead.
         return entry if entry is not None and self.unix_time() - entry.put_at < self.ttl_s else None
@@ -50,7 +52,7 @@ class RedisStore:
         try:
             rows = await cast("Awaitable[list[bytes]]", self.client.lrange(self._shelf(shelf), 0, -1))
             return [_read_place(row) for row in rows]
-        except (RedisError, OSError, msgspec.MsgspecError) as error:
+        except (*_ERRORS, msgspec.MsgspecError) as error:
             raise StoreError(type(error).__name__) from error
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
@@ -66,7 +68,7 @@ class RedisStore:
                         pipeline.ltrim(shelf, 0, MAX_SHELF - 1)
                         pipeline.pexpire(shelf, ttl_ms)
                 await pipeline.execute()
-        except (RedisError, OSError) as error:
+        except _ERRORS as error:
             raise StoreError(type(error).__name__) from error
 
     def figures(self) -> CacheFigures | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -164,3 +165,13 @@ async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_b
             await asyncio.sleep(0.05)
         assert after.text == "Kentaro Miura."
         assert any(isinstance(event, StoreIsBack) for event in events)
+
+
+async def test_a_connection_that_closes_before_the_command_is_written_is_an_error_of_the_store() -> None:
+    class Closed:
+        async def get(self, name: str) -> bytes:  # as uvloop says it
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+
+    client: Any = Closed()
+    with pytest.raises(StoreError, match="RuntimeError"):
+        await RedisStore(client, "p:", ttl_s=60.0, unix_time=lambda: 1.0).get("key")
