@@ -192,7 +192,8 @@ class KeyAdmin:
         """
         fields, warnings = given.model_dump(mode="json", exclude_unset=True), list[str]()
         if not fields:
-            raise not_allowed("the change", "has no fields", ", ".join(KeyChangeBody.model_fields))
+            names = ", ".join(KeyChangeBody.model_fields)
+            raise InvalidRequest(f"the change has no fields; allowed: {names}")
 
         def changed(key: StoredKey) -> StoredKey:
             now = self._shown(key)
