@@ -9,6 +9,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import yaml
@@ -272,6 +273,20 @@ def test_a_routing_file_that_json_cannot_hold_is_refused_by_its_name(
     assert done.exit_code == 1 and "routing.yaml: " in done.stderr and "allowed: what JSON can" in done.stderr
 
 
+async def doctors_checks(folder: Path, **sections: Any) -> dict[str, Any]:
+    """What `sluice doctor` finds, by name, for a pool whose worker is away and these sections."""
+    config = {
+        "engine": {"kind": "none"},
+        "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
+        "state": {"url": "memory://"},
+        "ledger": {"url": f"sqlite+aiosqlite:///{folder / 'l.db'}"},
+        **sections,
+    }
+    (folder / "sluice.yaml").write_text(yaml.safe_dump(config))
+    found = await examine(folder / "sluice.yaml", lambda _: nullcontext(print))
+    return {check.check: check for check in found}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
@@ -283,16 +298,8 @@ async def test_doctor_goes_on_after_a_ledger_that_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = {
-        "engine": {"kind": "none"},
-        "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
-        "state": {"url": "memory://"},
-        "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path / 'l.db'}", key: value},
-    }
-    (tmp_path / "sluice.yaml").write_text(yaml.safe_dump(config))
-    found = {
-        check.check: check for check in await examine(tmp_path / "sluice.yaml", lambda _: nullcontext(print))
-    }
+    ledger = {"url": f"sqlite+aiosqlite:///{tmp_path / 'l.db'}", key: value}
+    found = await doctors_checks(tmp_path, ledger=ledger)
     assert not found["ledger"].ok and reason in found["ledger"].detail
     assert "prices" in found and "s3cret" not in str(found)
 
@@ -301,17 +308,7 @@ async def test_doctor_goes_on_after_a_routing_file_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = {
-        "engine": {"kind": "none"},
-        "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
-        "state": {"url": "memory://"},
-        "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path / 'l.db'}"},
-        "routing": {"file": "nowhere.yaml"},
-    }
-    (tmp_path / "sluice.yaml").write_text(yaml.safe_dump(config))
-    found = {
-        check.check: check for check in await examine(tmp_path / "sluice.yaml", lambda _: nullcontext(print))
-    }
+    found = await doctors_checks(tmp_path, routing={"file": "nowhere.yaml"})
     assert not found["routing"].ok and "nowhere.yaml" in found["routing"].detail
     assert found["similar questions"].ok
 
