@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from gateway.backends.port import Continue, PartialAnswer
+from resilience.failures import BackendFailure
 from tests.conformance.harness import collect
 from tests.workers.raw_worker import RawWorker, answers, pool, state_of, until, work
 
@@ -94,13 +96,32 @@ async def test_log_probabilities_are_asked_of_a_sluice_in_a_chat_which_has_their
     assert worker.requests[0].path.endswith("/chat/completions")
 
 
-@pytest.mark.parametrize("owner", ["vllm", None])
+@pytest.mark.parametrize("owner", ["vllm", "ollama", None])
 async def test_any_other_worker_gets_vllms_extensions(owner: str | None) -> None:
     worker = worker_of(owner)
     async with pool(worker) as backend:
         await collect(backend, work(cache_salt="acme"))
-        assert backend.continues == {Continue.TEXT}
     assert {"cache_salt", "return_token_ids"} <= set(worker.requests[0].body)
+
+
+@pytest.mark.parametrize(
+    ("owners", "dialect", "resumes"),
+    [
+        (["vllm", "sglang"], "auto", True),
+        (["vllm", "ollama"], "auto", False),
+        ([None], "auto", False),
+        (["ollama"], "vllm", True),
+    ],
+)
+async def test_an_answer_is_resumed_by_its_text_where_each_worker_is_known_to_complete_a_message(
+    owners: list[str | None], dialect: str, resumes: bool
+) -> None:
+    tools = {"tools": [{"type": "function", "function": {"name": "a"}}]}
+    async with pool(*map(worker_of, owners), dialect=dialect) as backend:
+        assert backend.continues == ({Continue.TEXT} if resumes else set())
+        resumed = collect(backend, work(extra=tools, partial=PartialAnswer("ab", None)))
+        with nullcontext() if resumes else pytest.raises(BackendFailure):
+            await resumed
 
 
 async def test_a_sluice_is_probed_where_it_says_whether_it_can_answer() -> None:

@@ -146,7 +146,7 @@ async def test_the_usage_is_of_the_requests_own_prompt_and_of_this_call() -> Non
 
 async def test_white_space_at_the_resume_point_is_sent_once() -> None:
     worker = RawWorker([answers(" not", " far."), answers("not", " far.")])
-    async with pool(worker) as backend:
+    async with pool(worker, dialect="vllm") as backend:
         assert backend.continues == {Continue.TEXT}
         for _ in range(2):
             assert (await collect(backend, work(partial=PartialAnswer("It is ")))).text == "not far."

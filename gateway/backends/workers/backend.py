@@ -226,7 +226,12 @@ class WorkersBackend:
         self.check = reading.check if self._prompt_auto else None
         # If the gateway cannot read the model's tokenizer, its token ids may be mere estimates.
         known = reading.learn is None
-        self._writer = replace(writer, knows_vocabulary=known, token_ids=known and writer.token_ids)
+        self._writer = replace(
+            writer,
+            knows_vocabulary=known,
+            token_ids=known and writer.token_ids,
+            completes=self._section.dialect != "auto" or self._model.completes,
+        )
         self.continues = self._writer.continues
 
     async def inspect(

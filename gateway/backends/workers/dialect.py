@@ -113,6 +113,7 @@ class CompletionWriter:
         token_ids: send prompts as token ids to ``/completions`` instead of messages.
         templates: further headers, with fields of the request.
         knows_vocabulary: whether the gateway knows which bytes a token id stands for.
+        completes: whether workers of dialect vllm complete a last message of the assistant.
     """
 
     model: str
@@ -121,6 +122,7 @@ class CompletionWriter:
     token_ids: bool
     templates: tuple[HeaderTemplate, ...] = ()
     knows_vocabulary: bool = True
+    completes: bool = True
 
     def cache_salt(self, work: Work) -> str | None:
         """The salt of the request: only requests of one salt share cached prefixes; ``None``: all do."""
@@ -167,7 +169,11 @@ class CompletionWriter:
             return frozenset()
         if self.token_ids:
             return frozenset({Continue.TOKENS})
-        return frozenset({Continue.TEXT}) if self.dialect is Dialect.VLLM else frozenset()
+        return self._by_text
+
+    @property
+    def _by_text(self) -> frozenset[Continue]:
+        return frozenset({Continue.TEXT} if self.dialect is Dialect.VLLM and self.completes else ())
 
     def ways(self, work: Work) -> frozenset[Continue]:
         """How the workers can resume this answer: a raw prompt has no message to complete.
@@ -180,8 +186,7 @@ class CompletionWriter:
             return frozenset({Continue.TOKENS})
         if not self._needs_chat(work):
             return self.continues
-        resumable = self.dialect is Dialect.VLLM and not split_ending(work.template_kwargs)[0]
-        return frozenset({Continue.TEXT}) if resumable else frozenset()
+        return frozenset() if split_ending(work.template_kwargs)[0] else self._by_text
 
     def _needs_chat(self, work: Work) -> bool:
         """Whether the worker's own parsers are needed, which work on chats alone."""

@@ -2,11 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.backends.port import Work
 from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker_tokens import Ask
+
+# Servers that complete a last message of the assistant, as they name themselves in their lists of models.
+_COMPLETING: Final = frozenset({"vllm", "sglang"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,21 @@ class PoolModel:
     read: ReadModel | None
     reading: ModelReading
     known: bool = True
-    _lengths: dict[str, int | None] = field(default_factory=dict)  # by worker URL, so bounded
+    _listed: dict[str, ServedModel] = field(default_factory=dict)  # by worker URL, so bounded
     _adopted: tuple[str, int | None, str | None] | None = None
 
     @property
     def lengths(self) -> Set[int]:
-        return {one for one in self._lengths.values() if one}
+        return {one.length for one in self._listed.values() if one.length}
+
+    @property
+    def completes(self) -> bool:
+        """Whether its workers are known to complete a message (``continue_final_message``)."""
+        return bool(self._listed) and _COMPLETING.issuperset(one.owned_by for one in self._listed.values())
 
     async def listed(self, url: str, found: ServedModel, ask: Ask | None = None) -> None:
         """Record that a worker lists the model. For ``ask`` see :class:`ReadModel`."""
-        self._lengths[url] = found.length
+        self._listed[url] = found
         length = min(self.lengths, default=None)
         adopted = (found.id, length, found.root)
         if self.read is not None and adopted != self._adopted:
@@ -61,4 +70,4 @@ class PoolModel:
         self.id, self.known = found.id, True
 
     def gone(self, url: str) -> None:
-        self._lengths.pop(url, None)
+        self._listed.pop(url, None)
