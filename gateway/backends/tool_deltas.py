@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from budgeting.values import ToolKind
 from gateway.backends.custom_input import CustomInput
-from gateway.contracts.events import Delta, IllegalEvent, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.events import Delta, IllegalEvent, ToolArgs, ToolBegin, ToolEnd, counted
 
 CALLS_LEFT_OUT: Final = "parallel_tool_calls is false: only the first call of the model is given"
 
@@ -94,6 +95,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
     left_out: bool = False
     _calls: dict[int, list[_Call]] = {}
     _ids: set[str] = set()
+    _held: dict[int, list[Delta]] = {}
 
     def take(self, choice: int, delta: ToolCallDelta, *, cut: bool = False) -> list[Delta]:
         """The events of one entry; ``cut``: the entry comes with the end of a choice that was cut short.
@@ -142,13 +144,25 @@ class ToolCallReader(msgspec.Struct, eq=False):
                     events += _begun(choice, number, calls[number])
         return events
 
+    def between(self, text: Delta) -> list[Delta]:
+        """The events of a text or of reasoning: it ends the open call, or waits for the rest of it.
+
+        Parsers return white space between the pieces of a call.
+        """
+        if self.in_call(text.index) and self._goes_on(self._calls[text.index]):
+            held = structs.replace(text, tokens=0, logprobs=(), token_ids=())
+            self._held.setdefault(text.index, []).append(held)
+            return counted([], text)
+        return [*self.end(text.index), text]
+
     def _goes_on(self, calls: list[_Call]) -> bool:
         """Whether the arguments of the open call are not whole; if others wait for them, they are not."""
         at = _open(calls)
         return at < len(calls) - 1 or not calls[at].whole
 
     def end(self, choice: int, *, cut: bool = False, stopped: bool = False) -> list[Delta]:
-        """End the choice's open calls, since something else follows or the choice is complete.
+        """End the choice's open calls, since something else follows or the choice is complete; then comes the
+        text that waited.
 
         ``cut``: the choice was cut short, so its last call stays open. ``stopped``: a stop string ended the
         choice; a call that it has cut stays open. Whether a function's arguments are complete is checked
@@ -161,7 +175,9 @@ class ToolCallReader(msgspec.Struct, eq=False):
         for number in range(first, last):
             events += self._ended(choice, number)
             events += _begun(choice, number + 1, calls[number + 1])
-        return events if cut else events + self._ended(choice, last, stopped=stopped)
+        if not cut:
+            events += self._ended(choice, last, stopped=stopped)
+        return events if self.in_call(choice) else events + self._held.pop(choice, [])
 
     def _ended(self, choice: int, number: int, *, stopped: bool = False) -> list[Delta]:
         call = self._calls[choice][number]

@@ -240,7 +240,7 @@ def test_a_call_that_the_length_cuts_inside_its_name_is_none(name: str) -> None:
             "tool call 0 of the stream goes on after it has ended",
         ),
         (
-            [calls(begin("stock")), {"content": "Hm."}, calls(piece("{}", 0))],
+            [calls(begin("stock", arguments="{}")), {"content": "Hm."}, calls(piece("{}", 0))],
             "tool call 0 of the stream goes on after it has ended",
         ),
     ],
@@ -282,6 +282,18 @@ def test_a_piece_of_the_open_call_comes_before_the_text_of_its_chunk() -> None:
     assert folded(deltas, completion).tool_calls() == (ToolCall("c1", "f", '{"a":1}'),)
     assert [one.text for one in deltas if type(one) is Delta] == ["Done."]
     assert isinstance(deltas[-2], ToolEnd)
+
+
+@pytest.mark.parametrize("first", [{"content": "\n"}, {"reasoning": "Hm."}])
+@pytest.mark.parametrize("cut", [False, True])
+def test_text_between_the_pieces_of_a_call_follows_it(first: dict[str, Any], cut: bool) -> None:
+    pieces = [calls(begin("f")), first, calls(piece('{"a"')), {"content": "\n"}, calls(piece(":1}"))]
+    deltas, completion = read(stream_of(*pieces[: 4 if cut else 5], reason="length" if cut else "tool_calls"))
+    fold = folded(deltas, completion)
+    assert fold.tool_calls() == (ToolCall("c1", "f", '{"a"' if cut else '{"a":1}'),)
+    text = "" if cut else "".join(one.get("content", "") for one in (first, pieces[3]))
+    assert fold.text() == text
+    assert sum(delta.tokens for delta in deltas) == (4 if cut else 5)
 
 
 def test_reasoning_in_both_fields_is_read_once() -> None:

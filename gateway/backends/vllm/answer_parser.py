@@ -7,16 +7,13 @@ from typing import Any
 from msgspec import structs
 
 from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
-from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolBegin
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning
 from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
 
 
 class AnswerParser:
     """Parses one answer.
-
-    Text that a parser returns while a call is open is held back until the call has ended, since parsers
-    return white space between the pieces of a call.
 
     Args:
         parsers: vLLM's, one for each choice.
@@ -50,7 +47,6 @@ class AnswerParser:
         single = request.parallel_tool_calls is False
         self._calls = ToolCallReader(generation_id, names=names, allowed=allowed, single=single)
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in parsers]
-        self._held: list[list[Delta]] = [[] for _ in parsers]
 
     def take(
         self,
@@ -93,8 +89,7 @@ class AnswerParser:
                 FailureKind.DEGENERATE_OUTPUT, f"vLLM's parser failed: {type(error).__name__}"
             ) from error
         if whole:
-            events += [*self._calls.end(index), *self._held[index]]
-            self._held[index] = []
+            events += self._calls.end(index)
         return events
 
     def rest(self, ids: Sequence[int], delivered: str | None) -> list[Delta]:
@@ -138,21 +133,12 @@ class AnswerParser:
         events: list[Delta] = []
         while calls and self._calls.continues(index, calls[0]):
             events += self._calls.take(index, calls.pop(0))
-        texts: list[Delta] = []
         if message.reasoning:
-            texts.append(Reasoning(message.reasoning, 0, index=index))
+            events += self._calls.between(Reasoning(message.reasoning, 0, index=index))
         if message.content:
-            texts.append(Delta(message.content, 0, index=index))
-        if self._calls.in_call(index):
-            self._held[index] += texts
-        else:
-            events += texts
+            events += self._calls.between(Delta(message.content, 0, index=index))
         for call in calls:
-            for event in self._calls.take(index, call, cut=cut):
-                if isinstance(event, ToolBegin):
-                    events += self._held[index]
-                    self._held[index] = []
-                events.append(event)
+            events += self._calls.take(index, call, cut=cut)
         return events
 
 

@@ -227,9 +227,7 @@ class CompletionReader:
         """The deltas; each text comes after the end of its choice's open tool call."""
         if not self._tools.began:
             return deltas
-        return [
-            one for delta in deltas for one in (*(self._tools.end(delta.index) if delta.text else ()), delta)
-        ]
+        return [one for delta in deltas for one in (self._tools.between(delta) if delta.text else (delta,))]
 
     def _with_events(self, chunk: _Chunk) -> list[Delta]:
         """The deltas of a chunk that has more than text; a choice's first delta has all its tokens."""
@@ -248,11 +246,11 @@ class CompletionReader:
                     call = calls.pop(0)
                     made += self._tools.take(index, call, cut=not calls and self._is_cut(choice))
                 if reasoning:
-                    made += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
+                    made += self._tools.between(Reasoning(reasoning, 0, index=index))
                 if message.refusal:
                     self._refused.add(index)
                 if text := (message.content or "") + (message.refusal or ""):
-                    made += [*self._tools.end(index), Delta(text, 0, index=index)]
+                    made += self._tools.between(Delta(text, 0, index=index))
                 for call in calls:
                     made += self._tools.take(index, call, cut=call is calls[-1] and self._is_cut(choice))
             except CallNotAllowed as error:
