@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import structs
 
-from budgeting.values import Tool
+from budgeting.values import Tool, ToolKind
 from gateway.backends.hermes import call_format, input_format
 from gateway.contracts.deadlines import until_deadline
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
@@ -68,9 +68,9 @@ class GrammarChecks:
         """Return the request with the size of its shape's grammar, and the time that this took. Raises the
         errors of :meth:`check`; DeadlineExceeded, which ends the check.
 
-        The parameters of strict tools are checked like schemas of answers. With ``binds_calls`` those of
-        other tools are checked too, and any object is allowed if their schema is not supported; so are the
-        grammars of custom tools.
+        The parameters of strict tools are checked like schemas of answers, and those of all tools if the
+        answer must be a call, since vLLM then compiles them. With ``binds_calls`` they are always checked,
+        as are the grammars of custom tools, and any object is allowed if a schema is not supported.
         """
         if not request.tools and request.response_format.type is FormatType.TEXT:
             return request
@@ -83,10 +83,15 @@ class GrammarChecks:
         if request.tools:
             tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
             choice, parallel = request.tool_choice, request.parallel_tool_calls
+            calls = None
             if self._binds_calls:
                 calls = call_format(tuple(tools), choice, parallel, request.response_format)
-                if calls is not None:
-                    calls = await self.check(calls, request.caller.tenant)
+            elif request.must_call:
+                functions = tuple([one for one in tools if one.kind is ToolKind.FUNCTION])
+                calls = call_format(functions, choice, parallel, ResponseFormat())
+            if calls is not None:
+                calls = await self.check(calls, request.caller.tenant)
+                if self._binds_calls:
                     return structs.replace(request, call_format=calls)
         shape = await self.check(request.response_format, request.caller.tenant)
         return structs.replace(request, response_format=shape)
@@ -97,14 +102,14 @@ class GrammarChecks:
             if form is not None:
                 await self.check(form, request.caller.tenant)
             return tool
-        if tool.parameters is None or not (tool.strict or self._binds_calls):
+        if tool.parameters is None or not (tool.strict or self._binds_calls or request.must_call):
             return tool
         param = f"tools.{index}.function.parameters"
         schema = ResponseFormat(FormatType.JSON_SCHEMA, tool.parameters, param)
         try:
             await self.check(schema, request.caller.tenant)
-        except (GrammarTooComplex, InvalidRequest):
-            if tool.strict:
+        except (GrammarTooComplex, InvalidRequest) as error:
+            if tool.strict or (request.must_call and isinstance(error, GrammarTooComplex)):
                 raise
             return structs.replace(tool, parameters=_ANY_OBJECT)
         return tool

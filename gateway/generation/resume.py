@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from budgeting.values import ToolChoiceMode
 from gateway.backends.port import Backend, Continue
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FormatType
@@ -46,9 +45,7 @@ def resumes_exactly(backend: Backend, job: Job) -> bool:
 
 
 def _resumable(backend: Backend, job: Job) -> bool:
-    choice = job.request.tool_choice
-    must = choice is not None and choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
-    shaped = must or job.request.response_format.type is not FormatType.TEXT
+    shaped = job.request.must_call or job.request.response_format.type is not FormatType.TEXT
     return job.request.sampling.n == 1 and (not shaped or Continue.SHAPED in backend.continues)
 
 

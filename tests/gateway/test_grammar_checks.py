@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from benchmarks.grammar_bombs import HOSTILE, verdict
 from benchmarks.ordinary_shapes import ORDINARY
-from budgeting.values import Tool, ToolKind
+from budgeting.values import Tool, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.values import (
     Caller,
     CallerRole,
@@ -96,6 +96,30 @@ async def test_the_schemas_of_strict_tools_are_checked_and_others_are_not(checks
     with pytest.raises(GrammarTooComplex) as refused:
         await checks.checked(a_request(tools=(*tools, bomb)))
     assert refused.value.param == "tools.2.function.parameters"
+
+
+@pytest.mark.parametrize(
+    "choice", [ToolChoice(ToolChoiceMode.REQUIRED), ToolChoice(ToolChoiceMode.NAMED, "b")]
+)
+async def test_the_schemas_of_all_tools_are_bounded_if_one_must_be_called(
+    checks: GrammarChecks, choice: ToolChoice
+) -> None:
+    tools = (Tool("a", parameters='{"type":"nonsense"}'), Tool("b"), Tool("c", ToolKind.CUSTOM, format="{}"))
+    request = a_request(tools=tools, tool_choice=choice)
+    assert replace(await checks.checked(request), checked_s=0.0) == request
+    with pytest.raises(GrammarTooComplex) as refused:
+        await checks.checked(replace(request, tools=(*tools, Tool("bomb", parameters=BOMB))))
+    assert refused.value.param == "tools.3.function.parameters"
+
+
+async def test_schemas_that_are_too_complex_together_are_refused_if_a_tool_must_be_called(
+    checks: GrammarChecks,
+) -> None:
+    large = json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 50_000})
+    tools = tuple(Tool(f"t{number}", parameters=large) for number in range(64))
+    await checks.checked(a_request(tools=tools[:1], tool_choice=ToolChoice(ToolChoiceMode.REQUIRED)))
+    with pytest.raises(GrammarTooComplex, match=r"^tools is too complex"):
+        await checks.checked(a_request(tools=tools, tool_choice=ToolChoice(ToolChoiceMode.REQUIRED)))
 
 
 async def test_a_loose_tool_whose_schema_cannot_be_followed_takes_any_object_and_one_without_takes_none(
