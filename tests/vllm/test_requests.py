@@ -243,6 +243,14 @@ async def test_a_tool_that_must_be_called_is_called(
     await vllm.wait_idle()
 
 
+async def test_a_tool_that_must_be_called_and_has_no_valid_schema_names_the_field(vllm: Specimen) -> None:
+    tools, choice = (Tool("x", parameters='{"type":"nonsense"}'),), ToolChoice(ToolChoiceMode.REQUIRED)
+    with pytest.raises(BackendFailure) as caught:
+        await collect(vllm.backend, vllm.work("Hello", tools=tools, tool_choice=choice))
+    assert (caught.value.kind, caught.value.param) == (FailureKind.INVALID_INPUT, "tools")
+    await vllm.wait_idle()
+
+
 async def test_tools_that_need_not_be_called_leave_a_text_as_it_is(vllm: Specimen) -> None:
     work = vllm.work("Hello", max_tokens=24)
     plain = await collect(vllm.backend, work)

@@ -259,8 +259,9 @@ class VllmEngine:
         param = getattr(cause, "parameter", None)
         if work is None and param is None:
             param = "dimensions" if "imensions" in text else "input"
-        elif param is None and work is not None and work.response_format.type is not FormatType.TEXT:
-            param = "response_format"
+        elif param is None and work is not None:
+            shaped = work.response_format.type is not FormatType.TEXT
+            param = "response_format" if shaped else "tools" if work.tools else None
         return invalid_input(text, param)
 
     async def add_lora(self, lora: Lora) -> None:
