@@ -7,7 +7,8 @@
     stopped                      from any state, finally
 
 An engine is lost when one of its processes has ended or is stopped by a signal, when it has work and makes no
-step, or when its device fails. A first start that fails is no loss: its cause lies in the configuration.
+step, or when its device fails. A first start that fails is no loss, unless the engine was killed: its cause
+lies in the configuration.
 """
 
 from collections import deque
@@ -166,9 +167,11 @@ class Supervisor:
                 self._load_s = now - self._load_from
             self._reset()
 
-    def start_failed(self, now: float) -> Decision | None:
-        """Record a failed start; ``None`` when it was no restart."""
-        return self._again(now, Loss.START_FAILED) if self.state is SupervisorState.RESTARTING else None
+    def start_failed(self, now: float, *, killed: bool = False) -> Decision | None:
+        """Record a failed start; ``None`` when it was no restart, unless the engine was ``killed`` in it."""
+        first = killed and self.state is SupervisorState.STARTING
+        again = first or self.state is SupervisorState.RESTARTING
+        return self._again(now, Loss.START_FAILED) if again else None
 
     def lost(self, now: float, reason: Loss) -> Decision | None:
         """Record that the engine takes no work; ``None`` when that is known already or intended."""

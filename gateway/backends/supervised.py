@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -216,9 +217,18 @@ class SupervisedHost:
             kill(run.processes)
 
     async def start(self) -> EngineFacts:
-        """Start the first engine. Raises EngineStartError."""
-        self._supervisor.load_begun(self._clock())
-        self.facts = await self._run.host.start()
+        """Start the first engine, and again if it was killed meanwhile. Raises EngineStartError."""
+        while True:
+            self._supervisor.load_begun(self._clock())
+            try:
+                self.facts = await self._run.host.start()
+                break
+            except EngineStartError as error:
+                killed, self._detail = self._run.host.exit_code == -signal.SIGKILL, str(error)
+                decision = self._supervisor.start_failed(self._clock(), killed=True) if killed else None
+                if decision is None or not await self._due(decision):
+                    raise
+                self._run = self._new_run()
         self._first_blocks = self.facts.total_blocks
         self._supervisor.started(self._clock())
         self._notify()
@@ -232,15 +242,17 @@ class SupervisedHost:
     async def keep(self) -> None:
         """Watch the engine and start it again when it is lost; until cancelled, stopped or given up."""
         decision = await self._watch()
-        while decision is not None:
-            await self._retire()
-            self._emit(replace(decision, exit_code=self._run.host.exit_code, detail=self._detail))
-            if isinstance(decision, EngineGivenUp):
-                return
-            await self._sleep(decision.wait_s)
-            if self._supervisor.state is not SupervisorState.RESTARTING:
-                return
-            decision = await self._start_again(decision) or await self._watch()
+        while decision is not None and (restart := await self._due(decision)):
+            decision = await self._start_again(restart) or await self._watch()
+
+    async def _due(self, decision: Decision) -> EngineRestarting | None:
+        """End what is left of the engine, and wait; ``None``: no other one is to be started."""
+        await self._retire()
+        self._emit(replace(decision, exit_code=self._run.host.exit_code, detail=self._detail))
+        if isinstance(decision, EngineGivenUp):
+            return None
+        await self._sleep(decision.wait_s)
+        return decision if self._supervisor.state is SupervisorState.RESTARTING else None
 
     async def _watch(self) -> Decision | None:
         """Wait until the engine is lost; returns what to do then, ``None`` when it was stopped."""

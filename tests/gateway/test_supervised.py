@@ -433,6 +433,25 @@ async def test_a_first_start_that_fails_is_told_and_not_repeated() -> None:
     assert len(rig.engines) == 1 and not rig.events
 
 
+async def test_an_engine_that_is_killed_in_its_first_start_is_started_again_within_the_limit() -> None:
+    rig = Rig(restarts=2)
+
+    def killed(engine: FakeEngine, times: int) -> None:
+        if engine.number <= times:
+            engine.failure, engine.exit_code = EngineStartError("killed"), -signal.SIGKILL
+
+    killed(rig.engines[0], 1)
+    async with supervised(rig.host):
+        assert [type(event) for event in rig.events] == [EngineRestarting]
+        assert (len(rig.engines), rig.waits, rig.engines[0].stops) == (2, [0.0], 1)
+    rig = Rig(restarts=2)
+    killed(rig.engines[0], 9)
+    rig.plan = lambda engine: killed(engine, 9)
+    with pytest.raises(EngineStartError, match="killed"):
+        await rig.host.start()
+    assert len(rig.engines) == 3 and rig.emitted(EngineGivenUp)
+
+
 def embedded(*, max_loras: int = 0) -> MakeHost:
     config = EngineConfig(
         str(DEMO_MODEL), max_model_len=512, block_size=16, num_blocks=256, num_threads=1, max_loras=max_loras
