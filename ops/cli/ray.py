@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ray = command_group("ray", "Run the gateway on a Ray cluster: ingress replicas in front of engine replicas.")
 
 REACH_TIMEOUT_S = 5.0
+LOOK_S = 5.0  # time between two looks at what the deployments wait for
 
 Address = Annotated[
     str,
@@ -64,7 +66,8 @@ def deploy(
         place = ClusterPlace(str(config.resolve()), str((folder or Path.cwd()).resolve()), name)
         serve.start(http_options={"host": host, "port": port})
         try:
-            serve.run(make_application(settings, place), name=name, route_prefix="/")
+            with _messages(serve, name):
+                serve.run(make_application(settings, place), name=name, route_prefix="/")
         except RuntimeError:
             # Serve's error names only the deployments; their status messages have the reason.
             _print(serve.status(), name, as_json)
@@ -127,9 +130,31 @@ def _reach(address: str) -> None:
 
 
 def brief(message: str) -> str:
-    """The first and the last line of Serve's message, without the traceback between, for a table's cell."""
+    """The first and the last line of Serve's message, without the traceback between."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return plain(" ".join(lines if len(lines) <= 2 else (lines[0], lines[-1])))
+    return " ".join(lines if len(lines) <= 2 else (lines[0], lines[-1]))
+
+
+@contextmanager
+def _messages(serve: Any, name: str, every_s: float = LOOK_S) -> Iterator[None]:
+    """Print what Serve says about the deployments while the block waits: which resources are missing."""
+    ended, printed = threading.Event(), set[str]()
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            application = serve.status().applications.get(name)
+            for one in application.deployments.values() if application else ():
+                if one.message not in printed and (text := brief(one.message)):
+                    print_errors(text)
+                    printed.add(one.message)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(REACH_TIMEOUT_S)
 
 
 def proxies(reported: ServeStatus) -> dict[str, str]:
@@ -168,7 +193,7 @@ def _print(status: ServeStatus, name: str, as_json: bool) -> None:
     )  # fmt: skip
     for deployment, one in values["deployments"].items():
         replicas = ", ".join(f"{count} {state.lower()}" for state, count in one["replicas"].items())
-        table.add_row(deployment, one["status"], replicas, brief(one["message"]))
+        table.add_row(deployment, one["status"], replicas, plain(brief(one["message"])))
     for node, state in values["proxies"].items():
         table.add_row("proxy", state, "", node)
     screen().print(table)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.ray_router import Call, Router
-from ops.cli.ray import RayError, _connected, brief
+from ops.cli.ray import RayError, _connected, _messages, brief
 from ops.ray.wire import RouterHint, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -64,5 +66,22 @@ def test_an_address_where_nobody_listens_is_told_at_once_and_in_one_line() -> No
 
 def test_of_a_replica_that_did_not_start_the_cause_is_shown_and_not_the_frames() -> None:
     message = "Failed 3 times. Error:\n\x1b[36mray::Engine\x1b[39m\n  File x, line 1\nTokenizerError: no [such] folder\n"
-    assert brief(message) == "Failed 3 times. Error: TokenizerError: no \\[such] folder"
+    assert brief(message) == "Failed 3 times. Error: TokenizerError: no [such] folder"
     assert brief("") == ""
+
+
+def test_what_keeps_a_deployment_from_running_is_printed_once_while_deploy_waits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    looks: list[str] = []
+
+    def status() -> object:
+        looks.append("")
+        engine = SimpleNamespace(message="needs 64 [CPU]s\n" if len(looks) > 1 else "")
+        return SimpleNamespace(applications={"sluice": SimpleNamespace(deployments={"Engine": engine})})
+
+    with _messages(SimpleNamespace(status=status), "sluice", every_s=0.001):
+        until = time.monotonic() + 60
+        while len(looks) < 5 and time.monotonic() < until:
+            time.sleep(0.001)
+    assert capsys.readouterr().err == "sluice: needs 64 [CPU]s\n"
