@@ -18,6 +18,7 @@ from tests.workers.raw_worker import (
     END,
     STREAM_HEAD,
     RawWorker,
+    Request,
     answers,
     chunk,
     ending,
@@ -307,6 +308,25 @@ async def test_a_shape_that_makes_workers_fail_ejects_none_and_counts_against_no
             assert caught.value.kind is FailureKind.INTERNAL and not caught.value.counts
         assert [one.ejections for one in state_of(backend)] == [0, 0]
         assert (await collect(backend, work())).text == "Hello there"
+
+
+@pytest.mark.parametrize(("probe", "counts"), [(200, False), (403, True)])
+async def test_a_firewalls_403_counts_against_a_worker_only_if_it_refuses_probes_too(
+    probe: int, counts: bool
+) -> None:
+    async def firewall(request: Request) -> None:
+        await request.whole(403, b"<!DOCTYPE html><title>Attention</title>", kind="text/html")
+
+    worker = RawWorker([firewall], statuses={"/health": probe})
+    async with pool(worker) as backend:
+        with pytest.raises(BackendFailure, match="a firewall") as caught:
+            await collect(backend, work())
+        assert caught.value.kind is FailureKind.ACCESS_DENIED and caught.value.counts == counts
+    blocked, good = RawWorker([firewall], statuses={"/health": probe}), RawWorker([GOOD])
+    async with pool(blocked, good, affinity=False, eject_seconds=60) as backend:
+        for _ in range(12):
+            assert (await collect(backend, work())).text == "Hello there"
+        assert [one.ejections for one in state_of(backend)] == [counts, 0]
 
 
 async def test_a_connection_closed_while_idle_fails_no_request() -> None:

@@ -559,6 +559,8 @@ class WorkersBackend:
             worker.failed(last=not self._others_serve((worker.url,)))
 
     def _failed(self, worker: Worker, error: BackendFailure) -> None:
+        if error.kind is FailureKind.ACCESS_DENIED and worker.refuses_probes:
+            error.isolated = False  # all requests, not only this one's text
         if error.kind is FailureKind.ENGINE_DEAD:
             worker.end("has a dead engine")
         elif error.kind in _WORKERS_FAULT and not error.isolated:

@@ -114,6 +114,9 @@ def failure_of(
 
     The worker's message is not passed on, since it may quote the prompt; its code and field name are.
     """
+    if status == 403 and body.lstrip().startswith(b"<"):
+        text = "a firewall in front of the worker refused the request with 403"
+        return BackendFailure(FailureKind.ACCESS_DENIED, text, isolated=True)
     wait_s = _seconds(retry_after_ms, unit_s=0.001) if retry_after_ms else _seconds(retry_after, date)
     return _failure(status, _read(body), wait_s, model, "adapter_id" if adapter else None)
 

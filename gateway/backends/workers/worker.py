@@ -94,6 +94,7 @@ class Worker:
         self._unusable: str | None = None  # why its list of models makes it unusable
         self._is_sluice: bool | None = False
         self.generates = True  # until it is known that it does not
+        self.refuses_probes = False
         self._detected = True
         self._logged: tuple[bool, set[str]] | None = None  # an ejected worker is detected at each probe
         self._lists_models = lists_models
@@ -263,7 +264,8 @@ class Worker:
                 self.end("refuses connections")
             return False
         # A server that refuses the probe's key, or throttles it, is alive; requests show what they get.
-        good = answer.status < 400 or answer.status in (401, 403, 429)
+        self.refuses_probes = answer.status in (401, 403)
+        good = answer.status < 400 or self.refuses_probes or answer.status == 429
         if self._section.dialect == "openai" and not self._section.probe_path:
             # A hosted service may have neither a path for probes nor a list of models.
             good |= answer.status in (404, 405)
