@@ -7,7 +7,7 @@ from pydantic import Field
 from gateway.contracts.fields import ANYTHING, Body, Either, Listed, Name, Neutral, StrictObject, Text
 from gateway.contracts.openai_fields import CACHE_MARK
 
-MAX_TOOLS: Final = 128  # most tools of a request, as at OpenAI
+MAX_TOOLS: Final = 512  # most tools of a request: agents with several MCP servers send over 128
 MAX_CALLS: Final = 128  # most calls of one message
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -188,6 +188,11 @@ def test_only_a_system_prompt_loses_a_block_that_looks_like_the_clients_attribut
     assert [one.content for one in read(messages=given).messages] == [text, text]
 
 
+def test_the_tools_of_an_agents_many_mcp_servers_are_taken() -> None:
+    tools = [{**LOOK, "name": f"mcp__server_{n % 9}__look_{n}"} for n in range(300)]
+    assert len(read(tools=tools).tools) == 300
+
+
 def test_what_a_coding_agent_sends_is_taken() -> None:
     """A body like Claude Code's: attribution first, reminders between turns, and fields that only it sends."""
     request = read(
