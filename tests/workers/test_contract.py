@@ -319,13 +319,20 @@ def test_several_texts_and_their_finish_reasons_are_kept_apart() -> None:
 
 
 def test_an_answer_with_a_text_that_has_not_ended_is_broken() -> None:
-    _, reader = read(piece("a") + ending("stop") + piece("b", 1), sampling={"n": 2})
-    with pytest.raises(ConnectionLost, match="ended before the answer"):
-        reader.finish()
+    for pieces in (
+        [piece("a") + ending("stop") + piece("b", 1)],
+        [piece("a"), piece("b", 1), ending("stop", 1)],
+    ):
+        _, reader = read(*pieces, sampling={"n": 2})
+        with pytest.raises(ConnectionLost, match="ended before the answer"):
+            reader.finish()
 
 
-def test_a_worker_that_gives_one_text_whatever_n_is_said_to_do_so_and_not_asked_again() -> None:
-    _, reader = read(piece("a") + ending("stop") + DONE, sampling={"n": 2})
+@pytest.mark.parametrize("reads", [[piece("a") + ending("stop") + DONE], [piece("a"), ending("stop"), DONE]])
+def test_a_worker_that_gives_one_text_whatever_n_is_said_to_do_so_and_not_asked_again(
+    reads: list[bytes],
+) -> None:
+    _, reader = read(*reads, sampling={"n": 2})
     with pytest.raises(BackendFailure, match="fewer texts than the n of 2") as caught:
         reader.finish()
     assert caught.value.param == "n" and not caught.value.policy.other_backend

@@ -157,7 +157,7 @@ class CompletionReader:
         self._sluice: _Sluice | None = None
         self._queue_wait_s = 0.0
         self._stop: str | None = None
-        self._began: set[int] = set()  # choices that have text
+        self._began: set[int] = set()  # choices that have text; the first may be missing
         self._stopped: set[int] = set()  # choices that a stop string ended
         self._refused: set[int] = set()  # choices whose text is a refusal
         self._counted = 0
@@ -335,7 +335,7 @@ class CompletionReader:
             BackendFailure: the worker ended a text with an error, or aborted it, or ignored ``n``.
         """
         n = self._work.sampling.n
-        if self._began and len(self._reasons) < n and self._began <= self._reasons.keys():
+        if 0 in self._reasons and len(self._reasons) < n and self._began <= self._reasons.keys():
             raise invalid_input(f"the worker gives fewer texts than the n of {n} asks for", "n")
         if len(self._reasons) < n:
             raise ConnectionLost("the stream ended before the answer did")
