@@ -40,7 +40,7 @@ from gateway.http.path_labels import PathLabels
 from gateway.http.respond import CALLER_ERRORS, error_reply, response_of, shape_of
 from gateway.http.routes import DirectRoute
 from gateway.http.surfaces import Shown, everything, nothing
-from gateway.http.websocket import GenerateSocket
+from gateway.http.websocket import GenerateSocket, deny
 from gateway.ports import Services
 
 GENERATE_SOCKET: Final = "/v1/generate/ws"
@@ -176,6 +176,7 @@ def create_app(
     app.state.idempotency = idempotency
     app.state.direct = endpoints
     app.state.created = int(services.unix_time())
+    app.router.default = _no_path
     app.router.routes.extend(routes)
     static = (*pages.ROUTES, *console.ROUTES) if services.limits.console else pages.ROUTES
     app.router.routes.extend(page for page in static if shown(page.path))
@@ -185,6 +186,13 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_middleware(EdgeMiddleware, services=services, labels=labels)
     return app
+
+
+async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        raise HTTPException(404)
+    error = PublicError(404, "not_found", f"{path_of([scope['path']])} takes no WebSocket")
+    await deny(Exchange.of(scope), error, scope)
 
 
 async def _known_error(request: Request, error: Exception) -> Response:

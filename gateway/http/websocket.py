@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 from websockets.frames import CloseCode
 
-from gateway.contracts.native_answer import NativeDialect, error_json
-from gateway.errors import BodyTooLarge, InvalidRequest, public_error
+from gateway.contracts.native_answer import NativeDialect
+from gateway.errors import BodyTooLarge, InvalidRequest, PublicError, public_error
 from gateway.http.authorize import caller_of
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.http.generate import origin_of, run_journey
-from gateway.http.respond import CALLER_ERRORS, error_reply
+from gateway.http.respond import CALLER_ERRORS, error_reply, shape_of
 from gateway.http.sinks import SocketSink
 from gateway.ports import Services
 
@@ -45,7 +45,7 @@ class GenerateSocket:
         try:
             caller = caller_of(exchange)
         except CALLER_ERRORS as error:
-            await _deny(exchange, error, scope)
+            await deny(exchange, public_error(error), scope)
             return
         limits = await self._services.limiter.headers(caller)
         await exchange.send({"type": "websocket.accept", "headers": [*exchange.id_headers(), *limits]})
@@ -94,14 +94,14 @@ class GenerateSocket:
         return body
 
 
-async def _deny(exchange: Exchange, error: Exception, scope: Scope) -> None:
-    public = public_error(error)
-    exchange.status, exchange.error = public.status, public
+async def deny(exchange: Exchange, error: PublicError, scope: Scope) -> None:
+    """Answer a handshake with an HTTP error."""
+    exchange.status, exchange.error = error.status, error
     if "websocket.http.response" not in scope.get("extensions", {}):
         # The server answers 403.
         await exchange.send({"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION})
         return
-    reply = error_reply(public, exchange.request_id, error_json)
+    reply = error_reply(error, exchange.request_id, shape_of(exchange, scope["path"]))
     headers = [(b"content-type", reply.content_type), *reply.headers, *exchange.id_headers()]
     await exchange.send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
     await exchange.send({"type": "websocket.http.response.body", "body": reply.body, "more_body": False})

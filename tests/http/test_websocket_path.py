@@ -172,10 +172,23 @@ async def test_a_caller_who_sends_nothing_is_closed() -> None:
     assert sent[2]["code"] == 1008
 
 
-async def test_a_websocket_handshake_on_an_unknown_path_is_403(url: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/v1/generate/nowhere", {"code": "not_found", "message": "/v1/generate/nowhere takes no WebSocket"}),
+        ("/v1/responses", {"code": "not_found", "type": "not_found_error"}),
+    ],
+)
+async def test_a_handshake_on_a_path_without_a_websocket_is_404_in_the_shape_of_the_paths_errors(
+    url: str, path: str, error: dict[str, str]
+) -> None:
     with pytest.raises(InvalidStatus) as refused:
-        await connect(url.replace("/ws", "/nowhere"), additional_headers=AUTH)
-    assert refused.value.response.status_code == 403
+        await connect(url.replace("/v1/generate/ws", path), additional_headers=AUTH)
+    answer = refused.value.response
+    assert answer.status_code == 404
+    assert answer.headers["x-request-id"]
+    assert answer.body is not None
+    assert error.items() <= json.loads(answer.body)["error"].items()
 
 
 @pytest.mark.parametrize(
