@@ -89,6 +89,7 @@ async def test_a_recording_carries_the_trace_context() -> None:
         ({"usage": {"type": "tokens", "input_tokens": 14, "output_tokens": 5, "total_tokens": 19}}, (14, 5)),
         ({"duration": 1.501}, (151, 0)),
         ({"duration": -1}, (33, 0)),
+        ({"duration": 1e300, "usage": {"input_tokens": 2**60}}, (33, 0)),
         ({}, (33, 0)),
     ],
 )

@@ -375,6 +375,15 @@ def test_a_chunk_of_other_types_with_one_meaning_is_read(sent: bytes, expected: 
     assert reader.finish()[1].usage.input_tokens == 8
 
 
+@pytest.mark.parametrize("wrong", [-1, -1.0, 2**31, 10**30])
+def test_a_count_that_cannot_be_is_as_if_it_were_not_reported(wrong: float) -> None:
+    details = {"cached_tokens": wrong, "cache_write_tokens": wrong}
+    counts = {"prompt_tokens": wrong, "completion_tokens": wrong, "prompt_tokens_details": details}
+    _, reader = read(piece("a") + ending("stop") + event({"choices": [], "usage": counts}) + DONE)
+    assert reader.finish()[1].usage == Usage(work().input_tokens, 1, 0)
+    assert reader.done and not reader.has_usage
+
+
 def test_a_byte_order_mark_before_a_stream_loses_no_text() -> None:
     assert read(b"\xef\xbb\xbf" + piece("a"))[0] == [Delta("a", 1)]
 

@@ -81,7 +81,8 @@ async def test_each_endpoint_is_asked_as_vllm_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usage", "tokens"), [(None, 9), ({"prompt_tokens": 0, "total_tokens": 0}, 9), ({"total_tokens": 7}, 7)]
+    ("usage", "tokens"),
+    [(None, 9), ({"prompt_tokens": 0, "total_tokens": 0}, 9), ({"prompt_tokens": -1, "total_tokens": 7}, 7)],
 )
 async def test_scores_without_a_count_are_billed_by_the_estimate(usage: Any, tokens: int) -> None:
     reply = {**ranked((0, 0.1), (1, 0.2), (2, 0.3)), "usage": usage}

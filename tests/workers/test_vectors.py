@@ -99,7 +99,7 @@ async def test_conversations_of_a_part_are_one_call_of_the_worker() -> None:
     assert list(made.results) == [b64encode(vector_of(text)).decode() for text in INPUTS]
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 0, "total_tokens": 0}])
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 0, "total_tokens": 0}, {"prompt_tokens": -1}])
 async def test_vectors_without_a_count_are_billed_by_the_estimate(usage: Any) -> None:
     async with pool(RawWorker([refuses(200, {"data": GOOD, "usage": usage})])) as backend:
         assert (await backend.embed(PART)).input_tokens == PART.tokens

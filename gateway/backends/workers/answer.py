@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
+from typing import Annotated
 
 import msgspec
 
 from budgeting.values import Tool, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_deltas import CALLS_LEFT_OUT, CallNotAllowed, ToolCallDelta, ToolCallReader
-from gateway.backends.workers.chunk_repair import repaired
+from gateway.backends.workers.chunk_repair import MAX_COUNT, repaired
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader, WorkerLogprobs
@@ -34,6 +35,7 @@ _REASONS: Mapping[str, FinishReason] = {
     "insufficient_system_resource": FinishReason.ERROR,  # DeepSeek
 }
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 _NULL = msgspec.Raw(b"null")
 _NO_ERROR = (b"null", b'""', b"false", b"{}")
 
@@ -59,15 +61,15 @@ class _Choice(msgspec.Struct):
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: _Count | None = None
+    cache_write_tokens: _Count | None = None
+    reasoning_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    total_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.backends.port import Transcript
 from gateway.backends.workers.answer import DONE, EVENT_STREAM
+from gateway.backends.workers.chunk_repair import MAX_COUNT, plausible
 from gateway.backends.workers.client import Upload, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectionLost, TransportError
@@ -166,9 +167,9 @@ def _tokens(figures: _Figures, recording: Recording) -> tuple[int, int]:
     usage = figures.usage or _Usage()
     counted = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
     made = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
-    if counted is not None and counted >= 0:
-        return counted, max(0, made or 0)
+    if (tokens := plausible(counted)) is not None:
+        return tokens, plausible(made) or 0
     seconds = figures.duration if usage.seconds is None else usage.seconds
-    if seconds is None or not 0 <= seconds < float("inf"):
+    if seconds is None or not 0 <= seconds * TOKENS_PER_AUDIO_S <= MAX_COUNT:
         return recording.tokens, 0
     return ceil(seconds * TOKENS_PER_AUDIO_S), 0

@@ -3,9 +3,16 @@
 Used only for chunks that cannot be read as they are, so that all others cost nothing more.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
+
+MAX_COUNT: Final = 2**31 - 1
+"""Most tokens that a usage may report. A larger or negative count is taken as one that was not reported."""
+
+
+def plausible(count: int | None) -> int | None:
+    return count if count is not None and 0 <= count <= MAX_COUNT else None
 
 
 def whole_as_events(body: bytes) -> bytes:
@@ -27,6 +34,8 @@ def repaired(event: bytes) -> bytes:
     if not event.strip():  # keeps the connection open
         return b"{}"
     chunk = orjson.loads(event)
+    if isinstance(chunk, dict) and isinstance(usage := chunk.get("usage"), dict):
+        chunk["usage"] = _counts(usage)
     choices = chunk.get("choices") if isinstance(chunk, dict) else None
     for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
@@ -38,6 +47,14 @@ def repaired(event: bytes) -> bytes:
         if isinstance(message := choice.get("delta"), dict):
             _repair_message(message)
     return orjson.dumps(_usual(chunk))
+
+
+def _counts(usage: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _counts(one) if isinstance(one, dict) else one
+        for name, one in usage.items()
+        if not isinstance(one, int | float) or 0 <= one <= MAX_COUNT
+    }
 
 
 def _usual(value: Any) -> Any:

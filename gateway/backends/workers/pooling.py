@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
+from gateway.backends.workers.chunk_repair import plausible
 from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
@@ -86,7 +87,7 @@ def vectors_of(part: EmbeddingsRequest, data: bytes) -> EmbeddingsAnswer:
     ordered = _ordered(vectors, len(answer.data), len(part.inputs), "embeddings for {} inputs")
     if len(lengths) != 1 or 0 in lengths:
         raise BadHttp("its embeddings are empty, not finite or of several lengths")
-    reported = None if answer.usage is None else answer.usage.prompt_tokens
+    reported = None if answer.usage is None else plausible(answer.usage.prompt_tokens)
     return EmbeddingsAnswer(
         part.model,
         [b2a_base64(one, newline=False).decode() for one in ordered],
@@ -132,7 +133,8 @@ def scores_of(part: ScoreRequest, data: bytes) -> ScoreAnswer:
     if not all(map(isfinite, ordered)):
         raise BadHttp("one of its scores is not finite")
     usage = answer.usage or _ScoreUsage()
-    return ScoreAnswer(part.model, ordered, usage.prompt_tokens or usage.total_tokens or part.tokens)
+    counted = plausible(usage.prompt_tokens) or plausible(usage.total_tokens)
+    return ScoreAnswer(part.model, ordered, counted or part.tokens)
 
 
 def _ordered(found: Mapping[int, T], given: int, asked: int, what: str) -> tuple[T, ...]:
