@@ -17,7 +17,7 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import in_time, origin_of
 from gateway.http.idempotency import CallerRequest, CallerRequestDep
 from gateway.http.respond import CALLER_ERRORS, response_of
-from gateway.http.routes import CreationRoute, callers_router
+from gateway.http.routes import CreationRoute, callers_router, form_of
 from gateway.http.sinks import STREAM_HEADERS
 
 HEAD_BYTES: Final = 32  # bytes of a recording's beginning that are read to estimate its length
@@ -25,13 +25,13 @@ HEAD_BYTES: Final = 32  # bytes of a recording's beginning that are read to esti
 router = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504, prefix="/v1/audio")
 
 
-@router.post("/transcriptions")
+@router.post("/transcriptions", openapi_extra=form_of("model"))
 async def transcriptions(request: Request, call: CallerRequestDep) -> Response:
     """Text of a recording in its own language; the body is a form with ``file``, ``model``, and options."""
     return await _answer("transcriptions", request, call)
 
 
-@router.post("/translations")
+@router.post("/translations", openapi_extra=form_of("model"))
 async def translations(request: Request, call: CallerRequestDep) -> Response:
     """The text of a recording in English, or in ``to_language``."""
     return await _answer("translations", request, call)

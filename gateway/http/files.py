@@ -18,7 +18,7 @@ from gateway.http.body import BodyTooSlow, read_form
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import CallerRequestDep
 from gateway.http.respond import json_of, page_of, response_of
-from gateway.http.routes import CallerRoute, CreationRoute, ExchangeDep, callers_router
+from gateway.http.routes import CallerRoute, CreationRoute, ExchangeDep, callers_router, form_of
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
@@ -28,7 +28,7 @@ router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 413, 429, 503, pre
 uploads = callers_router(CreationRoute, 400, 401, 403, 409, 413, 429, 503)
 
 
-@uploads.post("/v1/files", response_model=FileBody)
+@uploads.post("/v1/files", response_model=FileBody, openapi_extra=form_of("purpose"))
 async def upload(request: Request, call: CallerRequestDep) -> Response:
     """Store a file; the body is a form with ``file``, ``purpose`` and optionally ``expires_after``."""
     services, tenant = call.exchange.services, call.exchange.tenant

@@ -6,6 +6,7 @@ from fastapi import Depends, Header, Query, Request, Response
 from typing_extensions import TypedDict
 
 from gateway.contracts.fields import from_attributes
+from gateway.contracts.messages.answer import MessagesErrorBody
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.model_lists import (
     AnthropicModel,
@@ -49,7 +50,8 @@ class ModelListBody(TypedDict):
     data: list[ModelBody]
 
 
-router = callers_router(CallerRoute, 401, prefix="/v1/models")
+_Error = OpenAIErrorBody | MessagesErrorBody
+router = callers_router(CallerRoute, 401, prefix="/v1/models", model=_Error)
 
 
 async def _is_anthropic(
@@ -92,9 +94,7 @@ async def list_models(
     return body if client_version is None else json_of({**body, "models": codex_models(cards)})
 
 
-@router.get(
-    "/{id:path}", response_model=ModelBody | AnthropicModel, responses=errors(404, model=OpenAIErrorBody)
-)
+@router.get("/{id:path}", response_model=ModelBody | AnthropicModel, responses=errors(404, model=_Error))
 async def show_model(
     id: str, exchange: ExchangeDep, request: Request, is_anthropic: IsAnthropic
 ) -> ModelBody | Response:

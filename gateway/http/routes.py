@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Final, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Depends, Header, Security, params
 from fastapi.dependencies.utils import get_flat_params
@@ -221,11 +221,19 @@ ServicesDep = Annotated[Services, Depends(_services)]
 
 def errors(*statuses: int, model: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI document's entries for these statuses and for all other errors, all with ``model``."""
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    shapes = [{"$ref": f"#/components/schemas/{one.__name__}"} for one in get_args(model) or (model,)]
+    content = {"application/json": {"schema": {"anyOf": shapes} if len(shapes) > 1 else shapes[0]}}
     named: dict[int | str, dict[str, Any]] = {
         status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
     }
     return {**named, "default": {"model": model, "description": "Any other error"}}
+
+
+def form_of(text: str) -> dict[str, Any]:
+    """The OpenAPI document's entry for a form with a file and, also required, the field ``text``."""
+    fields = {"file": {"type": "string", "format": "binary"}, text: {"type": "string"}}
+    schema = {"type": "object", "properties": fields, "required": list(fields)}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 def callers_router(

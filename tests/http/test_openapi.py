@@ -137,6 +137,26 @@ async def test_what_the_operators_paths_answer_has_the_shape_that_is_told(servic
         await asyncio.sleep(0)
 
 
+async def test_the_errors_of_models_have_the_shape_that_is_told_in_each_contract() -> None:
+    app = create_app(fake_services())
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        for headers in ({}, {"anthropic-version": "2023-06-01"}):
+            refused = await client.get("/v1/models", headers=headers)
+            checked(app.openapi(), "get", "/v1/models", refused)
+
+
+def test_a_form_is_told_with_its_file_and_its_required_field() -> None:
+    document = create_app(fake_services()).openapi()
+    for path, field in (
+        ("files", "purpose"),
+        ("audio/transcriptions", "model"),
+        ("audio/translations", "model"),
+    ):
+        asked = document["paths"][f"/v1/{path}"]["post"]["requestBody"]
+        assert asked["content"]["multipart/form-data"]["schema"]["required"] == ["file", field]
+
+
 async def test_an_operators_path_refuses_a_parameter_that_its_document_does_not_name(services: Any) -> None:
     app = create_app(services.services)
     headers = {"authorization": f"Bearer {KEY}"}
