@@ -84,6 +84,7 @@ class Idempotency:
         self._store = store
         self._wait_s = wait_s
         self._turns: dict[tuple[str, str], _Turn] = {}
+        self._away = False
 
     @property
     def in_flight(self) -> int:
@@ -171,20 +172,22 @@ class Idempotency:
             try:
                 await self._store.renew(tenant, key, claim)
             except Exception as error:
-                log_defect(error, "-")
+                self._log(error)
 
     async def _release(self, tenant: str, key: str, claim: Claim) -> None:
         try:
             await self._store.release(tenant, key, claim)
         except Exception as error:
-            log_defect(error, "-")  # it is void soon
+            self._log(error)  # it is void soon
 
     async def _get(self, tenant: str, key: str, claim: Claim) -> tuple[str, StoredReply | None] | None:
         try:
             try:
-                return await self._store.get(tenant, key, claim)
+                found = await self._store.get(tenant, key, claim)
+                self._away = False
+                return found
             except Exception as error:
-                log_defect(error, "-")
+                self._log(error)
             # Its answer got lost, and it may have taken this claim or another, or it takes no writes.
             found = await self._store.get(tenant, key, claim, reads_only=True)
             if found is None:
@@ -195,7 +198,7 @@ class Idempotency:
             await self._release(tenant, key, claim)
             raise
         except Exception as error:
-            log_defect(error, "-")
+            self._log(error)
             raise BackendUnavailable(
                 f"the store of {HEADER} does not answer", param=HEADER, retry_after_ms=RETRY_MS
             ) from None
@@ -205,13 +208,21 @@ class Idempotency:
         try:
             kept = await self._store.put(tenant, key, fingerprint, stored)
         except Exception as error:
-            log_defect(error, "-")
+            self._log(error)
             kept = False
         if not kept:
             _log.warning(
                 "an answer was not stored under its idempotency key; a retry will be generated again"
             )
         return kept
+
+    def _log(self, error: Exception) -> None:
+        """Log what the store raised; an outage once, until the store takes a claim again."""
+        if not isinstance(error, StateUnavailable):
+            log_defect(error, "-")
+        elif not self._away:
+            self._away = True
+            _log.error("answers for idempotent requests: %s", error)
 
 
 def _conflict() -> IdempotencyConflict:

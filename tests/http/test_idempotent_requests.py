@@ -318,6 +318,24 @@ async def test_a_store_that_cannot_be_read_refuses_before_anything_is_billed(con
     assert journey.requests == []
 
 
+async def test_an_outage_of_the_store_is_one_line_of_the_log_however_many_requests_it_refuses(
+    connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Store(MemoryIdempotency):
+        async def get(self, *args: Any, **options: Any) -> Any:
+            if self.broken_get:
+                raise StateUnavailable("get", "no connection")
+            return await super().get(*args, **options)
+
+    store = Store()
+    async with connect(fake_services(idempotency=store)) as client:
+        for store.broken_get in (True, True, True, False, True, True):
+            await client.post("/v1/generate", json=BODY, headers=KEY)
+    assert [line.message for line in caplog.records if line.levelname == "ERROR"] == [
+        "answers for idempotent requests: state store: get failed (no connection)"
+    ] * 2
+
+
 async def test_a_store_that_cannot_be_written_does_not_hold_back_the_answer(
     connect: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
