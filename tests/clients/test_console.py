@@ -282,6 +282,23 @@ def test_a_session_that_has_ended_asks_for_a_key_again(live: LiveGateway, view: 
         browser.close()
 
 
+@pytest.mark.parametrize("view", ["batches", "playground"])
+def test_a_view_of_callers_paths_says_at_the_operators_port_that_it_does_not_work_there(
+    live: LiveGateway, view: str
+) -> None:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.route("**/v1/*", lambda route: route.fulfill(status=404, json={"error": {"message": "nothing"}}))
+        page.goto(f"{live.url}/console#/{view}")
+        page.fill("input[type=password]", ADMIN_KEY)
+        page.click("form button")
+        page.wait_for_selector("nav")
+        until(page, lambda: "loading…" not in page.inner_text("main"))
+        assert "server.admin_port" in page.inner_text("[role=alert]")
+        browser.close()
+
+
 def test_a_live_view_goes_on_after_an_answer_of_a_proxy_whose_gateway_restarts(live: LiveGateway) -> None:
     with browsing(live) as page:
         page.goto(f"{live.url}/console#/keys")

@@ -24,7 +24,8 @@ export function useAsked(path) {
     let left = false;
     ask(path).then(
       (data) => left || set({ data }),
-      (error) => left || set({ error }),
+      (error) => left || set({ error: error.status === 404 && path.startsWith("/v1/")
+        ? new Error("This port serves operators alone (server.admin_port): the view works at a gateway without it.") : error }),
     );
     return () => { left = true; };
   }, [path]);
