@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 from hypothesis import given
@@ -58,6 +59,11 @@ def test_the_load_is_what_the_engine_reported_last() -> None:
         load = board.load(SHAPE)
     assert (load.running, load.waiting, load.kv_usage) == (2, 3, 0.5)
     assert (load.total_blocks, load.block_size, load.max_running) == (100, 32, 8)
+
+
+def test_the_load_of_data_parallel_engines_has_the_places_and_blocks_of_all() -> None:
+    load = SignalBoard().load(replace(SHAPE, engines=2))
+    assert (load.total_blocks, load.max_running, load.workers) == (200, 16, 2)
 
 
 def test_after_the_last_abort_the_load_is_zero_without_another_step() -> None:

@@ -26,9 +26,13 @@ def name_of(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineShape(EngineFacts):
-    """The limits of a loaded vLLM; ``pools``: it makes vectors and does not generate."""
+    """The limits of a loaded vLLM; ``pools``: it makes vectors and does not generate.
+
+    Each of its data-parallel ``engines`` has ``max_num_seqs`` and ``total_blocks`` of its own.
+    """
 
     max_num_seqs: int = 0
+    engines: int = 1
     max_loras: int = 0
     takes_images: bool = False
     pools: bool = False

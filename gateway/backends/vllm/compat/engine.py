@@ -77,6 +77,7 @@ class VllmEngine:
             block_size=int(config.cache_config.block_size),
             total_blocks=int(config.cache_config.num_gpu_blocks or 0),
             max_num_seqs=int(config.scheduler_config.max_num_seqs),
+            engines=int(config.parallel_config.data_parallel_size),
             max_loras=max_loras,
             takes_images=bool(config.model_config.is_multimodal_model),
             pools=config.model_config.runner_type == "pooling",

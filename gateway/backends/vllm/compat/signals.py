@@ -122,9 +122,10 @@ class SignalBoard:
             running=running,
             waiting=min(waiting, self.in_flight - running),
             kv_usage=kv_usage if self.in_flight else 0.0,
-            total_blocks=shape.total_blocks,
+            total_blocks=shape.total_blocks * shape.engines,
             block_size=shape.block_size,
-            max_running=shape.max_num_seqs,
+            max_running=shape.max_num_seqs * shape.engines,
+            workers=shape.engines,
         )
 
     def figures(self, model: str, shape: EngineShape) -> EngineFigures:
