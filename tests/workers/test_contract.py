@@ -577,6 +577,14 @@ def test_an_error_in_the_stream_is_told_by_its_kind(reported: object, kind: Fail
             None,
         ),
         (
+            400,  # vLLM
+            {"error": {"message": "1 validation error", "param": "body.max_completion_tokens", "code": 400}},
+            None,
+            FailureKind.INVALID_INPUT,
+            "max_tokens",
+            None,
+        ),
+        (
             422,  # FastAPI
             {"detail": [{"loc": ["body", "max_completion_tokens"], "msg": "Extra inputs are not permitted"}]},
             None,

@@ -154,6 +154,7 @@ def _failure(
     code = f" ({reported.code})" if isinstance(reported.code, str) and _FIELD.match(reported.code) else ""
     param = reported.param if reported.param is not None and _FIELD.match(reported.param) else None
     if param is not None:
+        param = param.removeprefix("body.")  # vLLM's
         param = _GATEWAY_FIELDS.get(param.partition(".")[0], param)
     words = f"{reported.message} {reported.code}".lower()
     if status == 400 and "api key not valid" in words:  # Gemini
