@@ -42,7 +42,8 @@ class ScoreWorker(RawWorker):
         body: dict[str, Any] = request.body
         ranks = "documents" in body
         texts = body["documents"] if ranks else body["text_2"]
-        firsts = [body["query"]] * len(texts) if ranks else body["text_1"]
+        firsts = body["query"] if ranks else body["text_1"]
+        firsts = [firsts] * len(texts) if isinstance(firsts, str) else firsts
         scores = [score_of(first, text) for first, text in zip(firsts, texts, strict=True)]
         count = tokens_of(*firsts, *texts)
         usage = {"prompt_tokens": count, "total_tokens": count}

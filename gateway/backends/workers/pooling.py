@@ -118,7 +118,8 @@ def score_body(part: ScoreRequest) -> bytes:
     if part.endpoint == "rerank":
         body = {"query": firsts[0], "documents": texts, "top_n": len(texts), "return_documents": False}
     else:
-        body = {"text_1": firsts, "text_2": texts}
+        # A list would make the worker compute the text again for each document.
+        body = {"text_1": firsts[0] if len(set(firsts)) == 1 else firsts, "text_2": texts}
     return orjson.dumps({"model": part.model, **body, **part.options})
 
 
