@@ -19,7 +19,7 @@ from gateway.http.security import SECURITY_HEADERS
 from gateway.keys.sessions import COOKIE
 from gateway.ports import Services
 from gateway.requests.body_memory import UNCOUNTED_BYTES
-from observability.trace_context import usable_tracestate
+from observability.trace_context import parse_traceparent, usable_tracestate
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
@@ -29,7 +29,6 @@ _SCOPE_KEY: Final = "sluice.exchange"
 _SESSION: Final = COOKIE.encode()
 # The key headers of Anthropic's and of Azure's clients.
 _KEY_HEADERS: Final = (b"x-api-key", b"api-key")
-_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _is_plain = re.compile(r"[A-Za-z0-9_.-]*").fullmatch
 MAX_REQUEST_ID: Final = 128  # longest ``x-request-id`` that is adopted, in characters
@@ -105,7 +104,8 @@ class Exchange(EdgeRequest, eq=False, kw_only=True):
         tracestate = headers.get(b"tracestate")
         if traceparent is not None and len(headers) < len(scope["headers"]):  # one of the headers is repeated
             traceparent, tracestate = _repeated_context(scope["headers"])
-        trace_id = None if traceparent is None else trace_of(traceparent)
+        given = "" if traceparent is None else traceparent.decode("latin-1").strip()
+        parent = parse_traceparent(given)
         exchange = scope[_SCOPE_KEY] = Exchange(
             raw_send=send,
             services=services,
@@ -115,12 +115,12 @@ class Exchange(EdgeRequest, eq=False, kw_only=True):
             method=scope.get("method", "WS"),
             disconnect=scope.get(SCOPE_KEY),
             request_id=(label and usable_request_id(label)) or services.new_id("req"),
-            trace_id=trace_id or os.urandom(16).hex(),
+            trace_id=os.urandom(16).hex() if parent is None else parent.trace_id,
             is_anthropic=path.startswith("/v1/messages")
             or (b"anthropic-version" in headers and path.startswith("/v1/models")),
         )
-        if traceparent and trace_id:
-            exchange.trace_parent = traceparent.decode("latin-1").strip()
+        if parent is not None:
+            exchange.trace_parent = given
             exchange.trace_state = usable_tracestate(tracestate)
         return exchange
 
@@ -295,14 +295,3 @@ def _repeated_context(headers: Iterable[Header]) -> tuple[bytes | None, bytes | 
     parents = [value for name, value in headers if name == b"traceparent"]
     states = [value for name, value in headers if name == b"tracestate"]
     return parents[0] if len(parents) == 1 else None, b",".join(states)
-
-
-def trace_of(traceparent: bytes) -> str | None:
-    """The trace id of a valid W3C ``traceparent``; an invalid one is ignored (W3C Trace Context §4.3)."""
-    match = _TRACEPARENT.fullmatch(traceparent.decode("latin-1").strip())
-    if match is None:
-        return None
-    version, trace, span, rest = match.groups()
-    if version == "ff" or (version == "00" and rest) or not trace.strip("0") or not span.strip("0"):
-        return None
-    return trace

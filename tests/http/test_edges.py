@@ -19,7 +19,7 @@ from gateway.app import create_app
 from gateway.config.settings import ServerConfig
 from gateway.contracts.origin import EdgeRequest
 from gateway.errors import UnknownRoute
-from gateway.http.exchange import trace_of, usable_request_id
+from gateway.http.exchange import usable_request_id
 from gateway.http.middleware import EdgeMiddleware
 from gateway.http.path_labels import PathLabels
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services
@@ -78,24 +78,6 @@ async def test_a_repeated_tracestate_is_one_list_and_a_repeated_traceparent_begi
     once, twice = journey.requests
     assert (once.trace_id, once.trace_parent, once.trace_state) == (TRACE, PARENT, "a=1,b=2,,c=3")
     assert twice.trace_id != TRACE and twice.trace_parent is None and twice.trace_state is None
-
-
-@pytest.mark.parametrize(
-    ("header", "trace"),
-    [
-        (PARENT.encode(), TRACE),
-        (b"cc-" + PARENT.encode()[3:] + b"-later-fields", TRACE),
-        (PARENT.encode() + b"-more", None),
-        (b"ff-" + PARENT.encode()[3:], None),
-        (PARENT.upper().encode(), None),
-        (b"00-" + b"0" * 32 + b"-00f067aa0ba902b7-01", None),
-        (f"00-{TRACE}-0000000000000000-01".encode(), None),
-        (b"rubbish", None),
-        (b"", None),
-    ],
-)
-def test_only_a_valid_traceparent_counts(header: bytes, trace: str | None) -> None:
-    assert trace_of(header) == trace
 
 
 @pytest.mark.parametrize(
