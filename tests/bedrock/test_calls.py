@@ -43,6 +43,25 @@ async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts
     ]
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_model_with_shorter_answers_than_max_tokens_is_asked_for_its_own_limit(
+    bedrock: StandIn, make: MakeBackend, streaming: bool
+) -> None:
+    message = (
+        "The maximum tokens you requested exceeds the model limit of 4096. "
+        "Try again with a maximum tokens value that is lower than 4096."
+    )
+    bedrock.script(Behaviour(status=400, error="ValidationException", message=message))
+    answer = await collect(make(streaming=streaming), work(max_tokens=8000))
+    assert answer.text == "".join(ANSWER)
+    asked = [request["inferenceConfig"]["maxTokens"] for _, _, request in bedrock.seen]
+    assert asked == [8000, 4096]
+    refused = Behaviour(status=400, error="ValidationException", message=message)
+    bedrock.script(refused, refused)
+    failure = await failure_of(make(), work(max_tokens=4096))
+    assert failure.kind is FailureKind.INVALID_INPUT and len(bedrock.seen) == 3, "it is not asked in circles"
+
+
 async def test_the_first_piece_does_not_wait_for_the_rest(bedrock: StandIn, make: MakeBackend) -> None:
     backend, came = make(), []
     await collect(backend, work())

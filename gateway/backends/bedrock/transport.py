@@ -1,5 +1,6 @@
 """The thread's side of a call: asks one region after another. Imports boto3 only when it makes a client."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,9 @@ from resilience.failures import BackendFailure, FailureKind
 MAX_COOL_DOWN_S = 60.0
 MAX_RETRY_AFTER_S = 300.0  # longest Retry-After that is used, seconds
 
-
 _TOKENS_HEADER = "x-amzn-bedrock-input-token-count"
+# A part of the message for a request whose ``maxTokens`` is more than the model answers with.
+_ANSWER_LIMIT = re.compile(r"maximum tokens you requested exceeds the model limit of (\d{1,9})")
 
 
 class Regions:
@@ -142,9 +144,9 @@ class Transport:
             yield InvokedModel(answer["body"].read(), int(tokens) if tokens.isdecimal() else 0)
             return
         if not self._section.streaming:
-            yield from events_of_answer(client.converse(**request))
+            yield from events_of_answer(_in_limit(client.converse, request))
             return
-        stream = client.converse_stream(**request)["stream"]
+        stream = _in_limit(client.converse_stream, request)["stream"]
         try:
             yield from events_of_stream(stream)
         finally:
@@ -182,6 +184,18 @@ class Transport:
     def _wire(self) -> Wire | None:
         wire: Wire | None = getattr(self._current, "wire", None)
         return wire
+
+
+def _in_limit(ask: Callable[..., Any], request: Mapping[str, Any]) -> Any:
+    """Ask; a model whose answers may not be as long as ``maxTokens`` is asked again with its own limit."""
+    try:
+        return ask(**request)
+    except Exception as error:
+        config = request["inferenceConfig"]
+        limit = int(found[1]) if (found := _ANSWER_LIMIT.search(str(error))) else 0
+        if not 0 < limit < config.get("maxTokens", 0):
+            raise
+        return ask(**{**request, "inferenceConfig": {**config, "maxTokens": limit}})
 
 
 def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFailure:
