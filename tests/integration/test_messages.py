@@ -120,6 +120,16 @@ def test_a_prompt_that_is_too_long_is_counted(client: anthropic.Anthropic) -> No
     assert client.messages.count_tokens(model="demo", messages=long).input_tokens > 9_000
 
 
+def test_a_conversation_that_ends_with_an_answer_is_counted(client: anthropic.Anthropic) -> None:
+    def count(messages: Any) -> int:
+        return client.messages.count_tokens(model="demo", messages=messages).input_tokens
+
+    ended = [*STOCK, {"role": "assistant", "content": "There are 3."}]
+    assert count(STOCK) < count(ended) < count([*ended, {"role": "user", "content": "Thanks."}])
+    with pytest.raises(anthropic.BadRequestError, match="cannot be continued"):
+        client.messages.create(model="demo", max_tokens=1, messages=ended)
+
+
 def test_the_client_lists_the_models(client: anthropic.Anthropic) -> None:
     ids = [one.id for one in client.models.list()]
     assert "demo" in ids

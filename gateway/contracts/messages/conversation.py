@@ -14,6 +14,7 @@ from gateway.contracts.messages.body import (
     CountRequest,
     InputTool,
     InputToolChoice,
+    MessagesRequest,
 )
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.tool_fields import MAX_CALLS
@@ -47,7 +48,8 @@ def conversation(body: CountRequest) -> tuple[Message, ...]:
             if message.role is Role.USER and last is not None and last.role is Role.USER:
                 message = join_messages(messages.pop(), message, "\n\n")
             messages.append(message)
-    _check_latest(body.messages, messages)
+    if isinstance(body, MessagesRequest) or body.messages[-1].role != "assistant":  # it may be counted
+        _check_latest(body.messages, messages)
     return tuple(messages)
 
 
