@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os.path
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
@@ -124,7 +125,8 @@ class ServedModels:
         if self._engine_names_one:
             return self.models.default.tokenizer
         root = found.root or found.id
-        folder = Path(root) if (Path(root) / TOKENIZER_FILE).is_file() else _cached_folder(root)
+        # Of `os.path`, since the worker's path may be one that cannot be asked about here.
+        folder = Path(root) if os.path.isfile(f"{root}/{TOKENIZER_FILE}") else _cached_folder(root)
         if folder is not None:
             try:
                 return tokenizers.of(folder)

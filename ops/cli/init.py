@@ -111,7 +111,7 @@ def _models(base: str, key: str | None) -> Sequence[ServedModel]:
 def _tokenizer(model: ServedModel) -> str | None:
     """The tokenizer's folder: as the worker names it if it is here, or from the hub or its cache."""
     root = model.root or model.id
-    if (Path(root) / "tokenizer.json").is_file():
+    if os.path.isfile(f"{root}/tokenizer.json"):
         return root
     if root.startswith("/") or root.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
         return None

@@ -47,7 +47,9 @@ async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None
     assert gateway.models.of("qwen").tokenizer is not gateway.models.default.tokenizer
 
 
-@pytest.mark.parametrize("root", [None, "/nowhere", "org/model-that-nobody-has-fetched", "not a repo/id"])
+@pytest.mark.parametrize(
+    "root", [None, "/nowhere", "org/model-that-nobody-has-fetched", "not a repo/id", "x" * 300]
+)
 async def test_without_a_tokenizer_prompts_are_estimated_and_sent_as_messages(root: str | None) -> None:
     gateway = Gateway()
     reading = await gateway.found.read("pool", ServedModel("qwen", 2048, root), 2048)
