@@ -67,6 +67,7 @@ async def test_a_service_whose_list_lacks_the_model_or_is_of_another_form_is_usa
         {"context_length": 4000},
         {"context_window": 4000, "max_model_len": None},
         {"max_context_length": 4000, "context_length": "8k"},
+        {"max_context_length": 4000, "context_length": 10**30},
         {"owned_by": "llamacpp", "meta": {"n_ctx": 4000, "n_ctx_train": 131072}},
     ],
 )

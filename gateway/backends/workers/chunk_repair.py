@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 MAX_COUNT: Final = 2**31 - 1
-"""Most tokens that a usage may report. A larger or negative count is taken as one that was not reported."""
+"""Most tokens that a worker may report. A larger or negative count is taken as one that was not reported."""
 
 
 def plausible(count: int | None) -> int | None:

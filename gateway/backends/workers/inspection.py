@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from gateway.backends.workers.chunk_repair import MAX_COUNT
 from gateway.backends.workers.client import Whole, WorkerClient
 from gateway.backends.workers.errors import TransportError
 from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, read_tokens
@@ -52,7 +53,7 @@ class ServedModel(msgspec.Struct, frozen=True):
         """Its context length in tokens, under whichever name."""
         meta = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
         named = (self.max_model_len, self.context_length, self.context_window, self.max_context_length, meta)
-        return next((one for one in named if isinstance(one, int) and one > 0), None)
+        return next((one for one in named if isinstance(one, int) and 0 < one <= MAX_COUNT), None)
 
 
 class ModelList(msgspec.Struct, frozen=True):
