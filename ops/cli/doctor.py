@@ -205,8 +205,8 @@ def files_of_batches(settings: Settings) -> list[DoctorCheck]:
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    """The path, or the nearest folder above it that exists for this user."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if os.path.exists(one))
 
 
 def _model(settings: Settings) -> str:

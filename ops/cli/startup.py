@@ -45,7 +45,7 @@ def start_errors(error: BaseException) -> Iterator[BaseException]:
 
     kinds = (
         AccountingError, AdapterError, BudgetError, ConfigError, EngineStartError, FetchError,
-        PromptFileError, RoutingFileError, TimeoutError,
+        PermissionError, PromptFileError, RoutingFileError, TimeoutError,
     )  # fmt: skip
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
