@@ -56,6 +56,7 @@ async def test_a_model_with_shorter_answers_than_max_tokens_is_asked_for_its_own
     assert answer.text == "".join(ANSWER)
     asked = [request["inferenceConfig"]["maxTokens"] for _, _, request in bedrock.seen]
     assert asked == [8000, 4096]
+    assert answer.completion.warnings == ("max_tokens was lowered to 4096, the limit of the model",)
     refused = Behaviour(status=400, error="ValidationException", message=message)
     bedrock.script(refused, refused)
     failure = await failure_of(make(), work(max_tokens=4096))

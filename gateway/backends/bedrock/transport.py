@@ -9,6 +9,7 @@ from gateway.backends.bedrock.answer import (
     ConverseUsage,
     Event,
     InvokedModel,
+    LoweredLimit,
     events_of_answer,
     events_of_stream,
 )
@@ -143,10 +144,13 @@ class Transport:
             tokens = answer["ResponseMetadata"]["HTTPHeaders"].get(_TOKENS_HEADER, "")
             yield InvokedModel(answer["body"].read(), int(tokens) if tokens.isdecimal() else 0)
             return
+        ask = client.converse_stream if self._section.streaming else client.converse
+        answer, lowered = _in_limit(ask, request)
+        yield from lowered
         if not self._section.streaming:
-            yield from events_of_answer(_in_limit(client.converse, request))
+            yield from events_of_answer(answer)
             return
-        stream = _in_limit(client.converse_stream, request)["stream"]
+        stream = answer["stream"]
         try:
             yield from events_of_stream(stream)
         finally:
@@ -186,16 +190,17 @@ class Transport:
         return wire
 
 
-def _in_limit(ask: Callable[..., Any], request: Mapping[str, Any]) -> Any:
+def _in_limit(ask: Callable[..., Any], request: Mapping[str, Any]) -> tuple[Any, Sequence[Event]]:
     """Ask; a model whose answers may not be as long as ``maxTokens`` is asked again with its own limit."""
     try:
-        return ask(**request)
+        return ask(**request), ()
     except Exception as error:
         config = request["inferenceConfig"]
         limit = int(found[1]) if (found := _ANSWER_LIMIT.search(str(error))) else 0
         if not 0 < limit < config.get("maxTokens", 0):
             raise
-        return ask(**{**request, "inferenceConfig": {**config, "maxTokens": limit}})
+        lower = {**request, "inferenceConfig": {**config, "maxTokens": limit}}
+        return ask(**lower), [LoweredLimit(limit)]
 
 
 def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFailure:
