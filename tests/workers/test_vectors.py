@@ -58,6 +58,22 @@ async def test_unusable_vectors_are_asked_for_on_another_worker(data: Any) -> No
     assert bad.requests
 
 
+async def test_a_service_that_asks_for_a_pause_gets_no_requests_for_vectors_meanwhile() -> None:
+    busy, idle = RawWorker([refuses(429, None, "retry-after: 600")]), VectorWorker(model="base")
+    async with pool(busy, idle, affinity=False) as backend:
+        for _ in range(6):
+            await backend.embed(PART)
+        assert len(busy.requests) == 1
+    busy = RawWorker([refuses(429, None, "retry-after: 600")])
+    async with pool(busy, affinity=False) as backend:
+        for _ in range(2):
+            with pytest.raises(BackendFailure) as caught:
+                await backend.embed(PART)
+            assert caught.value.kind is FailureKind.THROTTLED and not caught.value.counts
+            assert (caught.value.retry_after_s or 0) > 200
+        assert len(busy.requests) == 1
+
+
 async def test_a_request_for_vectors_carries_the_trace_context() -> None:
     worker = VectorWorker(model="base")
     async with pool(worker) as backend:

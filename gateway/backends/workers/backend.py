@@ -526,12 +526,6 @@ class WorkersBackend:
         """Read why the worker refused the request, and record it; returns the failure."""
         name = self._writer.adapter_name(work)
         failure = await refusal_of(connection, model=name or self._writer.model, adapter=name is not None)
-        # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
-        waits = connection.header(b"retry-after") or connection.header(b"retry-after-ms")
-        throttled = failure.kind is FailureKind.THROTTLED and (waits or failure.no_retry_here)
-        if throttled and self._writer.dialect is not Dialect.SLUICE:
-            worker.health.rest(self._clock(), failure.retry_after_s or 0.0)
-            failure.isolated = True  # the pause keeps requests away; the circuit need not open
         if failure.kind is FailureKind.INTERNAL and (work.call_format or work.response_format) != PLAIN_TEXT:
             # Some schemas and patterns make a server answer 500 (vLLM's compiler of grammars fails): a caller
             # who sends them must not keep the others from the workers.
@@ -561,7 +555,12 @@ class WorkersBackend:
     def _failed(self, worker: Worker, error: BackendFailure) -> None:
         if error.kind is FailureKind.ACCESS_DENIED and worker.refuses_probes:
             error.isolated = False  # all requests, not only this one's text
-        if error.kind is FailureKind.ENGINE_DEAD:
+        if error.kind is FailureKind.THROTTLED and error.isolated:
+            # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
+            error.isolated = self._writer.dialect is not Dialect.SLUICE
+            if error.isolated:
+                worker.health.rest(self._clock(), error.retry_after_s or 0.0)
+        elif error.kind is FailureKind.ENGINE_DEAD:
             worker.end("has a dead engine")
         elif error.kind in _WORKERS_FAULT and not error.isolated:
             worker.failed(last=not self._others_serve((worker.url,)))

@@ -112,13 +112,17 @@ def failure_of(
 ) -> BackendFailure:
     """The failure for an answer with an error status; ``model`` is the requested name, perhaps an adapter's.
 
-    The worker's message is not passed on, since it may quote the prompt; its code and field name are.
+    The worker's message is not passed on, since it may quote the prompt; its code and field name are. It is
+    ``isolated`` if the worker asks for a pause, which keeps requests away: the circuit need not open.
     """
     if status == 403 and body.lstrip().startswith(b"<"):
         text = "a firewall in front of the worker refused the request with 403"
         return BackendFailure(FailureKind.ACCESS_DENIED, text, isolated=True)
     wait_s = _seconds(retry_after_ms, unit_s=0.001) if retry_after_ms else _seconds(retry_after, date)
-    return _failure(status, _read(body), wait_s, model, "adapter_id" if adapter else None)
+    failure = _failure(status, _read(body), wait_s, model, "adapter_id" if adapter else None)
+    if failure.kind is FailureKind.THROTTLED:
+        failure.isolated = bool(retry_after or retry_after_ms) or failure.no_retry_here
+    return failure
 
 
 def failure_in_stream(error: bytes) -> BackendFailure:
