@@ -299,6 +299,36 @@ def test_a_view_of_callers_paths_says_at_the_operators_port_that_it_does_not_wor
         browser.close()
 
 
+def test_an_address_of_no_view_shows_the_view_now_and_one_that_is_wrongly_encoded_no_request(
+    live: LiveGateway,
+) -> None:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"{live.url}/console#/constructor")
+        page.fill("input[type=password]", ADMIN_KEY)
+        page.click("form button")
+        until(page, lambda: "Now at" in page.inner_text("main"))
+        page.goto(f"{live.url}/console#/requests/%E0%A4%A")
+        until(page, lambda: "All requests" in page.inner_text("main"))
+        page.wait_for_selector("[role=alert]")
+        browser.close()
+
+
+def test_a_sign_out_that_failed_says_that_the_session_goes_on(live: LiveGateway) -> None:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"{live.url}/console#/routing")
+        page.fill("input[type=password]", ADMIN_KEY)
+        page.click("form button")
+        page.wait_for_selector("nav")
+        page.route("**/console/session", lambda route: route.abort())
+        page.click("text=Sign out")
+        until(page, lambda: "not signed out" in page.inner_text("header"))
+        browser.close()
+
+
 def test_a_live_view_goes_on_after_an_answer_of_a_proxy_whose_gateway_restarts(live: LiveGateway) -> None:
     with browsing(live) as page:
         page.goto(f"{live.url}/console#/keys")

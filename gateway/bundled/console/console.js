@@ -188,6 +188,9 @@ function Batches({ role }) {
 const VIEWS = { now: ["Now", Now], requests: ["Requests", Requests], routing: ["Routing", Routing], adapters: ["Adapters", Adapters], prompts: ["Prompts", Prompts],
   keys: ["Keys", Keys], usage: ["Usage", Usage], shadow: ["Shadow", Shadow], batches: ["Batches", Batches], playground: ["Playground", Playground] };
 
+// An address that a person typed may have no such encoding.
+const decoded = (id) => { try { return decodeURIComponent(id); } catch { return id; } };
+
 function SignIn({ done, reason }) {
   const [key, set] = useState("");
   const [fault, setFault] = useState(reason);
@@ -216,13 +219,13 @@ function Console() {
   if (who === undefined) return html`<main class="quiet">loading…</main>`;
   if (!who || who.error) return html`<${SignIn} done=${look} reason=${who?.error?.message} />`;
   const [name, id] = place.replace(/^#\//, "").split("/");
-  const current = VIEWS[name] ? name : "now";
+  const current = Object.hasOwn(VIEWS, name) ? name : "now";
   const [, View] = VIEWS[current];
-  const leave = () => { ask("/console/session", "DELETE").then(look); };
+  const leave = () => { ask("/console/session", "DELETE").then(look, (error) => set({ ...who, fault: error.message })); };
   return html`<header><h1>Sluice</h1><nav aria-label="views">${Object.entries(VIEWS).map(([one, [title]]) =>
       html`<a href=${`#/${one}`} aria-current=${one === current ? "page" : undefined}>${title}</a>`)}</nav>
-    <span class="who">${who.key_id} (${who.role}) <button onClick=${leave}>Sign out</button></span></header>
-    <main><${View} key=${current + (id ?? "")} id=${id ? decodeURIComponent(id) : null} role=${who.role} /></main>`;
+    <span class="who">${who.fault ? html`<span class="bad" role="alert">not signed out: ${who.fault}</span> ` : null}${who.key_id} (${who.role}) <button onClick=${leave}>Sign out</button></span></header>
+    <main><${View} key=${current + (id ?? "")} id=${id ? decoded(id) : null} role=${who.role} /></main>`;
 }
 
 render(html`<${Console} />`, document.getElementById("console"));
