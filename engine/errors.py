@@ -20,6 +20,10 @@ class EngineStartError(EngineError, code="engine_start_failed"):
     """The engine could not start."""
 
 
+class EngineKilled(EngineStartError, code="engine_killed"):
+    """A process of the engine ended while the engine started, without an error of its own."""
+
+
 class ModelNotFound(EngineStartError, code="model_not_found"):
     """The model folder, or a file that must be in it, does not exist."""
 

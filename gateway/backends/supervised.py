@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from admission.values import BackendLoad
-from engine.errors import EngineStartError
+from engine.errors import EngineKilled, EngineStartError
 from gateway.backends.engine_totals import Totals
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost, gone_and_stopped, kill
 from gateway.backends.port import (
@@ -224,7 +224,8 @@ class SupervisedHost:
                 self.facts = await self._run.host.start()
                 break
             except EngineStartError as error:
-                killed, self._detail = self._run.host.exit_code == -signal.SIGKILL, str(error)
+                killed = isinstance(error, EngineKilled) or self._run.host.exit_code == -signal.SIGKILL
+                self._detail = str(error)
                 decision = self._supervisor.start_failed(self._clock(), killed=True) if killed else None
                 if decision is None or not await self._due(decision):
                     raise

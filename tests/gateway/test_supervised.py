@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from engine.client import EngineClient
-from engine.errors import EngineDead, EngineStartError
+from engine.errors import EngineDead, EngineKilled, EngineStartError
 from engine.values import EngineConfig
 from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.embedded_host import EmbeddedHost
@@ -433,12 +433,17 @@ async def test_a_first_start_that_fails_is_told_and_not_repeated() -> None:
     assert len(rig.engines) == 1 and not rig.events
 
 
-async def test_an_engine_that_is_killed_in_its_first_start_is_started_again_within_the_limit() -> None:
+@pytest.mark.parametrize(
+    ("failure", "exit_code"), [(EngineStartError("killed"), -signal.SIGKILL), (EngineKilled("killed"), None)]
+)
+async def test_an_engine_that_is_killed_in_its_first_start_is_started_again_within_the_limit(
+    failure: Exception, exit_code: int | None
+) -> None:
     rig = Rig(restarts=2)
 
     def killed(engine: FakeEngine, times: int) -> None:
         if engine.number <= times:
-            engine.failure, engine.exit_code = EngineStartError("killed"), -signal.SIGKILL
+            engine.failure, engine.exit_code = failure, exit_code
 
     killed(rig.engines[0], 1)
     async with supervised(rig.host):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import (
+    EngineKilled,
     EngineStartError,
     InvalidConfig,
     ModelNotFound,
@@ -89,7 +90,8 @@ def test_an_unknown_cause_is_vllms_first_error_on_one_line() -> None:
 
 
 def test_an_error_without_its_cause_is_still_shown_and_bounded() -> None:
-    assert "initialization failed" in str(explain(POINTER, [], SECTION))
+    killed = explain(POINTER, [], SECTION)
+    assert isinstance(killed, EngineKilled) and "initialization failed" in str(killed)
     assert len(str(explain(ValueError("x" * 5000), [], SECTION))) < MAX_LINE + 50
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import (
+    EngineKilled,
     EngineStartError,
     InvalidConfig,
     ModelNotFound,
@@ -94,7 +95,9 @@ def explain(error: BaseException, errors: Sequence[ChildLogLine], section: Engin
             if found := pattern.search(reason):
                 groups = (found[0].strip(), *found.groups())
                 return kind(text.format(*groups, **section.model_dump()))
-    first = next((reason for reason in reasons if not _POINTERS.search(reason)), reasons[-1])
+    first = next((reason for reason in reasons if not _POINTERS.search(reason)), None)
+    if first is None:
+        return EngineKilled(f"vLLM did not start: {_line(reasons[-1])}")
     return EngineStartError(f"vLLM did not start: {_line(first)}")
 
 
