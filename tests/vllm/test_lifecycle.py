@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.errors import EngineStartError, InvalidConfig, ModelNotFound
+from engine.errors import EngineKilled, EngineStartError, InvalidConfig, ModelNotFound
 from gateway.backends.port import BackendState, Work
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.host import VllmHost
@@ -263,6 +264,22 @@ async def test_an_argument_that_vllm_does_not_have_is_told_with_a_close_one() ->
     error = await refusal(extra_args={"kv_cache_dtyp": "fp8"})
     assert "engine.extra_args.kv_cache_dtyp" in str(error)
     assert "kv_cache_dtype" in str(error)
+
+
+async def test_a_core_that_is_killed_at_the_end_of_its_start_was_never_ready() -> None:
+    host = make_host()
+    noted = host._note_segments
+
+    def killed() -> None:
+        noted()
+        for process in host.find_processes():
+            process.kill()
+        time.sleep(2)  # in a thread: the loop notices the end meanwhile
+
+    host._note_segments = killed  # type: ignore[method-assign]
+    with pytest.raises(EngineKilled):
+        await host.start()
+    assert host.state is BackendState.DEAD
 
 
 async def test_more_threads_than_cores_are_told() -> None:

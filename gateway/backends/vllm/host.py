@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import structlog
 
-from engine.errors import EngineDead, EngineStartError
+from engine.errors import EngineDead, EngineKilled, EngineStartError
 from gateway.backends.embedded_vectors import EncodePart, ids_alone
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
@@ -198,6 +198,8 @@ class VllmHost:
                 await engine.prepare()
                 await warm_up(engine)
                 await asyncio.to_thread(self._note_segments)
+            if self.state is BackendState.DEAD:
+                raise EngineKilled("vLLM's core process ended while it started")
         except BaseException as error:
             errors = logs.errors
             await self.stop(0.0)
@@ -261,8 +263,10 @@ class VllmHost:
         self._unwatch()
         if self._engine is not None:
             self._engine.give_up()
-        if self._state is BackendState.READY:
-            self._state = BackendState.DEAD
+        if self._state not in (BackendState.STARTING, BackendState.READY):
+            return
+        before, self._state = self._state, BackendState.DEAD
+        if before is BackendState.READY:
             self._on_death(EngineDead("vLLM's core process has ended"))
 
     async def stop(self, timeout_s: float) -> None:
