@@ -18,7 +18,6 @@ import yaml
 from gateway.backends.workers.api_key import ApiKey, UnusableKey
 from gateway.backends.workers.errors import ConnectFailed
 from gateway.backends.workers.header_template import HeaderTemplate
-from gateway.backends.workers.health import WorkerHealth
 from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
@@ -27,7 +26,17 @@ from gateway.wiring.worker_connections import make_connections
 from resilience.failures import BackendFailure, FailureKind
 from tests.integration.live import gateway
 from tests.workers.authority import Authority, TunnelProxy
-from tests.workers.raw_worker import RawWorker, answers, pool, refuses, state_of, until, work
+from tests.workers.raw_worker import (
+    RawWorker,
+    Request,
+    answers,
+    make_pool,
+    pool,
+    refuses,
+    state_of,
+    until,
+    work,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -250,16 +259,32 @@ async def test_the_only_service_in_a_pause_fails_at_once_and_is_asked_again_afte
             assert 100 <= (caught.value.retry_after_s or 0) <= 200.5
             assert len(service.requests) == 1
         [worker] = backend._workers.values()
-        worker.health.resting_until = asyncio.get_running_loop().time()  # as if the pause were over
+        backend._pool._resting_until[worker.url] = asyncio.get_running_loop().time()  # as if it were over
         assert await text_of(backend) == "hi"
 
 
-def test_a_resting_worker_has_no_weight_until_its_time_has_passed() -> None:
-    health = WorkerHealth(section())
-    health.probe_succeeded(0.0)
-    health.rest(10.0, 5.0)
-    health.rest(10.0, 1.0)
-    assert (health.weight(14.9), health.weight(15.0), health.in_service) == (0.0, 1.0, True)
+async def test_a_pause_that_a_service_asks_for_one_model_is_none_for_its_others() -> None:
+    async def limits_a(request: Request) -> None:
+        await (refuses(429, None, "retry-after: 60") if request.body["model"] == "a" else answers("hi"))(
+            request
+        )
+
+    models = b'{"data": [{"id": "a"}, {"id": "b"}]}'
+    service = RawWorker([limits_a], models=lambda: models)
+    await service.start()
+    serving = make_pool(service.url, model=None, dialect="openai")
+    async with asyncio.TaskGroup() as group:
+        loops = group.create_task(serving.run())
+        await until(lambda: len(serving.serving) == 2 and serving.status()[0].state == "in_service")
+        backends = {one.model: one for one in serving.serving}
+        for _ in range(2):
+            with pytest.raises(BackendFailure):
+                await text_of(backends["a"])
+            assert await text_of(backends["b"]) == "hi"
+        assert [request.body["model"] for request in service.requests] == ["a", "b", "b"]
+        assert serving.status()[0].weight == 0.0, "operators see the pause"
+        loops.cancel()
+    await service.die()
 
 
 async def test_another_sluice_that_refuses_one_request_gets_the_next() -> None:

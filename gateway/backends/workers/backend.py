@@ -559,16 +559,16 @@ class WorkersBackend:
             # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
             error.isolated = self._writer.dialect is not Dialect.SLUICE
             if error.isolated:
-                worker.health.rest(self._clock(), error.retry_after_s or 0.0)
+                self._pool.rest(worker, self._clock() + (error.retry_after_s or 0.0))
         elif error.kind is FailureKind.ENGINE_DEAD:
             worker.end("has a dead engine")
         elif error.kind in _WORKERS_FAULT and not error.isolated:
             worker.failed(last=not self._others_serve((worker.url,)))
 
     def _none_in_service(self) -> BackendFailure:
-        serving = [one.health for one in self._workers.values() if one.health.in_service]
+        serving = [one for one in self._workers.values() if one.health.in_service]
         if serving:  # each of them asked for a pause or was tried
-            rest_s = min(one.resting_until for one in serving) - self._clock()
+            rest_s = min(map(self._pool.resting_until, serving)) - self._clock()
             return BackendFailure(
                 FailureKind.THROTTLED,
                 f"the workers of {self.name} asked for a pause",

@@ -45,7 +45,7 @@ class WorkerHealth:
         self._outcomes: deque[tuple[float, bool]] = deque(maxlen=MAX_OUTCOMES)
         self._since = 0.0
         self._until = 0.0
-        # The worker asked for no requests before this time.
+        # The worker asked for no requests of one of its models before this time.
         self.resting_until = 0.0
         self._returned_at: float | None = None
 
@@ -55,7 +55,7 @@ class WorkerHealth:
 
     def weight(self, now: float) -> float:
         """The worker's share of the load relative to a worker in full service: 0 to 1."""
-        if self.state is not WorkerState.IN_SERVICE or now < self.resting_until:
+        if self.state is not WorkerState.IN_SERVICE:
             return 0.0
         if self._returned_at is None or self._rules.slow_start_seconds <= 0:
             return 1.0
@@ -68,10 +68,6 @@ class WorkerHealth:
     def returns_in(self, now: float) -> float:
         """Seconds until an ejected worker is tried again; 0 for any other."""
         return max(0.0, self._until - now) if self.state is WorkerState.EJECTED else 0.0
-
-    def rest(self, now: float, seconds: float) -> None:
-        """Send no requests for ``seconds``, as the worker asked; it stays in service."""
-        self.resting_until = max(self.resting_until, now + seconds)
 
     def succeeded(self, now: float) -> None:
         self._failures = 0

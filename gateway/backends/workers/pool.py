@@ -82,6 +82,7 @@ class WorkerPool(Generic[M]):
         self.resize(members)
         self._hints = Hints()
         self._in_flight = 0
+        self._resting_until: dict[str, float] = {}
 
     def resize(self, members: Sequence[M]) -> None:
         self._members = {member.url: member for member in members}
@@ -100,6 +101,14 @@ class WorkerPool(Generic[M]):
     def ended(self, member: M, ticket: int) -> None:
         member.load.ended(ticket)
         self._in_flight -= 1
+
+    def rest(self, member: M, until: float) -> None:
+        """Send it no requests of the pool's model before ``until``, as it asked; it stays in service."""
+        member.health.resting_until = max(member.health.resting_until, until)
+        self._resting_until[member.url] = max(self.resting_until(member), until)
+
+    def resting_until(self, member: M) -> float:
+        return self._resting_until.get(member.url, 0.0)
 
     def lost(self, url: str, adapter: str) -> None:
         self._choice.lost(url, adapter)
@@ -128,9 +137,9 @@ class WorkerPool(Generic[M]):
             if found is not None:
                 return found
         if self._only is not None:
-            return self._only if not tried and _takes_requests(self._only, now) else None
+            return self._only if not tried and self._takes_requests(self._only, now) else None
         serving = [
-            one for one in self._members.values() if one.url not in tried and _takes_requests(one, now)
+            one for one in self._members.values() if one.url not in tried and self._takes_requests(one, now)
         ]
         if len(serving) <= 1:
             return serving[0] if serving else None
@@ -148,7 +157,7 @@ class WorkerPool(Generic[M]):
         views = [
             member.view(now)
             for name in names
-            if name not in tried and (member := members.get(name)) and _takes_requests(member, now)
+            if name not in tried and (member := members.get(name)) and self._takes_requests(member, now)
         ]
         share = (snapshot.others + self._in_flight + 1.0) / snapshot.weight
         chosen = self._choice.choose(preference, views, share)
@@ -168,7 +177,7 @@ class WorkerPool(Generic[M]):
                 at=now,
                 serving=tuple(serving),
                 others=max(0.0, requests - ours),
-                weight=sum([member.health.weight(now) for member in serving]),
+                weight=sum([one.health.weight(now) for one in serving if self._takes_requests(one, now)]),
                 load=self._sum(serving, now),
                 in_flight=self._in_flight,
             )
@@ -182,6 +191,5 @@ class WorkerPool(Generic[M]):
             [load.current(now) for load in loads], [load.in_flight for load in loads], self._max_running
         )
 
-
-def _takes_requests(member: Member, now: float) -> bool:
-    return member.health.state is WorkerState.IN_SERVICE and member.health.resting_until <= now
+    def _takes_requests(self, member: M, now: float) -> bool:
+        return member.health.state is WorkerState.IN_SERVICE and self.resting_until(member) <= now

@@ -180,7 +180,7 @@ class Worker:
         return WorkerStatus(
             url=self.url,
             state=self.health.state.value,
-            weight=round(self.health.weight(now), 3),
+            weight=round(self.health.weight(now), 3) if self.health.resting_until <= now else 0.0,
             in_flight=self.load.in_flight,
             connections=self.client.open,
             ejections=self.health.ejections,
