@@ -79,13 +79,16 @@ class WorkerPool(Generic[M]):
         self._max_running = max_running
         self._random = random
         self._whole_up_to = whole_up_to
+        self._resting_until: dict[str, float] = {}
         self.resize(members)
         self._hints = Hints()
         self._in_flight = 0
-        self._resting_until: dict[str, float] = {}
 
     def resize(self, members: Sequence[M]) -> None:
         self._members = {member.url: member for member in members}
+        self._resting_until = {
+            url: until for url, until in self._resting_until.items() if url in self._members
+        }
         self._large = len(members) > self._whole_up_to
         self._only = members[0] if len(members) == 1 else None
         self._snapshot: _Snapshot[M] | None = None
