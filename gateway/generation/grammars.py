@@ -10,7 +10,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -83,16 +83,17 @@ class GrammarChecks:
         if request.tools:
             tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
             choice, parallel = request.tool_choice, request.parallel_tool_calls
-            calls = None
             if self._binds_calls:
                 calls = call_format(tuple(tools), choice, parallel, request.response_format)
+                if calls is not None:
+                    calls = await self.check(calls, request.caller.tenant)
+                    return structs.replace(request, call_format=calls)
             elif request.must_call:
                 functions = tuple([one for one in tools if one.kind is ToolKind.FUNCTION])
                 calls = call_format(functions, choice, parallel, ResponseFormat())
-            if calls is not None:
-                calls = await self.check(calls, request.caller.tenant)
-                if self._binds_calls:
-                    return structs.replace(request, call_format=calls)
+                if calls is not None:
+                    with suppress(InvalidRequest):  # the backend has a grammar of its own
+                        await self.check(calls, request.caller.tenant)
         shape = await self.check(request.response_format, request.caller.tenant)
         return structs.replace(request, response_format=shape)
 
