@@ -105,7 +105,7 @@ class Exchange(EdgeRequest, eq=False, kw_only=True):
         if traceparent is not None and len(headers) < len(scope["headers"]):  # one of the headers is repeated
             traceparent, tracestate = _repeated_context(scope["headers"])
         given = "" if traceparent is None else traceparent.decode("latin-1").strip()
-        parent = parse_traceparent(given)
+        parent = parse_traceparent(given) if given else None
         exchange = scope[_SCOPE_KEY] = Exchange(
             raw_send=send,
             services=services,

@@ -555,8 +555,9 @@ class WorkersBackend:
     def _failed(self, worker: Worker, error: BackendFailure) -> None:
         if error.kind is FailureKind.ACCESS_DENIED and worker.refuses_probes:
             error.isolated = False  # all requests, not only this one's text
-        if error.kind is FailureKind.THROTTLED and error.isolated:
-            # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
+        if error.kind is FailureKind.THROTTLED and error.isolated and error.param is None:
+            # With a param only an adapter found no place. A Sluice refuses requests by their tenant and
+            # priority: it serves others meanwhile.
             error.isolated = self._writer.dialect is not Dialect.SLUICE
             if error.isolated:
                 self._pool.rest(worker, self._clock() + (error.retry_after_s or 0.0))

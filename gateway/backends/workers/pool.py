@@ -195,4 +195,6 @@ class WorkerPool(Generic[M]):
         )
 
     def _takes_requests(self, member: M, now: float) -> bool:
-        return member.health.state is WorkerState.IN_SERVICE and self.resting_until(member) <= now
+        return (
+            member.health.state is WorkerState.IN_SERVICE and self._resting_until.get(member.url, 0.0) <= now
+        )
