@@ -46,6 +46,9 @@ PREPARE_S = 30.0  # longest wait for another store or process that migrates the 
 SUM_S = 30.0  # longest time to sum up one day; meanwhile no row is written
 POOL_CONNECTIONS = 4  # enough for the writer and a few reports
 
+# Without an adapter sqlite3 looks in vain for two methods of each None, which some ten values of a row are.
+sqlite3.register_adapter(type(None), lambda value: value)
+
 
 class GenerationStore:
     """The table ``generations`` of a database url."""
