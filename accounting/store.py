@@ -47,7 +47,9 @@ SUM_S = 30.0  # longest time to sum up one day; meanwhile no row is written
 POOL_CONNECTIONS = 4  # enough for the writer and a few reports
 
 # Without an adapter sqlite3 looks in vain for two methods of each None, which some ten values of a row are.
-sqlite3.register_adapter(type(None), lambda value: value)
+# This one gives None, and is no function of Python.
+_NONE: dict[None, None] = {}
+sqlite3.register_adapter(type(None), _NONE.get)
 
 
 class GenerationStore:

@@ -105,12 +105,12 @@ def test_the_table_has_a_column_for_every_field_of_a_row() -> None:
     } | {"hour"}
 
 
-@pytest.mark.asyncio
 def test_sqlite_has_an_adapter_for_the_values_of_a_row_that_are_none() -> None:
     adapter = sqlite3.adapters[type(None), sqlite3.PrepareProtocol]
     assert adapter(None) is None
 
 
+@pytest.mark.asyncio
 async def test_a_row_comes_back_as_it_was_appended(tmp_path: Path) -> None:
     full = row(
         "gen_1", intent="x", adapter_id="a", revision=3, ttft_ms=1.5, output_tokens=7, session_id="søster 漫"
