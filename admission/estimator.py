@@ -60,7 +60,7 @@ class Estimator:
         if wait_s is None:
             wait_s = COLD_WAIT_S
             if self.rates.first_tokens >= LEARNED_FROM:
-                wait_s = max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached, busy=False))
+                wait_s = max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached))
                 within_s = wait_s if within_s is None else within_s
         if within_s is None:
             return wait_s, demand.deadline
@@ -80,10 +80,15 @@ class Estimator:
         margin_s = min(self.rates.error_s.value, first_s) if busy else 0.0
         return now + first_s + margin_s >= due
 
-    def first_token_s(self, tokens_ahead: int, *, busy: bool) -> float:
-        """Expected seconds from hand-over to first token; on an idle engine capped by its last idle time."""
+    def first_token_s(self, tokens_ahead: int, busy_since: float | None = None) -> float:
+        """Expected seconds from hand-over to first token; on an idle engine capped by its last idle time.
+
+        ``busy_since`` is when the oldest request in flight was handed on. If no first token came since then,
+        a burst began on an idle engine, and the slow first tokens of an outage before it say nothing.
+        """
         rates = self.rates
         expected_s = rates.step_s + rates.s_per_token * tokens_ahead
+        busy = busy_since is not None and busy_since <= self._first_token_at
         if busy or self._alone is None:
             return expected_s
         tokens, took_s = self._alone

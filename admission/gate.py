@@ -216,10 +216,10 @@ class BackendGate:
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
         beyond = 0 if room.bound is None else tokens_ahead - room.bound
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
-        busy = bool(work.tickets)
-        first_s = estimator.first_token_s(tokens_ahead + uncached, busy=busy)
+        since = work.busy_since
+        first_s = estimator.first_token_s(tokens_ahead + uncached, since)
         if slot_s > 0.0:
-            first_s = max(first_s, slot_s + estimator.first_token_s(uncached, busy=busy))
+            first_s = max(first_s, slot_s + estimator.first_token_s(uncached, since))
         return max(slot_s, prefill_s), first_s
 
     def _ladder_of(self, rungs: tuple[Rung, ...]) -> Ladder:

@@ -158,11 +158,17 @@ class InFlightWork:
         used = self.signals.kv_usage(now, busy=bool(self.tickets))
         return Room(places, self.prefill.ahead(now, s_per_token), bound, used)
 
+    @property
+    def busy_since(self) -> float | None:
+        """When the oldest request in flight was handed on."""
+        return next(iter(self.tickets.values())).handed_on_at if self.tickets else None
+
     def hold_s(self, now: float) -> float:
         """Mean seconds that a place is occupied; before the first answer's end, the oldest request's age."""
-        if self.estimator.rates.hold_s.samples or not self.tickets:
+        since = self.busy_since
+        if self.estimator.rates.hold_s.samples or since is None:
             return self.estimator.rates.hold_s.value
-        return now - next(iter(self.tickets.values())).handed_on_at
+        return now - since
 
     def out_of_memory(self, priority: int, limits: AdmissionLimits, used: float) -> bool:
         """Whether waiting would not help: the pool is nearly full, or full of other callers' sequences."""
@@ -206,12 +212,11 @@ class InFlightWork:
             _, due = self.estimator.longest_wait(ticket.demand, limits, ticket.uncached)
         if due is None:
             return False
-        busy = bool(self.tickets)
-        first_s = self.estimator.first_token_s(room.ahead + ticket.uncached, busy=busy)
-        return self.estimator.misses(due, first_s, now, busy=busy)
+        first_s = self.estimator.first_token_s(room.ahead + ticket.uncached, self.busy_since)
+        return self.estimator.misses(due, first_s, now, busy=bool(self.tickets))
 
     def alone_s(self, uncached: int, now: float) -> float:
         """Seconds to the first token on an idle engine; 0 when the estimate is too old for a refusal."""
         if self.estimator.forgotten(now, busy=bool(self.tickets)):
             return 0.0
-        return self.estimator.first_token_s(uncached, busy=False)
+        return self.estimator.first_token_s(uncached)

@@ -1,6 +1,6 @@
 """A backend's prefill speed and the time that a request holds a place, learned from past requests."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ MIN_PREFILL_SAMPLE = 256
 SHORT_FADE, SHORT_SIGNIFICANT = 0.95, 2.0
 LONG_FADE, LONG_SIGNIFICANT = 0.995, 3.0
 ENOUGH_SAMPLES = 20  # first tokens after which the absence of a slope is believed
+RECENT = 8  # first tokens that bound both times by the slowest of them, so a stall is forgotten after so many
 MAX_KINDS = 1_000  # kinds of request with an entry of their own; the least recently used is evicted
 # A slope counts when the x differ by this share of their mean; between nearly equal x, differences in y are
 # noise.
@@ -100,6 +101,7 @@ class Rates:
         self.error_s = Mean()
         self._short = DecayingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT)
         self._long = DecayingLine(LONG_FADE, significant=LONG_SIGNIFICANT)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         self.first_tokens = 0
         self.s_per_token = 0.0
         self.step_s = 0.0
@@ -113,8 +115,13 @@ class Rates:
         short = self._short
         short.learn(x, y)
         self._long.learn(x, y)
-        self.s_per_token = short.slope() or min(self._long.slope(), short.steepest)
-        self.step_s = short.intercept(self.s_per_token)
+        recent = self._recent
+        recent.append((x, y))
+        slope = short.slope() or min(self._long.slope(), short.steepest)
+        if slope > 0.0:
+            slope = min(slope, max([took / max(tokens, 1.0) for tokens, took in recent]))
+        self.s_per_token = slope
+        self.step_s = min(short.intercept(slope), max([took for _, took in recent]))
 
     @property
     def prefill_is_free(self) -> bool:

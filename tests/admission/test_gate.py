@@ -269,6 +269,42 @@ def test_a_slow_start_does_not_keep_requests_from_an_idle_engine() -> None:
     assert rig.reason(ask(deadline=rig.now + 0.5)) is Reason.WAIT_EXCEEDED, "beside another it may be slow"
 
 
+def after_an_outage() -> GateRig:
+    """Return a gate whose engine stood still for 20 s after the first of nine requests had its first token."""
+    rig = GateRig(plain(max_wait_s=None), load=structs.replace(IDLE, max_running=64))
+    for _ in range(12):
+        answer(rig)
+    stopped = [rig.enter(ask(input_tokens=1, arrived_at=rig.now)) for _ in range(9)]
+    for ticket in stopped:
+        rig.gate.first_token(ticket, rig.now + (0.1 if ticket is stopped[0] else 20.0), 0)
+    rig.now += 21.0
+    for ticket in stopped:
+        rig.end(ticket)
+    assert first_token_s(rig.gate.rates, 100) > 5.0
+    return rig
+
+
+def answer(rig: GateRig) -> None:
+    """Let the engine give a first token after 0.1 s, to one request alone."""
+    ticket = rig.enter(ask(arrived_at=rig.now))
+    rig.now += 0.1
+    rig.gate.first_token(ticket, rig.now, 0)
+    rig.end(ticket)
+
+
+def test_a_burst_on_an_engine_that_is_idle_after_an_outage_is_taken() -> None:
+    rig = after_an_outage()
+    burst = [rig.enter(ask(arrived_at=rig.now)) for _ in range(8)]
+    assert [ticket.state for ticket in burst] == [TicketState.HANDED_ON] * 8
+
+
+def test_an_outage_is_forgotten_after_eight_first_tokens() -> None:
+    rig = after_an_outage()
+    for _ in range(8):
+        answer(rig)
+    assert first_token_s(rig.gate.rates, 100) == pytest.approx(0.1)
+
+
 def cold_burst(*, trickle: bool) -> int:
     """Return how many of 48 simultaneous prompts an idle engine of unknown speed, 0.5 s a prompt, serves."""
     rig = GateRig(plain(max_wait_s=None, max_prefill_tokens=100), load=structs.replace(IDLE, max_running=64))
