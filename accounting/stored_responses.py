@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -28,7 +28,9 @@ class StoredResponse:
         events: the event stream of a background response, compressed.
         alive_until: Unix seconds. The gateway that runs an unfinished response extends this lease. Once
             another gateway has cancelled the response, the runner may store output and stream until then.
-        again: the data that another gateway needs to run an unfinished one again; ``None``: it must not.
+        again: the data that another gateway needs to run an unfinished one again; empty: it must not.
+            ``None``: it must not, and if there was data, another gateway runs it again, which alone may now
+            change it.
     """
 
     tenant: str
@@ -90,14 +92,15 @@ class ResponseStore(FurtherTables):
         await self._change(sa.insert(responses).values(self._columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:
-        """Replace an unfinished response; false when it was deleted, or cancelled or ended elsewhere.
+        """Replace an unfinished response; false when it was deleted, or ended or claimed elsewhere.
 
         A cancelled response replaces what the gateway that cancelled it stored, which has no stream.
         """
-        return await self._change(_unfinished(response, CANCELLED).values(self._columns(response)))
+        ended = self._columns(replace(response, again=None))
+        return await self._change(_unfinished(response, CANCELLED).values(ended))
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
-        """Extend the lease until ``until``; false when it was deleted, or cancelled or ended elsewhere."""
+        """Extend the lease until ``until``; false when it was deleted, or ended or claimed elsewhere."""
         return await self._change(
             _unfinished(response).values(
                 alive_until=self._clock.stored(until), status=response.status, body=response.body
@@ -106,7 +109,7 @@ class ResponseStore(FurtherTables):
 
     async def forbid_rerun(self, response: StoredResponse) -> None:
         """Forbid other gateways to run the response again."""
-        await self._change(_unfinished(response).values(again=None))
+        await self._change(_unfinished(response).where(responses.c.again.is_not(None)).values(again=b""))
 
     async def claim(self, response: StoredResponse, now: float, until: float) -> bool:
         """Claim an abandoned response to run it a last time; false when claimed elsewhere or ended."""
@@ -175,6 +178,8 @@ class ResponseStore(FurtherTables):
 
 def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:
     unended: sa.ColumnElement[bool] = responses.c.status.in_(UNFINISHED)
+    if response.again is not None:
+        unended &= responses.c.again.is_not(None)
     if response.status == or_status:
         unended |= (responses.c.status == or_status) & responses.c.events.is_(None)
     one = {"tenant": response.tenant, "response_id": response.response_id}

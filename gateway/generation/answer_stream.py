@@ -97,6 +97,11 @@ class AnswerStream:
         self.first_at: float | None = None
         self.origin: AnswerOrigin | None = None
 
+    @property
+    def delivered(self) -> bool:
+        """Whether the tenant pays for a part of the answer: not for one that its sink has ``discarded``."""
+        return self.committed and not getattr(self._sink, "discarded", False)
+
     # Before the first piece
 
     def refused(self, backend: str, refusal: Refused) -> None:

@@ -151,7 +151,7 @@ def partial_usage(
         ttft_ms=timer.at_ms(stream.first_at),
         total_ms=timer.total_ms(),
     )
-    return PartialUsage(used, stream.committed)
+    return PartialUsage(used, stream.delivered)
 
 
 def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:

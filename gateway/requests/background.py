@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -45,6 +45,9 @@ class BackgroundRun:
         self.reruns = False
         """Whether another gateway may run the response again if this one stops."""
         self.events: list[bytes] = []
+        self.alive_until = stored.now() + LEASE_S
+        self.discarded = False
+        """Whether another gateway has run the response again, or ended it: nobody gets what was made here."""
         self.unsaved: StoredResponse | None = None
         """The ended response, if the database could not be reached to store it."""
         self._stored = stored
@@ -64,6 +67,10 @@ class BackgroundRun:
             self.frames = ResponseFrames(self.asked, model)
 
     async def delta(self, delta: Delta) -> None:
+        if self._stored.now() > self.alive_until:  # this process may have been stopped meanwhile
+            with suppress(LedgerUnavailable):
+                await self.keep_alive()
+            await asyncio.sleep(0)
         if delta.__class__ is not Delta:
             self._add(self.frames.event(delta))
         elif delta.text or delta.logprobs:
@@ -82,6 +89,18 @@ class BackgroundRun:
         last = self.frames.fail(error, "")
         why = failed_response(self.asked, error, "", ())["error"]
         await self._end(self.frames.state("failed", error=why), last)
+
+    async def keep_alive(self) -> None:
+        """Extend the lease, or cancel a run whose response has ended elsewhere. Raises LedgerUnavailable."""
+        row, now = self.row, self._stored.now()
+        try:
+            if await self._stored.store.keep_alive(row, now + LEASE_S) or self.ended:
+                return
+            found = await self._stored.store.get(row.tenant, row.response_id, now)
+            self.discarded = found is not None and found.status != CANCELLED
+            self.cancel()
+        finally:
+            self.alive_until = now + LEASE_S
 
     def cancel(self) -> None:
         """Cancel the run, once: a second cancellation would interrupt the storing of its end."""
@@ -293,15 +312,12 @@ class BackgroundResponses:
                 del self._runs[key]
 
     async def _say_alive(self) -> None:
-        until = self.stored.now() + LEASE_S
         for key, begun in list(self._runs.items()):
             if begun.unsaved is not None:
                 await self.stored.store.finish(begun.unsaved)
                 del self._runs[key]
-            if begun.ended or await self.stored.store.keep_alive(begun.row, until):
-                continue
-            if not begun.ended and key in self._runs:
-                begun.cancel()  # the response was deleted, or cancelled by another gateway
+            if not begun.ended:
+                await begun.keep_alive()
 
     async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> float:
         """Run abandoned responses again, or end them; returns the seconds in which no other can be abandoned.
@@ -314,7 +330,7 @@ class BackgroundResponses:
         if first is None or first >= late:
             return LEASE_S if first is None else min(first - late, LEASE_S)
         for row in await self.stored.store.abandoned(late, ABANDONED):
-            if row.again is None or self._rerun is None:
+            if not row.again or self._rerun is None:
                 await self._fail(row, _GONE)
             elif not self._rerun.ready() or self._full:
                 continue  # another gateway may run it, or this one later

@@ -67,6 +67,7 @@ class StoredResponses:
             input=zlib.compress(to_json(asked.items, inf_nan_mode="null"), _FAST),
             body=_pack(response),
             events=None if events is None else zlib.compress(events, _FAST),
+            again=None if asked.again is None else b"",
         )
 
     async def keep(self, asked: ResponsesRequest, response: dict[str, Any]) -> None:

@@ -821,6 +821,51 @@ async def test_a_response_whose_lease_ended_while_the_database_was_away_is_left_
                 await asyncio.sleep(0.01)
 
 
+class Stopped(ResponseStore):
+    """The store of a gateway that is stopped, as by SIGSTOP, until ``goes_on``."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def keep_alive(self, response: StoredResponse, until: float) -> bool:
+        await self.goes_on.wait()
+        return await super().keep_alive(response, until)
+
+
+class PushesLate(FakeJourney):
+    async def _run(self, request: Any, sink: Any) -> None:
+        await self._resumed.wait()
+        await super()._run(request, sink)
+
+
+async def test_a_gateway_that_was_stopped_gives_up_the_response_that_another_one_runs_again(
+    rig: ResponsesRig,
+) -> None:
+    rig.store_type = Stopped
+    first, second = PushesLate(pieces=("One ", "moment")), FakeJourney(pieces=("Two",), holds=True)
+    async with rig.serving(first) as client, asyncio.timeout(60):
+        store: Any = rig.background.stored.store
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        run = rig.background.of("acme", path.rpartition("/")[2])
+        await first.started.wait()
+        store.goes_on.clear()
+        rig.now += LEASE_S + 1
+        async with rig.serving(second) as other:
+            await second.started.wait()
+            first.resume()
+            await asyncio.sleep(0.1)
+            store.goes_on.set()
+            while first.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert (first.finished, first.cancelled, second.running) == (0, 1, 1)
+            assert run is not None and run.discarded
+            second.resume()
+            found = await ended(other, path)
+    assert (found["status"], found["output"][0]["content"][0]["text"]) == ("completed", "Two")
+
+
 class Unfinished(Reachable):
     """A store whose database is cut off when a response ends."""
 

@@ -154,3 +154,20 @@ async def test_a_caller_who_leaves_before_the_time_limit_is_reported_as_gone(
         await journey
     (record,) = rig.records
     assert (record.status, record.error_code) == (499, "cancelled")
+
+
+@pytest.mark.parametrize("discarded", [False, True])
+async def test_a_partial_answer_is_billed_unless_its_sink_has_discarded_it(
+    build_rig: Build, ask: Ask, discarded: bool
+) -> None:
+    rig, sink = build_rig(), RecordingSink()
+    journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(stream=True), sink))
+    while not sink.deltas:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    setattr(sink, "discarded", discarded)  # noqa: B010
+    journey.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await journey
+    [row] = rig.outbox.rows
+    assert row.finish_reason == "cancelled" and row.output_tokens
+    assert bool(row.billable_output_tokens) is not discarded
