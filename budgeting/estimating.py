@@ -31,6 +31,7 @@ MAX_MODELS = 256
 # One report moves the factor by _STEP of the difference; a report's own factor is clamped to these bounds.
 _STEP = 0.15
 _LOWEST, _HIGHEST = 0.2, 5.0
+_DRIFT = 0.10  # share by which the factor must have moved to become that of :meth:`EstimatingCounter.factor`
 _WIDER = 1.25  # the margin is the worst of the stored errors, times this
 
 
@@ -45,6 +46,7 @@ class Estimate:
 @dataclass(slots=True)
 class _Learned:
     factor: float = 1.0
+    steady: float = 1.0
     reports: int = 0
     # The share by which each of the last reports exceeded its estimate.
     above: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -71,9 +73,12 @@ class EstimatingCounter:
         return Estimate(math.ceil(expected), math.ceil(expected * (1 + margin)))
 
     def factor(self, model: str) -> float:
-        """The factor on a guess from bytes alone for ``model``."""
+        """The factor on a guess from bytes alone for ``model``; after the first reports it seldom moves.
+
+        Only while it stays do conversations of one beginning have equal ids, and go to one worker.
+        """
         with self._lock:
-            return self._of(model).factor
+            return self._of(model).steady
 
     def margin(self, model: str) -> float:
         """The margin of an estimate for ``model``, as a share of the estimate."""
@@ -92,6 +97,8 @@ class EstimatingCounter:
             learned.reports += 1
             # The first reports count in full, later ones move the factor a little.
             learned.factor += max(_STEP, 1 / learned.reports) * (ratio - learned.factor)
+            if learned.reports <= ENOUGH or abs(learned.factor / learned.steady - 1) > _DRIFT:
+                learned.steady = learned.factor
 
 
 def rough_tokens(messages: Iterable[Message]) -> float:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import NoTokenizer
-from budgeting.estimating import EstimatingCounter
+from budgeting.estimating import EstimatingCounter, rough_tokens
 from budgeting.learned_counter import LearnedCounter
 from budgeting.plan import BudgetPlanner
 from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role, Tool
@@ -137,6 +137,19 @@ def test_estimated_conversations_of_one_beginning_share_ids_as_far_as_it_goes(
     assert first.token_ids[:end] == second.token_ids[:end]
     if one != other:
         assert first.token_ids != second.token_ids
+
+
+def test_a_conversation_that_goes_on_begins_with_the_same_estimated_ids_after_further_reports() -> None:
+    counter, conversation = counter_of(None), [SYSTEM, *[ASKED, ANSWERED] * 40]
+    for number in range(40):
+        before = counter.encode_parts(conversation, ()).token_ids
+        counter.learn(conversation, (), round(rough_tokens(conversation) * (1.2 + 0.03 * (number % 3))))
+        conversation = [*conversation, ASKED]
+        after = counter.encode_parts(conversation, ()).token_ids
+        assert number < 10 or after[: len(before)] == before
+    for _ in range(40):
+        counter.learn(conversation, (), 4_000)
+    assert len(counter.encode_parts(conversation, ()).token_ids) == pytest.approx(4_000, rel=0.1)
 
 
 @given(TURNS)
