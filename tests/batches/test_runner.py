@@ -333,15 +333,22 @@ async def test_lines_use_idle_capacity_and_the_newest_give_way_to_callers(rig: B
 
 
 class SlowStore(BatchStore):
-    """A store that takes its time to store a result; ``storing`` counts the results that wait."""
+    """A store that takes its time to store results, from the third on; ``storing`` counts those that wait."""
 
     storing = 0
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._third = asyncio.Event()
 
     async def finish(
         self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
     ) -> bool:
         SlowStore.storing += 1
+        if SlowStore.storing == 3:
+            self._third.set()
         try:
+            await self._third.wait()
             await asyncio.sleep(0.3)
             return await super().finish(line, status, output, usage, tokens)
         finally:
