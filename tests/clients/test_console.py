@@ -117,22 +117,30 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
 
 
 @contextmanager
-def browsing(live: LiveGateway) -> Iterator[Any]:
-    """Open a signed-in page; at the end check that the browser logged nothing and ran no payload."""
+def signed_in(live: LiveGateway, place: str = "", log: list[str] | None = None) -> Iterator[Any]:
+    """Open a signed-in page at this place of the console; what the browser logs is added to ``log``."""
+    said = [] if log is None else log
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         made = browser.new_page()
-        complaints: list[str] = []
-        made.on("console", lambda line: complaints.append(line.text))
-        made.on("pageerror", lambda error: complaints.append(str(error)))
-        made.goto(f"{live.url}/console")
+        made.on("console", lambda line: said.append(line.text))
+        made.on("pageerror", lambda error: said.append(str(error)))
+        made.goto(f"{live.url}/console{place}")
         made.fill("input[type=password]", ADMIN_KEY)
         made.click("form button")
         made.wait_for_selector("nav")
         yield made
+        browser.close()
+
+
+@contextmanager
+def browsing(live: LiveGateway) -> Iterator[Any]:
+    """Open a signed-in page; at the end check that the browser logged nothing and ran no payload."""
+    complaints: list[str] = []
+    with signed_in(live, log=complaints) as made:
+        yield made
         assert complaints == []
         assert made.evaluate("window.ran") is None
-        browser.close()
 
 
 @pytest.fixture
@@ -286,47 +294,28 @@ def test_a_session_that_has_ended_asks_for_a_key_again(live: LiveGateway, view: 
 def test_a_view_of_callers_paths_says_at_the_operators_port_that_it_does_not_work_there(
     live: LiveGateway, view: str
 ) -> None:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
+    with signed_in(live) as page:
         page.route("**/v1/*", lambda route: route.fulfill(status=404, json={"error": {"message": "nothing"}}))
         page.goto(f"{live.url}/console#/{view}")
-        page.fill("input[type=password]", ADMIN_KEY)
-        page.click("form button")
-        page.wait_for_selector("nav")
-        until(page, lambda: "loading…" not in page.inner_text("main"))
+        until(page, lambda: "server.admin_port" in page.inner_text("main"))
         assert "server.admin_port" in page.inner_text("[role=alert]")
-        browser.close()
 
 
 def test_an_address_of_no_view_shows_the_view_now_and_one_that_is_wrongly_encoded_no_request(
     live: LiveGateway,
 ) -> None:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(f"{live.url}/console#/constructor")
-        page.fill("input[type=password]", ADMIN_KEY)
-        page.click("form button")
+    with signed_in(live, "#/constructor") as page:
         until(page, lambda: "Now at" in page.inner_text("main"))
         page.goto(f"{live.url}/console#/requests/%E0%A4%A")
         until(page, lambda: "All requests" in page.inner_text("main"))
         page.wait_for_selector("[role=alert]")
-        browser.close()
 
 
 def test_a_sign_out_that_failed_says_that_the_session_goes_on(live: LiveGateway) -> None:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(f"{live.url}/console#/routing")
-        page.fill("input[type=password]", ADMIN_KEY)
-        page.click("form button")
-        page.wait_for_selector("nav")
+    with signed_in(live, "#/routing") as page:
         page.route("**/console/session", lambda route: route.abort())
         page.click("text=Sign out")
         until(page, lambda: "not signed out" in page.inner_text("header"))
-        browser.close()
 
 
 def test_a_live_view_goes_on_after_an_answer_of_a_proxy_whose_gateway_restarts(live: LiveGateway) -> None:
