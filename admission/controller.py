@@ -130,7 +130,7 @@ class _Admission(Struct, eq=False):
                 outcome = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
             slot.ended = outcome, queue.clock()
         outcome, ended_at = slot.ended
-        ticket = slot.ticket
-        queue.gate.release(ticket, outcome, ended_at, output_tokens=ticket.demand.produced())
-        if queue.gate.tickets:
+        ticket, gate = slot.ticket, queue.gate
+        gate.release(ticket, outcome, ended_at, output_tokens=ticket.demand.produced())
+        if gate.tickets:
             queue.look()

@@ -216,7 +216,7 @@ class BackendGate:
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
         beyond = 0 if room.bound is None else tokens_ahead - room.bound
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
-        since = work.busy_since
+        since = work.busy_since if work.tickets else None
         first_s = estimator.first_token_s(tokens_ahead + uncached, since)
         if slot_s > 0.0:
             first_s = max(first_s, slot_s + estimator.first_token_s(uncached, since))

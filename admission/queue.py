@@ -41,10 +41,10 @@ class Slot(Struct, eq=False):
         queue, ticket = self._queue, self.ticket
         if ticket.first_token_at is not None:
             return
-        now = queue.clock()
-        queue.gate.first_token(ticket, now, cached_tokens)
+        now, gate = queue.clock(), queue.gate
+        gate.first_token(ticket, now, cached_tokens)
         queue.emit(FirstToken(ticket.estimated_first_token_s, now - ticket.arrived_at))
-        if queue.gate.tickets:
+        if gate.tickets:
             queue.look()
 
     def succeeded(self, cached_tokens: int | None = None) -> None:

@@ -101,7 +101,8 @@ class Rates:
         self.error_s = Mean()
         self._short = DecayingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT)
         self._long = DecayingLine(LONG_FADE, significant=LONG_SIGNIFICANT)
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._recent_s: deque[float] = deque(maxlen=RECENT)
+        self._recent_s_per_token: deque[float] = deque(maxlen=RECENT)
         self.first_tokens = 0
         self.s_per_token = 0.0
         self.step_s = 0.0
@@ -115,13 +116,11 @@ class Rates:
         short = self._short
         short.learn(x, y)
         self._long.learn(x, y)
-        recent = self._recent
-        recent.append((x, y))
+        self._recent_s.append(y)
+        self._recent_s_per_token.append(y / max(x, 1.0))
         slope = short.slope() or min(self._long.slope(), short.steepest)
-        if slope > 0.0:
-            slope = min(slope, max([took / max(tokens, 1.0) for tokens, took in recent]))
-        self.s_per_token = slope
-        self.step_s = min(short.intercept(slope), max([took for _, took in recent]))
+        self.s_per_token = min(slope, max(self._recent_s_per_token))
+        self.step_s = min(short.intercept(self.s_per_token), max(self._recent_s))
 
     @property
     def prefill_is_free(self) -> bool:

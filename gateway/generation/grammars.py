@@ -70,7 +70,8 @@ class GrammarChecks:
 
         The parameters of strict tools are checked like schemas of answers, and those of all tools if the
         answer must be a call, since vLLM then compiles them. With ``binds_calls`` they are always checked,
-        as are the grammars of custom tools, and any object is allowed if a schema is not supported.
+        as are the grammars of custom tools, and any object is allowed if a schema is not supported or too
+        complex.
         """
         if not request.tools and request.response_format.type is FormatType.TEXT:
             return request
@@ -110,7 +111,7 @@ class GrammarChecks:
         try:
             await self.check(schema, request.caller.tenant)
         except (GrammarTooComplex, InvalidRequest) as error:
-            if tool.strict or (request.must_call and isinstance(error, GrammarTooComplex)):
+            if tool.strict or (not self._binds_calls and isinstance(error, GrammarTooComplex)):
                 raise
             return structs.replace(tool, parameters=_ANY_OBJECT)
         return tool
