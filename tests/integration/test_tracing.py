@@ -144,7 +144,8 @@ def collected() -> Iterator[Collected]:
 
 def configuration(folder: Path, pool: RawWorker, spare: RawWorker, endpoint: str) -> Path:
     worker = {
-        "kind": "openai", "model": "base", "probe_interval_seconds": 0.2, "probe_timeout_seconds": 30,
+        "kind": "openai", "dialect": "vllm", "model": "base",
+        "probe_interval_seconds": 0.2, "probe_timeout_seconds": 30,
         "max_attempts": 1,
     }  # fmt: skip
     config = {
