@@ -36,15 +36,18 @@ class Ranking(Struct, frozen=True):
             return self.candidates[0]
         lack = frozenset().union(*self.unable.values())
         if known := [name for name in extra if name in PASSABLE and Feature.FIELDS_PASSED in lack]:
+            are, them = ("is a field", "it") if len(known) == 1 else ("are fields", "them")
             raise InvalidRequest(
-                f"{', '.join(known)} is a field of vLLM workers with unknown_fields: pass; this route has "
-                "none; leave it out, or choose another route",
+                f"{', '.join(known)} {are} of vLLM workers with unknown_fields: pass; this route has "
+                f"none; leave {them} out, or choose another route",
                 param=known[0],
             )
         if extra and lack & {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}:
-            names = ", ".join(extra)
+            are, them = (
+                ("is not a known field", "it") if len(extra) == 1 else ("are not known fields", "them")
+            )
             raise InvalidRequest(
-                f"{names} is not a known field; leave it out, or set unknown_fields of a backend",
+                f"{', '.join(extra)} {are}; leave {them} out, or set unknown_fields of a backend",
                 param=next(iter(extra)),
             )
         lacking = sorted(feature.value for feature in lack)

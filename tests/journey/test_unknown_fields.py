@@ -45,6 +45,20 @@ async def test_a_field_that_the_backend_does_not_take_is_refused_by_its_name(
     assert ("is not a known field" in sink.error.message) == (asked is UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (UNKNOWN | {"extra": {"a": 1, "b": 2}}, "a, b are not known fields; leave them out"),
+        (VLLMS | {"extra": {"bad_words": [], "allowed_token_ids": []}}, "are fields of vLLM workers"),
+    ],
+)
+async def test_a_refusal_of_several_fields_speaks_of_several(
+    build_rig: Build, ask: Ask, asked: dict[str, object], said: str
+) -> None:
+    sink = await build_rig(backends=[backend(UnknownFields.REFUSE)]).run(ask(contract=Contract.CHAT, **asked))
+    assert sink.error is not None and said in sink.error.message
+
+
 async def test_a_late_refusal_names_the_bodys_field_in_the_log_and_in_the_answer(build_rig: Build) -> None:
     rig = build_rig()
     chat = {
