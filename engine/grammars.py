@@ -49,7 +49,8 @@ def build_grammar(tokenizer: LLTokenizer, shape: StructuredOutput, limits: LLPar
 
 def problem_of(grammar: Grammar) -> str:
     """llguidance's error message, on one line."""
-    return " ".join(grammar.get_error().split())[:MAX_PROBLEM_CHARS]
+    said = " ".join(grammar.get_error().replace("<non-verbose/>", "").split())[:MAX_PROBLEM_CHARS]
+    return "no answer can match it" if said == "NoExtensionBias" else said
 
 
 def prepare_check(tokenizer_json: str) -> Callable[[bytes], bytes]:

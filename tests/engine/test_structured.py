@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.errors import InvalidGrammar
+from engine.grammars import prepare_check
 from engine.structured import MASK_TOKEN_S, MAX_GRAMMARS, MAX_GRAMMARS_BYTES, Grammars, Matcher
 from engine.values import GenerationRequest, GrammarKind, SamplingParams, SequenceEnd, StructuredOutput
 from tests.engine.support import EOS, Answer, greedy, make_tokenizer, random_prompts, run_to_end
@@ -203,6 +204,21 @@ def test_preemptions_do_not_change_a_structured_answer(make_engine: MakeEngine) 
         assert (answer.token_ids, answer.text) == (expected[name].token_ids, expected[name].text)
         if answer.finish_reason is SequenceEnd.STOP:
             jsonschema.validate(json.loads(answer.text), PERSON)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"$ref": "#"}, "the json_schema is not valid: no answer can match it"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, r"[^<>]*too complex to follow[^<>]*"),
+    ],
+)
+def test_a_schema_that_refers_to_itself_alone_is_refused_in_words_for_its_author(
+    schema: object, said: str
+) -> None:
+    check = prepare_check("models/demo/tokenizer.json")
+    answer = json.loads(check(json.dumps(["json_schema", json.dumps(schema)]).encode()))
+    assert re.fullmatch(said, answer["problem"])
 
 
 def test_penalties_and_bias_cannot_break_the_shape(engine: Engine) -> None:
