@@ -12,7 +12,7 @@ from accounting.batch_tables import FileRow
 from gateway.batches.files import PURPOSES, expiry, file_body
 from gateway.contracts.batches import FileBody, FilesBody
 from gateway.contracts.openai_answer import DeletedBody
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow, read_form
 from gateway.http.exchange import Reply
@@ -22,6 +22,7 @@ from gateway.http.routes import CallerRoute, CreationRoute, ExchangeDep, callers
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
+FORM_FIELDS: Final = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 UPLOAD_S: Final = 3_600.0  # longest time of an upload: 200 MiB at half a Mbit/s
 
 router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 413, 429, 503, prefix="/v1/files")
@@ -57,6 +58,8 @@ async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
         raise not_allowed("file", "is missing or is not a file", "one file")
     if (purpose := texts.get("purpose")) not in PURPOSES:
         raise not_allowed("purpose", "is missing or has another value", ", ".join(PURPOSES))
+    if others := form.keys() - set(FORM_FIELDS):
+        raise not_allowed(path_of([min(others)]), "is not a known field", ", ".join(FORM_FIELDS))
     expires_s = expiry(texts.get("expires_after[anchor]"), texts.get("expires_after[seconds]"))
     size, most = file.size or 0, services.files.section.max_file_bytes
     if size > most:

@@ -129,6 +129,7 @@ async def test_files_come_in_pages(serving: Any) -> None:
         ({"expires_after[anchor]": "now", "expires_after[seconds]": "3600"}, "expires_after[anchor]"),
         ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "9"}, "expires_after[seconds]"),
         ({"expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
+        ({"expires_after": "3600"}, "expires_after"),
     ],
 )
 async def test_a_wrong_field_of_the_form_is_named(serving: Any, fields: dict[str, str], param: str) -> None:
