@@ -1,6 +1,7 @@
 """Copies adapters from a folder, an archive or ``s3://``, after a check, into this machine's store."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,8 @@ class AdapterSource:
         except FetchError as error:
             raise AdapterNotHere(str(error)) from error
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # no machine can have it
+                raise AdapterRejected(Rejection.NOT_FOUND, "the name of a file is too long") from error
             raise AdapterNotHere(f"{location}: {error.strerror or type(error).__name__}") from error
 
     def _fetched(self, location: str, stop: threading.Event) -> Path:

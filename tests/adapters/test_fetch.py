@@ -11,7 +11,7 @@ import pytest
 
 from adapters.base_model import BaseModel
 from adapters.catalogue import Catalogue, Version
-from adapters.errors import AdapterNotHere
+from adapters.errors import AdapterNotHere, AdapterRejected
 from adapters.store import AdapterStore
 from adapters.values import Adapter
 from adapters.verify import Verified
@@ -36,20 +36,24 @@ class FailingStore(AdapterStore):
         raise OSError(errno.ENOSPC, "disk full")
 
 
+def a_source(store: AdapterStore, catalogue: Catalogue) -> AdapterSource:
+    return AdapterSource(
+        store,
+        crafted.base(),
+        fetcher=no_fetcher,
+        cache=store.folder,
+        s3_prefixes=(),
+        timeout_s=30.0,
+        catalogue=lambda: catalogue,
+    )
+
+
 async def test_an_adapter_that_cannot_be_brought_is_still_brought_by_one_task_at_a_time(
     tmp_path: Path,
 ) -> None:
     store = FailingStore(tmp_path)
     version = Version("a", 1, "tiny", 8, 16.0, (), 1, "0" * 64, str(tmp_path / "a"), "ops", 0.0)
-    source = AdapterSource(
-        store,
-        crafted.base(),
-        fetcher=no_fetcher,
-        cache=tmp_path,
-        s3_prefixes=(),
-        timeout_s=30.0,
-        catalogue=lambda: Catalogue(versions={"a": version}),
-    )
+    source = a_source(store, Catalogue(versions={"a": version}))
     adapter = Adapter("a", 1, "tiny", str(tmp_path / "a"))
 
     async def bring() -> None:
@@ -67,3 +71,13 @@ async def test_an_adapter_that_cannot_be_brought_is_still_brought_by_one_task_at
         most = store.most
         store.may_end.release(2)
     assert (most, store.taken) == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "x" * 256 + ".tar.gz"])
+async def test_a_location_that_no_machine_can_have_is_refused_and_not_tried_again(
+    tmp_path: Path, name: str
+) -> None:
+    source = a_source(AdapterStore(tmp_path / "store"), Catalogue())
+    for check in (source.check, source.take):
+        with pytest.raises(AdapterRejected, match="not_found: "):
+            await check(str(tmp_path / name))
