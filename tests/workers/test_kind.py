@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.port import Continue, PartialAnswer
+from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure
 from tests.conformance.harness import collect
 from tests.workers.raw_worker import RawWorker, answers, pool, state_of, until, work
@@ -192,6 +193,23 @@ async def test_a_request_with_fields_of_the_worker_goes_as_messages_to_a_vllm_an
     assert first.path.endswith("/chat/completions") and first.body["tools"] == tools["tools"]
     assert second.path.endswith("/chat/completions") and second.body["continue_final_message"]
     assert second.body["messages"][-1] == {"role": "assistant", "content": "ab"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "dialect", "takes"),
+    [
+        ("vllm", "auto", True),
+        ("sglang", "auto", True),
+        ("sluice", "auto", True),
+        ("llama-cpp-python", "auto", False),
+        ("llama-cpp-python", "vllm", True),
+    ],
+)
+async def test_a_message_to_continue_goes_to_no_server_that_is_known_to_begin_another(
+    owner: str, dialect: str, takes: bool
+) -> None:
+    async with pool(worker_of(owner), dialect=dialect) as backend:
+        assert (Feature.CONTINUE_FINAL_MESSAGE in backend.features) is takes
 
 
 @pytest.mark.parametrize("owner", ["vllm", "sluice"])

@@ -124,7 +124,6 @@ class WorkersBackend:
         self._incapable = incapable
         # What the workers serve, and what they and the model can do; a request reads both many times.
         self.model = model.id
-        self.features = features - incapable(model.id)
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
         self._pool = pool
@@ -208,7 +207,6 @@ class WorkersBackend:
         if self._model.id != self.model:
             self._log.info("workers' model", model=self._model.id)
             self.model = self._model.id
-            self.features = self._features - self._incapable(self.model)
             self._writer = replace(self._writer, model=self.model)
         self._take(self._model.reading)
 
@@ -225,13 +223,16 @@ class WorkersBackend:
         # Compares the workers' tokenizer with the gateway's.
         self.check = reading.check if self._prompt_auto else None
         # If the gateway cannot read the model's tokenizer, its token ids may be mere estimates.
-        known = reading.learn is None
+        known, auto = reading.learn is None, self._section.dialect == "auto"
         self._writer = replace(
             writer,
             knows_vocabulary=known,
             token_ids=known and writer.token_ids,
-            completes=self._section.dialect != "auto" or self._model.completes,
+            completes=not auto or self._model.completes,
         )
+        self.features = self._features - self._incapable(self.model)
+        if auto and self._model.ignores_ending:
+            self.features -= {Feature.CONTINUE_FINAL_MESSAGE}
         self.continues = self._writer.continues
 
     async def inspect(

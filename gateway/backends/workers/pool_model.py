@@ -57,7 +57,16 @@ class PoolModel:
     @property
     def completes(self) -> bool:
         """Whether its workers are known to complete a message (``continue_final_message``)."""
-        return bool(self._listed) and _COMPLETING.issuperset(one.owned_by for one in self._listed.values())
+        return bool(self._listed) and _COMPLETING.issuperset(self._owners)
+
+    @property
+    def ignores_ending(self) -> bool:
+        """Whether a worker would ignore a caller's own ``continue_final_message``; a Sluice refuses it."""
+        return not self._owners <= _COMPLETING | {"sluice"}
+
+    @property
+    def _owners(self) -> Set[str | None]:
+        return {one.owned_by for one in self._listed.values()}
 
     async def listed(self, url: str, found: ServedModel, ask: Ask | None = None) -> None:
         """Record that a worker lists the model. For ``ask`` see :class:`ReadModel`."""
