@@ -91,6 +91,7 @@ class KeepingSink:
     """A sink that stores the answer."""
 
     answer: Answer | None = None
+    discarded = False
 
     def planned(self, plan: Plan, model: str) -> None:
         """Ignore the plan."""

@@ -47,6 +47,8 @@ router = APIRouter(route_class=CallerRoute)
 class QueueSink:
     """Passes the journey's events to a generator."""
 
+    discarded = False
+
     def __init__(self) -> None:
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(16)
         self.ended = False

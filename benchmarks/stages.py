@@ -52,6 +52,8 @@ WORDS = [
 class CountingSink:
     """A sink that ignores all events."""
 
+    discarded = False
+
     def planned(self, plan: Plan, model: str) -> None:
         """Ignore the plan."""
 

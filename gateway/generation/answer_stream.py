@@ -100,7 +100,7 @@ class AnswerStream:
     @property
     def delivered(self) -> bool:
         """Whether the tenant pays for a part of the answer: not for one that its sink has ``discarded``."""
-        return self.committed and not getattr(self._sink, "discarded", False)
+        return self.committed and not self._sink.discarded
 
     # Before the first piece
 

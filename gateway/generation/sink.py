@@ -17,6 +17,10 @@ class Sink(Protocol):
     that a slow reader slows only its own request.
     """
 
+    @property
+    def discarded(self) -> bool:
+        """Whether nobody gets what was sent so far, if the request ends now without its end."""
+
     def planned(self, plan: Plan, model: str) -> None:
         """Take the prompt that a backend gets, and the id of the answering model; before its first ``delta``.
 

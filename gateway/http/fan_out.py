@@ -34,6 +34,10 @@ class _PartSink(Struct, eq=False):
     answer: Answer | None = None
     failure: PublicError | None = None
 
+    @property
+    def discarded(self) -> bool:
+        return self.sink.discarded
+
     def planned(self, plan: Plan, model: str) -> None:
         self.sink.planned(plan, model)
 

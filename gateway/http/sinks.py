@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import orjson
 from msgspec import Struct
@@ -29,6 +29,7 @@ class WholeSink(Struct, eq=False):
     send: Callable[[Answer | PublicError], Awaitable[None]] | None = None
     end: Answer | PublicError | None = None
     ended: bool = False
+    discarded: ClassVar[bool] = False
 
     def planned(self, plan: Plan, model: str) -> None:
         """Ignore the plan: the answer contains its report."""
@@ -59,6 +60,8 @@ class StreamSink:
 
     If the contract has pings, the first ping of :meth:`keep_alive` may also begin the answer.
     """
+
+    discarded = False
 
     def __init__(
         self, exchange: Exchange, dialect: ContractDialect, asked: ParsedRequest, keep: Keep | None = None
@@ -169,6 +172,8 @@ class SocketSink:
     The close frame, with ``close_code``, follows the last event at once, so that a server that stops once all
     requests have ended has no open socket.
     """
+
+    discarded = False
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

@@ -151,7 +151,8 @@ def partial_usage(
         ttft_ms=timer.at_ms(stream.first_at),
         total_ms=timer.total_ms(),
     )
-    return PartialUsage(used, stream.delivered)
+    # A time limit ends the answer for good, although it cancels the task as the end of the gateway does.
+    return PartialUsage(used, stream.committed if timer.limit.expired else stream.delivered)
 
 
 def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:

@@ -46,8 +46,8 @@ class BackgroundRun:
         """Whether another gateway may run the response again if this one stops."""
         self.events: list[bytes] = []
         self.alive_until = stored.now() + LEASE_S
-        self.discarded = False
-        """Whether another gateway has run the response again, or ended it: nobody gets what was made here."""
+        self.lost = False
+        """Whether another gateway has run the response again, or ended it."""
         self.unsaved: StoredResponse | None = None
         """The ended response, if the database could not be reached to store it."""
         self._stored = stored
@@ -61,6 +61,11 @@ class BackgroundRun:
 
     def state(self) -> dict[str, Any]:
         return self.frames.state("in_progress" if self.events else "queued")
+
+    @property
+    def discarded(self) -> bool:
+        """Whether another gateway makes the answer: it has taken the response, or will as this one stops."""
+        return self.lost or (self.reruns and self.task is not None and bool(self.task.cancelling()))
 
     def planned(self, plan: Plan, model: str) -> None:
         if not self.events:
@@ -97,7 +102,7 @@ class BackgroundRun:
             if await self._stored.store.keep_alive(row, now + LEASE_S) or self.ended:
                 return
             found = await self._stored.store.get(row.tenant, row.response_id, now)
-            self.discarded = found is not None and found.status != CANCELLED
+            self.lost = found is not None and found.status != CANCELLED
             self.cancel()
         finally:
             self.alive_until = now + LEASE_S
@@ -105,6 +110,7 @@ class BackgroundRun:
     def cancel(self) -> None:
         """Cancel the run, once: a second cancellation would interrupt the storing of its end."""
         if self.task is not None and not self.task.cancelling():
+            self.reruns = False
             self.task.cancel()
 
     async def cancelled(self) -> None:

@@ -285,6 +285,8 @@ class Asker:
 class _Nowhere:
     """A sink that discards the answer."""
 
+    discarded = False
+
     def planned(self, plan: Plan, model: str) -> None: ...
 
     async def delta(self, delta: Delta) -> None: ...

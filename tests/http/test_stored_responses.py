@@ -459,6 +459,23 @@ async def test_the_stream_of_a_response_ends_with_a_failure_when_its_gateway_sto
     assert (await rig.row(f"/v1/responses/{begun['id']}")).status in ("queued", "in_progress")
 
 
+@pytest.mark.parametrize("end", ["cut", "cancelled", "followed and cut"])
+async def test_the_part_of_a_response_that_is_made_again_is_not_billed_and_any_other_part_is(
+    rig: ResponsesRig, end: str
+) -> None:
+    journey = held()
+    async with rig.serving(journey) as client, asyncio.timeout(60):
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        run = rig.background.of("acme", path.rpartition("/")[2])
+        await journey.started.wait()
+        assert run is not None and not run.discarded
+        if end == "cancelled":
+            await client.post(f"{path}/cancel")
+        elif end == "followed and cut":
+            await rig.background.show(run)
+    assert journey.cancelled and run.discarded is (end == "cut")
+
+
 DRAINED = public_error(Draining("the gateway is stopping"))
 
 

@@ -77,6 +77,7 @@ class RecordingSink:
     first_delta: asyncio.Event = field(default_factory=asyncio.Event)
     plans: list[Plan] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
+    discarded: bool = False
 
     def planned(self, plan: Plan, model: str) -> None:
         self.plans.append(plan)

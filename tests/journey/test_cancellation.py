@@ -164,7 +164,7 @@ async def test_a_partial_answer_is_billed_unless_its_sink_has_discarded_it(
     journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(stream=True), sink))
     while not sink.deltas:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    setattr(sink, "discarded", discarded)  # noqa: B010
+    sink.discarded = discarded
     journey.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await journey

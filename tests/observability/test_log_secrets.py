@@ -77,6 +77,8 @@ def built(tmp_path: Path) -> Gateway:
 class ErrorSink:
     """A sink that stores the error."""
 
+    discarded = False
+
     def __init__(self) -> None:
         self.error: PublicError | None = None
 
