@@ -47,7 +47,8 @@ class _Queue:
 class GrammarChecks:
     """Checks shapes, and caches the results.
 
-    ``binds_calls``: an engine writes tool calls as text, constrained by a grammar of all tools.
+    ``binds_calls``: an engine writes tool calls as text, constrained by a grammar of all tools;
+    ``compiles_calls``: an engine of vLLM compiles the schemas of tools if the answer must be a call.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class GrammarChecks:
         process: LimitedProcess,
         *,
         binds_calls: bool = False,
+        compiles_calls: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._process = process
         self._clock = clock
         self._binds_calls = binds_calls
+        self._compiles_calls = compiles_calls or not binds_calls
         self._cache: OrderedDict[bytes, int | str] = OrderedDict()  # the grammar's bytes, or the problem
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._queues: dict[str, _Queue] = {}
@@ -70,8 +73,8 @@ class GrammarChecks:
 
         The parameters of strict tools are checked like schemas of answers, and those of all tools if the
         answer must be a call, since vLLM then compiles them. With ``binds_calls`` they are always checked,
-        as are the grammars of custom tools, and any object is allowed if a schema is not supported or too
-        complex.
+        as are the grammars of custom tools, and any object is allowed if a schema is not supported or, unless
+        an engine of vLLM may get it, too complex.
         """
         if not request.tools and request.response_format.type is FormatType.TEXT:
             return request
@@ -111,7 +114,8 @@ class GrammarChecks:
         try:
             await self.check(schema, request.caller.tenant)
         except (GrammarTooComplex, InvalidRequest) as error:
-            if tool.strict or (not self._binds_calls and isinstance(error, GrammarTooComplex)):
+            compiled = request.must_call and self._compiles_calls
+            if tool.strict or (compiled and isinstance(error, GrammarTooComplex)):
                 raise
             return structs.replace(tool, parameters=_ANY_OBJECT)
         return tool

@@ -115,6 +115,7 @@ def make_model(base: Foundation) -> ModelParts:
         grammars=GrammarChecks(
             LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
             binds_calls=calls_as_text(settings.engine),
+            compiles_calls=any(one.kind == "vllm" for one in settings.engine_sections.values()),
             clock=base.clock,
         ),
         models=models,

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -131,6 +132,18 @@ async def test_a_loose_tool_whose_schema_cannot_be_followed_takes_any_object_and
     assert checked.call_format is not None
     any_object, none = [line for line in checked.call_format.spec.splitlines() if "%json" in line]
     assert "properties" not in any_object and '"additionalProperties": false' in none
+
+
+@pytest.mark.parametrize("compiles_calls", [False, True])
+async def test_a_schema_that_is_too_complex_reaches_no_vllm_beside_an_engine_that_writes_calls_as_text(
+    process: LimitedProcess, compiles_calls: bool
+) -> None:
+    checks = GrammarChecks(process, binds_calls=True, compiles_calls=compiles_calls)
+    bomb = a_request(tools=(Tool("bomb", parameters=BOMB),))
+    assert (await checks.checked(bomb)).call_format is not None, "vLLM compiles none that need not be called"
+    must = replace(bomb, tool_choice=ToolChoice(ToolChoiceMode.REQUIRED))
+    with pytest.raises(GrammarTooComplex) if compiles_calls else nullcontext():
+        assert (await checks.checked(must)).call_format is not None
 
 
 @pytest.mark.parametrize(
