@@ -272,6 +272,11 @@ def knows_model(backend: Backend) -> bool:
     return getattr(_innermost(backend), "known", True)
 
 
+def pauses(backend: Backend) -> bool:
+    """Whether all that a backend could ask have asked for no requests for a while."""
+    return getattr(_innermost(backend), "pauses", False)
+
+
 def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
     """Whether a backend makes vectors; one that delegates does if its delegate does."""
     return hasattr(_innermost(backend), "embed")  # a protocol's ``isinstance`` takes 20 µs

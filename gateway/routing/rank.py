@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from adapters.selection import stable_fraction
 from adapters.values import Adapter
-from gateway.backends.port import Backend, BackendState, generates
+from gateway.backends.port import Backend, BackendState, generates, pauses
 from gateway.contracts.features import Feature
 from gateway.contracts.openai_fields import PASSABLE
 from gateway.errors import Forbidden, InvalidRequest
@@ -73,7 +73,7 @@ def rank(
 
     The first backend is drawn by weight, sticky by ``sticky_key`` (the session, else the request id); a key
     keeps its backend unless the weight of another one rises. The others follow by weight. Backends that lack
-    a requested feature are skipped; ready ones come before others.
+    a requested feature are skipped; ready ones come before others and those that asked for a pause.
 
     Args:
         pinned: the backend that the request names as ``model``; it is then the only candidate.
@@ -112,7 +112,7 @@ def rank(
         else:
             able.append(backends[name])
     if len(able) > 1:
-        able.sort(key=lambda backend: backend.state is not BackendState.READY)
+        able.sort(key=lambda backend: backend.state is not BackendState.READY or pauses(backend))
     # Only a draw among all backends of the route is a fair comparison of them.
     if drawn in unable:
         fair = False

@@ -98,6 +98,15 @@ def test_a_ready_backend_goes_before_a_dead_one_whatever_was_drawn() -> None:
     assert [backend.name for backend in ranked.candidates] == ["b", "a"]
 
 
+def test_a_backend_whose_workers_asked_for_a_pause_goes_after_one_that_takes_requests() -> None:
+    class Pausing(ScriptedBackend):
+        pauses = True
+
+    fleet = {"a": Pausing("a"), **backends(b=READY)}
+    ranked = rank(route(("a", 99), ("b", 1)), sticky_key="s", asked=frozenset(), backends=fleet)
+    assert ([backend.name for backend in ranked.candidates], ranked.drawn) == (["b", "a"], "a")
+
+
 def test_a_pinned_backend_is_the_only_candidate() -> None:
     ranked = rank(
         route(("a", 100)), sticky_key="s", asked=frozenset(), backends=backends(a=READY, b=READY), pinned="b"

@@ -260,6 +260,7 @@ async def test_the_only_service_in_a_pause_fails_at_once_and_is_asked_again_afte
             assert len(service.requests) == 1
         [worker] = backend._workers.values()
         backend._pool._resting_until[worker.url] = asyncio.get_running_loop().time()  # as if it were over
+        assert not backend.pauses
         assert await text_of(backend) == "hi"
 
 
@@ -283,6 +284,7 @@ async def test_a_pause_that_a_service_asks_for_one_model_is_none_for_its_others(
             assert await text_of(backends["b"]) == "hi"
         assert [request.body["model"] for request in service.requests] == ["a", "b", "b"]
         assert serving.status()[0].weight == 0.0, "operators see the pause"
+        assert {model: one.pauses for model, one in backends.items()} == {"a": True, "b": False}
         loops.cancel()
     await service.die()
 

@@ -153,6 +153,10 @@ class WorkersBackend:
         return any(map(_generates, self._workers.values()))
 
     @property
+    def pauses(self) -> bool:
+        return self._pool.rests(self._clock())
+
+    @property
     def ready_in_s(self) -> float | None:
         """Seconds until a worker is expected back, estimated as the length of the outage so far.
 

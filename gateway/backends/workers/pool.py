@@ -113,6 +113,12 @@ class WorkerPool(Generic[M]):
     def resting_until(self, member: M) -> float:
         return self._resting_until.get(member.url, 0.0)
 
+    def rests(self, now: float) -> bool:
+        """Whether workers asked for no requests, and no other is in service."""
+        return bool(self._resting_until) and not any(
+            self._takes_requests(one, now) for one in self._members.values()
+        )
+
     def lost(self, url: str, adapter: str) -> None:
         self._choice.lost(url, adapter)
 
