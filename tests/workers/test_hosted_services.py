@@ -289,6 +289,42 @@ async def test_a_pause_that_a_service_asks_for_one_model_is_none_for_its_others(
     await service.die()
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_model_that_fails_takes_no_other_from_its_worker(others: int) -> None:
+    async def fails_at_a(request: Request) -> None:
+        await (refuses(500) if request.body["model"] == "a" else answers("hi"))(request)
+
+    models = b'{"data": [{"id": "a"}, {"id": "b"}]}'
+    failing = RawWorker([fails_at_a], models=lambda: models)
+    good = [RawWorker([answers("hi")], models=lambda: models) for _ in range(others)]
+    for worker in (failing, *good):
+        await worker.start()
+    urls = [worker.url for worker in (failing, *good)]
+    serving = make_pool(*urls, model=None, dialect="openai", affinity=False, eject_seconds=600)
+    async with asyncio.TaskGroup() as group:
+        loops = group.create_task(serving.run())
+        await until(
+            lambda: len(serving.serving) == 2 and {one.state for one in serving.status()} == {"in_service"}
+        )
+        backends = {one.model: one for one in serving.serving}
+        for _ in range(20):
+            if others:
+                assert await text_of(backends["a"]) == "hi"
+            else:
+                with pytest.raises(BackendFailure) as caught:
+                    await text_of(backends["a"])
+                assert caught.value.kind is FailureKind.INTERNAL and caught.value.counts
+        for _ in range(4):
+            assert await text_of(backends["b"]) == "hi"
+        assert {request.body["model"] for request in failing.requests} == {"a", "b"}
+        assert [one.ejections for one in serving.status()] == [0] * len(urls)
+        asked = [request.body["model"] for request in failing.requests].count("a")
+        assert asked == (3 if others else 20), "another worker gets the model's requests after three failures"
+        loops.cancel()
+    for worker in (failing, *good):
+        await worker.die()
+
+
 async def test_another_sluice_that_refuses_one_request_gets_the_next() -> None:
     service = RawWorker([refuses(503, None, "retry-after: 600"), answers("hi")])
     async with pool(service, dialect="sluice") as backend:

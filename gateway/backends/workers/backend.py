@@ -138,6 +138,7 @@ class WorkersBackend:
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
+        self._failures_in_a_row = Counter[str]()  # answered by a worker for this model, by the worker's URL
         self._take(model.reading)
 
     @property
@@ -360,7 +361,7 @@ class WorkersBackend:
             ticket = self._pool.sent(worker, tokens, NO_PREFERENCE)
             try:
                 answer = await ask(worker.client, headers)
-                worker.health.succeeded(self._clock())
+                self._succeeded(worker)
                 return answer
             except TransportError as error:
                 await self._broke(worker, error)
@@ -458,7 +459,7 @@ class WorkersBackend:
                     completion = await self._exchange(worker, request, attempt)
                 else:
                     completion = await self._with_adapter(adapter, loras, worker, request, attempt)
-                worker.health.succeeded(self._clock())
+                self._succeeded(worker)
                 return completion
             except TransportError as error:
                 await self._broke(worker, error)
@@ -557,6 +558,10 @@ class WorkersBackend:
             await worker.broke(error)
             worker.failed(last=not self._others_serve((worker.url,)))
 
+    def _succeeded(self, worker: Worker) -> None:
+        worker.health.succeeded(self._clock())
+        self._failures_in_a_row.pop(worker.url, None)
+
     def _failed(self, worker: Worker, error: BackendFailure) -> None:
         if error.kind is FailureKind.ACCESS_DENIED and worker.refuses_probes:
             error.isolated = False  # all requests, not only this one's text
@@ -569,6 +574,13 @@ class WorkersBackend:
         elif error.kind is FailureKind.ENGINE_DEAD:
             worker.end("has a dead engine")
         elif error.kind in _WORKERS_FAULT and not error.isolated:
+            if worker.serves_several:  # it answered, and its other models may be well
+                self._failures_in_a_row[worker.url] += 1
+                now, most = self._clock(), self._section.eject_after_failures
+                others = self._pool.pick(NO_PREFERENCE, (worker.url,), now) is not None
+                if self._failures_in_a_row[worker.url] >= most and others:
+                    self._pool.rest(worker, now + self._section.eject_seconds)
+                return
             worker.failed(last=not self._others_serve((worker.url,)))
 
     def _none_in_service(self) -> BackendFailure:

@@ -112,6 +112,11 @@ class Worker:
         self._is_sluice = None if kind else False
 
     @property
+    def serves_several(self) -> bool:
+        """Whether it serves further models of the pool."""
+        return len(self._in_service) > 1
+
+    @property
     def _none_in_service(self) -> bool:
         """Whether one of its models has no worker in service."""
         return any(not one.serving for one in self._in_service)
