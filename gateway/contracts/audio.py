@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from pydantic import Field, ValidationError
 
 from gateway.contracts.embeddings import PooledRequest
-from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Name, Neutral, Temperature, Text
+from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Label, Neutral, Temperature, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import first_refusal, not_allowed
 
@@ -39,7 +39,7 @@ class AudioBody(Body):
         "user": (ANYTHING,),
         "chunking_strategy": ("auto",),
     }
-    model: Name
+    model: Label
     language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
     to_language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
     prompt: Annotated[Text, Field(max_length=16_384)] | None = None

@@ -15,8 +15,8 @@ from gateway.contracts.fields import (
     ANYTHING,
     Body,
     Either,
+    Label,
     Listed,
-    Name,
     Neutral,
     OptionalLabel,
     Prompts,
@@ -63,7 +63,7 @@ class EmbeddingsBody(Body):
         "request_id": (ANYTHING,),
         "truncation_side": (None,),
     }
-    model: Name
+    model: Label
     input: Prompts | None = None
     messages: Either[Listed[EmbeddedMessage], Listed[Listed[EmbeddedMessage]]] | None = None
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None

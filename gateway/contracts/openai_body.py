@@ -11,7 +11,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MAX_TOKENS,
     Body,
-    Name,
+    Label,
     OptionalLabel,
     Priority,
     StrictObject,
@@ -71,7 +71,7 @@ class StreamFields(SluiceFields):
 class OpenAIBody(NativeSampling):
     """Fields of both bodies; the ranges are OpenAI's if it has the field, else vLLM's."""
 
-    model: Name
+    model: Label
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from budgeting.values import Message, Role
 from gateway.contracts.dialect import ParsedRequest
-from gateway.contracts.fields import MAX_NAME, MaxTokens, Seed, Temperature, TopP, label_or_none
+from gateway.contracts.fields import MaxTokens, Seed, Temperature, TopP, label_or_none
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import FEW_FIELDS_BYTES, check_fields
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
@@ -63,7 +63,7 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     for one in given:
         if "\0" in one.content:  # refused; a label with one is not printable
             return None
-    if len(model) > MAX_NAME or label_or_none(model) is None:
+    if label_or_none(model) is None:
         return None
     if user is not None and label_or_none(user) is None:
         return None

@@ -13,8 +13,8 @@ from gateway.contracts.fields import (
     ANYTHING,
     Body,
     Either,
+    Label,
     Listed,
-    Name,
     Neutral,
     OptionalLabel,
     Text,
@@ -44,7 +44,7 @@ class RerankBody(Body):
         "rank_fields": (None, ["text"]),
         "max_chunks_per_doc": (None,),
     }
-    model: Name
+    model: Label
     query: Text
     documents: Listed[Either[Text, Document]]
     top_n: Annotated[int, Field(ge=0)] | None = None
@@ -63,7 +63,7 @@ class ScoreBody(Body):
     """
 
     neutral: ClassVar[Neutral] = {"request_id": (ANYTHING,), "priority": (None, 0)}
-    model: Name
+    model: Label
     text_1: TextOr[Text] | None = None
     queries: TextOr[Text] | None = None
     text_2: TextOr[Text] | None = None

@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts import openai_fields
-from gateway.contracts.fields import Body, Name, Text, TokenIds
+from gateway.contracts.fields import Body, Label, Text, TokenIds
 from gateway.contracts.openai import ChatMessages
 from gateway.contracts.tool_fields import Tools
 
@@ -18,7 +18,7 @@ class TokenizeRequest(Body):
     """Either ``prompt``, a plain text, or ``messages``, which the chat template renders with the tools."""
 
     neutral = openai_fields.TOKENIZE
-    model: Name | None = None
+    model: Label | None = None
     prompt: Text | None = None
     messages: ChatMessages | None = None
     add_generation_prompt: bool | None = None
@@ -41,7 +41,7 @@ class TokenizeBody(TypedDict):
 class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
-    model: Name | None = None
+    model: Label | None = None
     tokens: Annotated[TokenIds, Field(max_length=MAX_IDS)]
 
 

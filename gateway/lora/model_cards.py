@@ -6,6 +6,7 @@ from typing import Final
 
 from adapters.registry import AdapterRegistry
 from gateway.backends.port import Fleet, makes_vectors
+from gateway.contracts.fields import label_or_none
 from gateway.contracts.model_card import CardKind, ModelCard
 
 POOLING: Final[Mapping[str, str]] = {"embedded": "mean"}
@@ -32,4 +33,5 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
         for alias, model in sorted(fleet.aliases.items())
     ]
     pooled = {one.model: POOLING.get(one.kind) for one in fleet.backends.values() if makes_vectors(one)}
-    return [replace(card, pooling=pooled.get(card.root)) for card in cards]
+    named = [card for card in cards if label_or_none(card.id) is not None]
+    return [replace(card, pooling=pooled.get(card.root)) for card in named]

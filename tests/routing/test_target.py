@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
+
 import pytest
 from msgspec.structs import replace
 
@@ -13,6 +16,8 @@ from adapters.values import Adapter, Selection
 from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
+from gateway.contracts.openai import ChatRequest
+from gateway.contracts.refusals import parse
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import BackendUnavailable, Forbidden, InvalidRequest, UnknownModel, UnknownRoute
 from gateway.keys.usable_models import usable
@@ -144,6 +149,18 @@ def test_only_a_model_whose_backend_makes_vectors_shows_how() -> None:
     assert generates.kind == "embedded", "as the engine replicas on Ray, which make no vectors"
     fleet = Fleet({"local": generates})
     assert {card.pooling for card in model_cards(fleet, registry(), lambda model: 8)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"), [(f"/models/{'m' * 200}", True), ("m" * 257, False), ("a\nb", False), (" ", False)]
+)
+def test_a_model_is_listed_if_its_id_can_be_sent(model: str, shown: bool) -> None:
+    cards = model_cards(Fleet({"pool": ScriptedBackend("pool", model=model)}), registry(), lambda _: 8)
+    assert (model in {card.id for card in cards}) is shown
+    assert "pool" in {card.id for card in cards}, "the pool's name selects the model in any case"
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
+    with nullcontext() if shown else pytest.raises(InvalidRequest):
+        assert parse(ChatRequest, json.dumps(body).encode()).model == model
 
 
 def test_a_model_whose_backend_has_its_name_is_shown_once() -> None:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from gateway.contracts.fields import (
     ANYTHING,
     Either,
+    Label,
     Listed,
     MaxTokens,
     Name,
@@ -118,7 +119,7 @@ class CountRequest(StrictObject):
         "service_tier": (ANYTHING,),
         "thread": (None,),
     }
-    model: Name
+    model: Label
     messages: Listed[BlockMessage]
     system: BlockContent | None = None
     tools: Annotated[Listed[InputTool], Field(max_length=MAX_TOOLS)] | None = None

@@ -9,6 +9,7 @@ from gateway.contracts.fields import (
     ANYTHING,
     Body,
     Either,
+    Label,
     Listed,
     MaxTokens,
     Name,
@@ -195,7 +196,7 @@ class ResponsesBody(Body):
         "prompt": (None,),
         "stop": (None, []),
     }
-    model: Name
+    model: Label
     input: TextOr[InputItem]
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
