@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ from observability.events import ResumeFact
 from observability.trace_context import RootSpan
 from observability.trace_steps import TraceSteps
 from resilience.failures import BackendFailure, FailureKind
+
+_NOTHING: Final = Delta("", 0)
 
 
 class AnswerOrigin(Struct, frozen=True):
@@ -206,8 +209,11 @@ class AnswerStream:
         return self._buffer
 
     async def commit(self) -> None:
+        """Send what is held; the sink may cancel an answer here that is not its own any more."""
         if self._buffer is not None:
             await self._buffer.commit()
+        if self._streamed:
+            await self._sink.delta(_NOTHING)
 
     async def _release(self, delta: Delta) -> None:
         if self.first_at is None:

@@ -85,8 +85,9 @@ class RecordingSink:
 
     async def delta(self, delta: Delta) -> None:
         await asyncio.sleep(0)
-        self.deltas.append(delta)
-        self.first_delta.set()
+        if delta != Delta("", 0):
+            self.deltas.append(delta)
+            self.first_delta.set()
 
     async def finish(self, answer: Answer) -> None:
         await asyncio.sleep(0)

@@ -14,6 +14,7 @@ from adapters.values import Adapter
 from budgeting.values import EvidenceChunk
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.events import Delta
 from gateway.contracts.values import GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from resilience.time_limits import TimeLimit, TimeLimits
@@ -171,3 +172,27 @@ async def test_a_partial_answer_is_billed_unless_its_sink_has_discarded_it(
     [row] = rig.outbox.rows
     assert row.finish_reason == "cancelled" and row.output_tokens
     assert bool(row.billable_output_tokens) is not discarded
+
+
+class GivesUpAtTheEnd(RecordingSink):
+    """The sink of a response that another gateway has taken since the last delta."""
+
+    async def delta(self, delta: Delta) -> None:
+        await super().delta(delta)
+        task = asyncio.current_task()
+        if self.text == "Hello there" and not delta.text and task is not None:
+            self.discarded = True
+            task.cancel()
+            await asyncio.sleep(0)
+
+
+async def test_an_answer_that_its_sink_gives_up_after_the_last_delta_is_not_billed(
+    build_rig: Build, ask: Ask
+) -> None:
+    rig, sink = build_rig(Script(("Hello", " there"))), GivesUpAtTheEnd()
+    journey = asyncio.get_running_loop().create_task(rig.journey.run(ask(stream=True), sink))
+    with pytest.raises(asyncio.CancelledError):
+        await journey
+    [row] = rig.outbox.rows
+    assert sink.answer is None
+    assert (row.finish_reason, row.output_tokens, row.billable_output_tokens) == ("cancelled", 2, 0)

@@ -145,7 +145,7 @@ async def test_a_fetched_image_counts_as_the_requests_memory_until_its_end(
     await rig.journey.run(ask(stream=True, **shown("https://example.org/a.png")), sink := Sink())
     assert sink.answer is not None
     assert rig.backends["local"].calls[0].images == {SHA256: ImageData("image/png", memoryview(PNG))}
-    assert held == [len(PNG)] * 2
+    assert len(held) >= 2 and set(held) == {len(PNG)}
     assert memory.held_bytes == 0
 
 
