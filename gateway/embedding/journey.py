@@ -58,6 +58,7 @@ from gateway.routing.target import nearest, require_known
 from observability.events import RequestRecord
 from observability.trace_context import RootSpan
 from resilience.failures import BackendFailure, FailureKind
+from resilience.task_groups import all_or_error
 from resilience.turns import Turns
 
 PART_TOKENS: Final = 8_192
@@ -225,11 +226,8 @@ class EmbeddingJourney:
             async with at_once:
                 return await self._part(work, part, backends)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(part)) for part in parts]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with all_or_error() as group:
+            tasks = [group.create_task(one(part)) for part in parts]
         backend = tasks[-1].result()[0]
         made = [task.result()[1] for task in tasks]
         return backend, PooledAnswer(

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from gateway.backends.port import DeltaSink
 from gateway.contracts.events import Delta
+from resilience.task_groups import all_or_error
 
 T = TypeVar("T")
 
@@ -50,17 +51,14 @@ class CommitBuffer:
     async def run(self, work: Awaitable[T]) -> T:
         """Await ``work``, and commit in time even if no further chunk arrives."""
         failure: Exception | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                timer = tasks.create_task(self._commit_in_time(), name="commit")
-                try:
-                    result = await work
-                except Exception as error:
-                    failure = error  # raised here, it would cancel a chunk that is being sent
-                if not self._lock.locked():
-                    timer.cancel()
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with all_or_error() as tasks:
+            timer = tasks.create_task(self._commit_in_time(), name="commit")
+            try:
+                result = await work
+            except Exception as error:
+                failure = error  # raised here, it would cancel a chunk that is being sent
+            if not self._lock.locked():
+                timer.cancel()
         if failure is not None:
             raise failure
         return result

@@ -3,6 +3,7 @@
 import asyncio
 import operator
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import reduce
 from typing import Final, TypeVar
 
@@ -15,6 +16,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.values import GenerateRequest, Usage
 from gateway.errors import PublicError
 from gateway.generation.sink import Sink
+from resilience.task_groups import all_or_error
 
 AT_ONCE: Final = 16  # most prompts of one body in flight at one time: about as many as an engine batches
 
@@ -75,12 +77,10 @@ async def run_prompts(
             if part.failure is not None:
                 raise _PromptFailed
 
-    try:
-        async with asyncio.TaskGroup() as group:
+    with suppress(_PromptFailed):
+        async with all_or_error() as group:
             for _ in range(min(AT_ONCE, len(requests))):
                 group.create_task(work())
-    except* _PromptFailed:
-        pass
     failure = next((part.failure for part in parts if part.failure is not None), None)
     answers = [part.answer for part in parts if part.answer is not None]
     if failure is not None:

@@ -1,6 +1,5 @@
 """Reads and checks a request's images before its prompt is planned."""
 
-import asyncio
 import hashlib
 import time
 from base64 import b64decode
@@ -24,6 +23,7 @@ from gateway.contracts.values import GenerateRequest
 from gateway.images.address import BadAddress
 from gateway.images.fetch import Hold, ImageFetcher
 from gateway.images.header import ImageHeader, TruncatedImage, UnreadableImage, read_header
+from resilience.task_groups import all_or_error
 
 INLINE_BYTES: Final = 65_536  # an image of at most this size is read on the event loop, in 0.2 ms
 _LATE: Final = "before its images had been read"
@@ -84,11 +84,8 @@ class _Images(RequestImages):
         images = [image for turn in prompt.turns for image in turn.images]
         if len(images) > (most := self._bounds.max_per_request):
             raise not_allowed("messages", f"has {len(images)} images", f"{most} or fewer")
-        try:
-            async with until_deadline(self._request, self._clock, _LATE), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._read(one, offload)) for one in images]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with until_deadline(self._request, self._clock, _LATE), all_or_error() as group:
+            tasks = [group.create_task(self._read(one, offload)) for one in images]
         read = {image.param: task.result() for image, task in zip(images, tasks, strict=True)}
         self.data = {image.sha256: data for image, data in read.values()}
         turns = [_with_images(turn, read) if turn.parts else turn for turn in prompt.turns]
