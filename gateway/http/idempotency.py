@@ -209,7 +209,7 @@ class Idempotency:
             kept = await self._store.put(tenant, key, fingerprint, stored)
         except Exception as error:
             self._log(error)
-            kept = False
+            return False
         if not kept:
             _log.warning(
                 "an answer was not stored under its idempotency key; a retry will be generated again"

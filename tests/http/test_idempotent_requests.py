@@ -343,7 +343,26 @@ async def test_a_store_that_cannot_be_written_does_not_hold_back_the_answer(
     async with connect(services) as client:
         response = await client.post("/v1/generate", json=BODY, headers=KEY)
     assert response.status_code == 200
-    assert "not stored" in caplog.text
+    assert "unexpected OSError" in caplog.text
+
+
+async def test_a_store_that_takes_no_writes_is_one_line_of_the_log_however_many_answers_it_does_not_store(
+    connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(MemoryIdempotency):
+        async def get(self, *args: Any, reads_only: bool = False, **options: Any) -> Any:
+            if not reads_only:
+                raise StateUnavailable("get", "OutOfMemoryError")
+
+        async def put(self, *args: Any, **options: Any) -> Any:
+            raise StateUnavailable("put", "OutOfMemoryError")
+
+    async with connect(fake_services(idempotency=Full())) as client:
+        answers = [await client.post("/v1/generate", json=BODY, headers=KEY) for _ in range(3)]
+    assert [one.status_code for one in answers] == [200, 200, 200]
+    assert [line.message for line in caplog.records if line.levelname in ("ERROR", "WARNING")] == [
+        "answers for idempotent requests: state store: get failed (OutOfMemoryError)"
+    ]
 
 
 async def test_a_request_with_an_idempotency_key_ends_with_the_request_timeout(connect: Any) -> None:
