@@ -341,10 +341,11 @@ def read(
     parsed = parsers_of(names).parsed(ask, None)
     assert parsed is not None
     fold, at = AnswerFold(), 0
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     while at < len(ids):
         chunk = ids[at : at + next(sizes)]
         at += len(chunk)
-        text = b"".join(map(token_bytes, chunk)).decode(errors="ignore")
+        text = decoder.decode(b"".join(map(token_bytes, chunk)))
         ended = at == len(ids)
         whole = ended and reason is FinishReason.STOP
         events = parsed.take(0, text, chunk, finished=ended, whole=whole, stopped=ended and stopped)
@@ -369,6 +370,15 @@ def test_a_call_is_the_same_however_the_answer_is_cut(name: str) -> None:
     for sizes in cuts(len(ids)):
         [call] = read(ParserNames(name), ids, sizes, request()).tool_calls()
         assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo", "days": 3})
+
+
+@pytest.mark.parametrize("name", ["deepseek_v31", "hermes"])
+def test_a_call_is_the_same_if_a_piece_ends_inside_a_character(name: str) -> None:
+    ids = tokenizer().encode(CALLS[name].replace("Oslo", "髙 😀"), add_special_tokens=False)
+    for cut in range(1, len(ids)):
+        fold = read(ParserNames(name), ids, iter([cut, len(ids)]), request())
+        [call] = fold.tool_calls()
+        assert (json.loads(call.arguments), fold.text()) == ({"city": "髙 😀", "days": 3}, ""), cut
 
 
 def two_calls(name: str) -> str:

@@ -68,7 +68,7 @@ class AnswerParser:
         Raises BackendFailure: the parser failed, or its result is not a valid answer.
         """
         pieces = [(text, list(ids))]
-        if self._singly and len(ids) > 1:
+        if self._singly:
             pieces = self._single_tokens(index, text, ids)
         events: list[Delta] = []
         try:
@@ -98,8 +98,7 @@ class AnswerParser:
         Returns the events after its ``delivered`` text, which is text alone; all events if that is ``None``.
         """
         # The bytes of an incomplete last character come with the next token's text.
-        text = self._decoders[0].decode(b"".join(map(self._token_bytes, ids)))
-        self._decoders[0].reset()
+        text = codecs.utf_8_decode(b"".join(map(self._token_bytes, ids)), "replace")[0]
         whole = self.take(0, text, ids)
         if delivered is None:
             return whole
@@ -119,13 +118,14 @@ class AnswerParser:
 
     def _single_tokens(self, index: int, text: str, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
         """The text in one piece per token. vLLM may hold text back, so the last piece is what remains."""
-        pieces, start = [], 0
-        for token in ids[:-1]:
-            end = start + len(self._decoders[index].decode(self._token_bytes(token)))
+        pieces, start = list[tuple[str, list[int]]](), 0
+        # The decoder keeps the bytes of a character that ends in a later text's tokens.
+        ends = [len(self._decoders[index].decode(self._token_bytes(token))) for token in ids]
+        for token, length in zip(ids[:-1], ends, strict=False):
+            end = start + length
             pieces.append((text[start:end], [token]))
             start = min(end, len(text))
-        self._decoders[index].reset()
-        return [*pieces, (text[start:], [ids[-1]])]
+        return [*pieces, (text[start:], list(ids[-1:]))]
 
     def _events(self, index: int, message: Any, *, cut: bool) -> list[Delta]:
         """The events of one message of the parser: what belongs to the open call comes first."""
