@@ -1,11 +1,10 @@
 """OpenAI's requests (chat and text completions) with vLLM's extensions, and their conversion."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
 from budgeting.template import CONTINUES, GENERATES
 from budgeting.values import Message
@@ -15,12 +14,12 @@ from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MAX_TOKENS,
-    Either,
     Listed,
     MaxTokens,
     Prompts,
+    Text,
+    TextOr,
     label_or_none,
-    no_null,
 )
 from gateway.contracts.images import ImageUrlBody, PartBody, read_content, with_parts
 from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
@@ -28,12 +27,11 @@ from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain_chat import FIELDS, ROLES
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import chat_ending, holds_calls, message_of, tool_request
 from gateway.contracts.values import EMPTY, Contract
 
-T = TypeVar("T")
 COMPLETION_MAX_TOKENS: Final = 16  # default ``max_tokens`` of a text completion, as at OpenAI and vLLM
 
 
@@ -46,8 +44,7 @@ class ContentPart(PartBody, MessagePart):
 
     neutral = openai_fields.CACHE_MARK
     type: Literal["text", "image_url", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
+    refusal: Text | None = None
     image_url: ImageUrl | None = None
 
 
@@ -56,54 +53,24 @@ class ChatMessage(MessagePart, CallFields):
 
     neutral = openai_fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Either[str, Listed[ContentPart]] | None = None
-    refusal: str | None = None
+    content: TextOr[ContentPart] | None = None
+    refusal: Text | None = None
 
 
-def _needed(value: T | None, at: tuple[int | str, ...]) -> T:
-    if value is None:
-        raise PydanticCustomError("missing", "is missing", {"at": at})
-    return value
-
-
-def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Check messages for what types cannot express: null characters, unknown and missing fields.
-
-    A part with a refusal becomes one with its text.
-    """
+def _known(messages: list[ChatMessage]) -> list[ChatMessage]:
     for index, message in enumerate(messages):
         content = message.content
-        if message.refusal:
-            if message.role != "assistant":
-                raise PydanticCustomError(
-                    "unsupported_field", "is not supported", {"allowed": "null", "at": (index, "refusal")}
-                )
-            no_null(message.refusal, index, "refusal")
-        if isinstance(content, str):
-            if "\x00" in content:
-                no_null(content, index, "content")
-        elif content:
-            for number, part in enumerate(content):
-                at = (index, "content", number)
-                if part.type == "text":
-                    no_null(_needed(part.text, (*at, "text")), *at, "text")
-                elif part.type == "refusal":
-                    if message.role != "assistant":
-                        allowed = "'text' or 'image_url' in this message"
-                        raise PydanticCustomError(
-                            "unsupported_field", "is not supported", {"allowed": allowed, "at": (*at, "type")}
-                        )
-                    text = no_null(_needed(part.refusal, (*at, "refusal")), *at, "refusal")
-                    content[number] = ContentPart(type="text", text=text)
-                else:
-                    check_known(_needed(part.image_url, (*at, "image_url")), at=(*at, "image_url"))
-                check_known(part, at=at)
+        for number, part in enumerate(() if isinstance(content, str) else content or ()):
+            at = (index, "content", number)
+            if part.image_url is not None:
+                check_known(part.image_url, at=(*at, "image_url"))
+            check_known(part, at=at)
         if message.__pydantic_extra__:
             check_known(message, at=(index,))
     return messages
 
 
-ChatMessages = Annotated[Listed[ChatMessage], AfterValidator(_checked)]
+ChatMessages = Annotated[Listed[ChatMessage], AfterValidator(_known)]
 
 
 _NO_TOOLS: Final[tuple[Mapping[str, Any], frozenset[Feature]]] = (EMPTY, frozenset())
@@ -159,11 +126,24 @@ def _unknown(message: ChatMessage, at: str) -> list[str]:
 
 
 def _message(one: ChatMessage, index: int) -> Message:
-    at = f"messages.{index}"
-    text, parts = read_content(one.content, at)
+    at, content = f"messages.{index}", one.content
+    if one.refusal and one.role != "assistant":
+        raise not_allowed(f"{at}.refusal", "is not supported", "null")
+    if content and not isinstance(content, str):
+        content = [_said(part, one, f"{at}.content.{number}") for number, part in enumerate(content)]
+    text, parts = read_content(content, at)
     if one.refusal:
         text = (text or "") + one.refusal
     return with_parts(message_of(one, ROLES[one.role], text, at), parts)
+
+
+def _said(part: ContentPart, message: ChatMessage, at: str) -> ContentPart:
+    """The part; a refusal of the model as a text."""
+    if part.type != "refusal":
+        return part
+    if message.role != "assistant":
+        raise not_allowed(f"{at}.type", "is not supported", "'text' or 'image_url' in this message")
+    return ContentPart(type="text", text=required(part.refusal, f"{at}.refusal"))
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
