@@ -18,6 +18,6 @@ async def all_or_error() -> AsyncIterator[asyncio.TaskGroup]:
         async with asyncio.TaskGroup() as group:
             yield group
     except BaseExceptionGroup as errors:
-        while task is not None and task.cancelling() > before:
+        if task is not None and task.cancelling() > before:
             task.uncancel()
         raise errors.exceptions[0] from None
