@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import accumulate, chain, repeat
-from operator import attrgetter
+from itertools import accumulate, chain
 from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
@@ -38,7 +37,6 @@ from budgeting.vocabulary import EncodeElsewhere, Vocabulary
 
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
-_parts_of = attrgetter("parts")
 # One part in this many is for the token counts of texts, and another one for those of tools.
 _COUNTS_SHARE = 8
 
@@ -255,10 +253,9 @@ class ChatTokenizer:
         pieces = self._pieces(messages)
         self._last_pieces = messages, pieces
         chars = 0
-        for message, piece in zip(messages, pieces, strict=True):
-            if piece is None:
-                chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
-                chars += self._message_chars
+        for message in [one for one, piece in zip(messages, pieces, strict=True) if piece is None]:
+            chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
+            chars += self._message_chars
         return chars
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -293,9 +290,10 @@ class ChatTokenizer:
 
     def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
         """The cached ids of each message of a conversation; ``None`` for a message that is not cached."""
-        if any(map(_parts_of, messages)):
-            messages = [one.without_parts if one.parts else one for one in messages]
-        return self._cache.get_all(list(zip(chain((True,), repeat(False)), messages, strict=False)))
+        keys = [(False, one.without_parts if one.parts else one) for one in messages]
+        if keys:
+            keys[0] = True, keys[0][1]
+        return self._cache.get_all(keys)
 
     def _with_missing(
         self, pieces: Sequence[tuple[int, ...] | None], messages: Sequence[Message]

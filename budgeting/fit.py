@@ -2,8 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from operator import attrgetter
 
 from msgspec import Struct
 
@@ -45,7 +43,6 @@ _SUMMARY_TRIES = 3  # how often a summary is requested, each time shorter, when 
 
 
 _BUDGETS = SectionBudgets()
-_content_of, _text_of = attrgetter("content"), attrgetter("text")
 
 
 class _Candidate(Struct, frozen=True):
@@ -115,8 +112,8 @@ class Fitting:
 
     def _chars(self) -> int:
         prompt = self._prompt
-        turns, evidence = map(_content_of, prompt.turns), map(_text_of, prompt.evidence)
-        texts = chain(prompt.system, (prompt.context,), turns, evidence)
+        evidence = [chunk.text for chunk in prompt.evidence]
+        texts = [*prompt.system, prompt.context, *[turn.content for turn in prompt.turns], *evidence]
         return sum(map(len, texts)) + _MARKUP_CHARS * len(prompt.turns)
 
     def _too_long(self, sent: _Candidate, allowed: int) -> ContextTooLong:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from operator import attrgetter
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -153,13 +152,11 @@ class Message(Struct, frozen=True):
 
 
 system_message = partial(Message, Role.SYSTEM)
-_more_of = attrgetter(*Message.__struct_fields__[2:])
-_NO_MORE = _more_of(Message(Role.USER, ""))
 
 
 def all_plain(messages: Sequence[Message]) -> bool:
-    """Whether each is a role and a text, nothing else."""
-    return list(map(_more_of, messages)).count(_NO_MORE) == len(messages)
+    """Whether each is a role and a text, nothing else: :attr:`Message.plain` without a call a message."""
+    return not [m for m in messages if m.tool_calls or m.tool_call_id or m.name or m.reasoning or m.parts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import json
 import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from msgspec import Struct
 
@@ -30,7 +29,6 @@ INLINE_SYSTEM_CHARS = 4_096
 
 # A module constant, because the lookup of an enum member costs as much as a function call.
 SYSTEM = Role.SYSTEM
-_role_of, _content_of = attrgetter("role"), attrgetter("content")
 # The system messages, and all other messages (the turns).
 _Roles = tuple[Sequence[Message], Sequence[Message]]
 
@@ -121,7 +119,7 @@ class Canonicalizer:
     ) -> Canonical:
         """Call :meth:`canonical`, offloaded if it would block the event loop."""
         roles = _split_roles(request.messages)
-        if sum(map(len, map(_content_of, roles[0]))) <= INLINE_SYSTEM_CHARS:
+        if sum([len(message.content) for message in roles[0]]) <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version, roles)
         return await offload(lambda: self.canonical(request, version, roles))
 
@@ -175,13 +173,6 @@ class Canonicalizer:
 
 
 def _split_roles(messages: Sequence[Message]) -> _Roles:
-    opening = 0
-    for message in messages:
-        if message.role is not SYSTEM:
-            break
-        opening += 1
-    if SYSTEM not in map(_role_of, messages[opening:]):
-        return messages[:opening], messages[opening:]
     system = [message for message in messages if message.role is SYSTEM]
     return system, [message for message in messages if message.role is not SYSTEM]
 
