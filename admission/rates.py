@@ -37,8 +37,8 @@ class Mean:
     def learn(self, sample: float) -> None:
         """Take one sample; a negative one counts as 0."""
         self.samples += 1
-        weight = max(1.0 / self.samples, SMOOTHING)
-        self.value += weight * (max(0.0, sample) - self.value)
+        weight = 1.0 / self.samples if self.samples * SMOOTHING < 1.0 else SMOOTHING
+        self.value += weight * ((sample if sample > 0.0 else 0.0) - self.value)
 
 
 class DecayingLine:
@@ -109,7 +109,7 @@ class Rates:
 
     def first_token(self, tokens_ahead: int, took_s: float) -> None:
         """Learn from a first token, ``took_s`` after hand-over, with ``tokens_ahead`` uncached before it."""
-        x, y = float(max(0, tokens_ahead)), max(0.0, took_s)
+        x, y = float(tokens_ahead) if tokens_ahead > 0 else 0.0, took_s if took_s > 0.0 else 0.0
         if self._short.points >= 2.0:
             self.error_s.learn(abs(y - self.step_s - self.s_per_token * tokens_ahead))
         self.first_tokens += 1
@@ -117,7 +117,7 @@ class Rates:
         short.learn(x, y)
         self._long.learn(x, y)
         self._recent_s.append(y)
-        self._recent_s_per_token.append(y / max(x, 1.0))
+        self._recent_s_per_token.append(y / x if x > 1.0 else y)
         slope = short.slope() or min(self._long.slope(), short.steepest)
         self.s_per_token = min(slope, max(self._recent_s_per_token))
         self.step_s = min(short.intercept(self.s_per_token), max(self._recent_s))
