@@ -300,9 +300,7 @@ class ChatTokenizer:
     ) -> list[tuple[int, ...]] | None:
         """All pieces, the missing ones encoded; ``None`` when one of them cannot be cut off cleanly."""
         found: list[Any] = list(pieces)
-        index = -1
-        for _ in range(found.count(None)):
-            index = found.index(None, index + 1)
+        for index in [at for at, piece in enumerate(pieces) if piece is None]:
             found[index] = self._piece(messages[index], first=index == 0)
             if found[index] is None:
                 return None

@@ -2,16 +2,13 @@
 
 import threading
 from collections.abc import Hashable, Sequence
-from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
 # Bytes of an entry without its text and its value: the key's tuple, and its place in a dict of growing size
 # (CPython 3.11, measured by benchmarks/budget_planning.py over 100,000 conversations).
 ENTRY_BYTES = 200
-_NO_ENTRY = None, 0
-_value_of = itemgetter(0)
 
 
 class TokenCache(Generic[V]):
@@ -43,15 +40,12 @@ class TokenCache(Generic[V]):
         return entry[0]
 
     def get_all(self, keys: Sequence[Hashable]) -> list[V | None]:
-        entries: list[Any] = list(map(self._young.get, keys))
-        old, at = self._old, -1
-        for _ in range(entries.count(None)):
-            at = entries.index(None, at + 1)
-            entry = old.get(keys[at])
+        entries = list(map(self._young.get, keys))
+        for at in [at for at, entry in enumerate(entries) if entry is None]:
+            entry = entries[at] = self._old.get(keys[at])
             if entry is not None:
                 self.put(keys[at], *entry)
-            entries[at] = entry or _NO_ENTRY
-        return list(map(_value_of, entries))
+        return [None if entry is None else entry[0] for entry in entries]
 
     def put(self, key: Hashable, value: V, size: int) -> None:
         """Store a value; ``size`` is its bytes, the text of the key included."""
