@@ -1,10 +1,10 @@
 """A histogram and a counter that are written far more often than they are scraped.
 
-An observation is one binary search, a count one addition in a list, and a scrape computes the sums; the types
-of ``prometheus_client`` lock each time. These types are not thread-safe: only the event loop may use them.
+Observations are counted many together, a count is one addition in a list, and a scrape computes the sums;
+the types of ``prometheus_client`` lock each time. Not thread-safe: only the event loop may use these types.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import inf
@@ -27,9 +27,13 @@ class Buckets:
 
     def observe(self, *values: float) -> None:
         self.sum += sum(values)  # first, because it raises for a value that is no number
-        bounds, counts = self.bounds, self.counts
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
+        # One search for each bucket, not for each value: many are counted together.
+        ordered, counts, below = sorted(values), self.counts, 0
+        for place, bound in enumerate(self.bounds):
+            upto = bisect_right(ordered, bound, below)
+            counts[place] += upto - below
+            below = upto
+        counts[-1] += len(ordered) - below
 
 
 def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

@@ -52,9 +52,9 @@ def request_line(request: RequestRecord) -> dict[str, object]:
     for name in _TIMES:
         value = line.get(name)
         if value.__class__ is float:
-            line[name] = int(value * 1000 + 0.5) / 1000  # ``round`` takes five times as long
+            line[name] = (value * 1000 + 0.5) // 1 / 1000  # ``round`` takes ten times as long
     if request.stage_ms:
-        line["stage_ms"] = {stage: int(took * 1000 + 0.5) / 1000 for stage, took in request.stage_ms.items()}
+        line["stage_ms"] = {stage: (ms * 1000 + 0.5) // 1 / 1000 for stage, ms in request.stage_ms.items()}
     if request.tool_calls is not NO_CALLS:
         line["tool_calls"] = {name: count for name, count in asdict(request.tool_calls).items() if count}
     return line

@@ -71,7 +71,7 @@ _OF_UPGRADE: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 def _head(status: int, headers: Iterable[Header]) -> bytes:
-    return b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]])
+    return STATUS_LINE[status] + b"\r\n".join([*[b": ".join(header) for header in headers], b""])
 
 
 class _Refused(Exception):
