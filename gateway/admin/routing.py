@@ -1,5 +1,6 @@
 """The routing's revisions for operators: show, change, undo; each change is audited."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -205,8 +206,8 @@ class RoutingAdmin:
         await self.revisions.expect_last(given.expected_revision)
         last = self.revisions.last()
         draft = decide(last)
-        self.revisions.check(draft)
         if given.dry_run:
+            await asyncio.to_thread(self.revisions.check, draft)
             return {
                 "dry_run": True,
                 "revision": None,

@@ -1,7 +1,6 @@
 """Pure functions that change the weights of a routing configuration, and that compare two configurations."""
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,14 +60,12 @@ def shifted(route: str, weights: Mapping[str, float], backend: str, percent: flo
 
 def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, float]) -> dict[str, Any]:
     """Return the configuration with these weights on a route; others get 0. Raises UnknownRoute."""
-    changed = deepcopy(dict(config))
     weights_of(config, route)
-    entries: list[dict[str, Any]] = changed["routes"][route]["backends"]
-    for entry in entries:
-        entry["weight"] = weights.get(entry["name"], 0.0)
+    changed = config["routes"][route]
+    entries = [{**entry, "weight": weights.get(entry["name"], 0.0)} for entry in changed["backends"]]
     have = {entry["name"] for entry in entries}
     entries += [{"name": name, "weight": weight} for name, weight in weights.items() if name not in have]
-    return changed
+    return {**config, "routes": {**config["routes"], route: {**changed, "backends": entries}}}
 
 
 def weights_of(config: Mapping[str, Any], route: str) -> dict[str, float]:
@@ -95,12 +92,29 @@ def whole(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two configurations are equal once defaults are filled in."""
-    return whole(one) == whole(other)
+    first, second = map(whole, _without_equal_routes(one, other))
+    return first == second
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ConfigChange]:
     """Return the differences, in the file's order; an explicit default equals a missing key."""
-    return list(_differences("", whole(before), whole(after)))
+    return list(_differences("", *map(whole, _without_equal_routes(before, after))))
+
+
+def _without_equal_routes(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Leave out the routes that are written alike, but one: a configuration without routes is not valid."""
+    routes, others = one.get("routes"), other.get("routes")
+    if not isinstance(routes, dict) or not isinstance(others, dict):
+        return one, other
+    equal = {name for name, route in routes.items() if name in others and others[name] == route}
+    equal -= {*list(equal)[:1]}
+
+    def rest(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {**of, "routes": {name: route for name, route in of["routes"].items() if name not in equal}}
+
+    return rest(one), rest(other)
 
 
 def _differences(path: str, before: Any, after: Any) -> Iterator[ConfigChange]:

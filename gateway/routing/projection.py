@@ -64,6 +64,8 @@ class RoutingProjection(FollowedStream):
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("routing")
         self._revision: Revision | None = None
+        # The configuration that this process validated last for a change, and what became of it.
+        self._checked: tuple[Mapping[str, Any], Revision | None] = ({}, None)
         self.in_force: Stored | None = None
         self.in_force_since = 0.0
         self.latest: Stored | None = None
@@ -100,8 +102,8 @@ class RoutingProjection(FollowedStream):
                 reason=reason,
             )
 
-    def check(self, draft: Draft) -> None:
-        """Validate ``draft`` as the next revision. Raises RoutingFileError.
+    def check(self, draft: Draft) -> Revision:
+        """Validate ``draft`` as the next revision, and return that. Raises RoutingFileError.
 
         Adapters that the last revision names are allowed even if they no longer exist, so that weights can
         still be changed and a canary rolled back.
@@ -109,7 +111,7 @@ class RoutingProjection(FollowedStream):
         known = self.known
         if known.adapters is not None and (last := self.latest or self.in_force) is not None:
             known = replace(known, adapters={*known.adapters, *adapters_named(last.draft.config)})
-        make_revision(self.head + 1, draft.config, known, source="config")
+        return make_revision(self.head + 1, draft.config, known, source="config")
 
     def check_backend(self, name: str) -> None:
         """Refuse a change of a backend that does not exist. Raises InvalidRequest."""
@@ -186,10 +188,10 @@ class RoutingProjection(FollowedStream):
         """
         await self.expect_last(expected)
         for _ in range(MAX_TRIES):
-            latest = self.last()
+            latest, parent = self.last(), self.head
             draft = decide(latest)
-            self.check(draft)
-            parent = self.head
+            # In a thread: thousands of routes take a second.
+            self._checked = draft.config, await asyncio.to_thread(self.check, draft)
             try:
                 record = await self.store.append(
                     STREAM, to_data(draft, parent), author=author, expected=parent
@@ -244,12 +246,13 @@ class RoutingProjection(FollowedStream):
 
     def _adopt(self, stored: Stored) -> None:
         """Put a revision in force. Raises RoutingFileError without any change."""
-        revision = make_revision(
-            stored.number,
-            stored.draft.config,
-            replace(self.known, adapters=None),
-            source=f"revision {stored.number}",
-        )
+        config, checked = self._checked
+        if checked is not None and config == stored.draft.config:
+            revision = replace(checked, number=stored.number)
+        else:
+            known = replace(self.known, adapters=None)
+            source = f"revision {stored.number}"
+            revision = make_revision(stored.number, stored.draft.config, known, source=source)
         self._revision, self.in_force, self.in_force_since = revision, stored, self.unix_time()
         self._log.info(
             "routing revision in force",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -128,6 +129,25 @@ async def test_a_changed_file_that_is_not_in_force_is_a_warning_with_the_differe
     [warning] = [line for line in logs if line["log_level"] == "warning"]
     assert warning["apply"] == "sluice routes apply /etc/routing.yaml"
     assert any("pool" in line and "10" in line for line in warning["changes"])
+
+
+async def test_a_change_is_validated_once_and_in_a_thread_so_that_thousands_of_routes_hold_no_request_up() -> (
+    None
+):
+    asked: list[int] = []
+
+    class Backends(frozenset[str]):
+        def __contains__(self, name: object) -> bool:
+            asked.append(threading.get_ident())
+            return super().__contains__(name)
+
+    one = Process(MemoryStreams(), known=KnownNames(Backends({"local", "pool"}), (), ()))
+    async with running(one):
+        asked.clear()
+        await one.apply(config(90, 10))
+        assert one.weights() == {"local": 90, "pool": 10} and one.projection.number == 2
+    assert len(asked) == 2, "once for each of the two backends"
+    assert threading.get_ident() not in asked
 
 
 async def test_an_unchanged_file_is_no_warning_after_the_weights_were_changed_by_command() -> None:
