@@ -33,12 +33,15 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("-----BEGIN",), re.compile(r"-----BEGIN [A-Z ]+-----[\s\S]*?(?:-----END [A-Z ]+-----|\Z)"), REDACTED),
     (("://",), re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/@]+@"), rf"\1:{REDACTED}@"),
     # name=value and name: value, as in URLs, connection strings and messages of libraries.
-    (("ey=", "ey:", "ecret", "ECRET", "assword", "ASSWORD", "asswd", "oken=", "oken:", "OKEN", "ignature",
-      "redential", "_KEY"),
+    (("ey=", "ey:", 'ey"', "ey'", "oken=", "oken:", 'oken"', "oken'", "OKEN", "_KEY", "ecret", "ECRET",
+      "assword", "ASSWORD", "asswd", "ignature", "redential"),
      re.compile(
          r"(?i)((?:[\w-]*(?:secret|password|passwd|signature|credential|access[_-]?key|api[_-]?key|"
          r"private[_-]?key|(?:auth|security|access|session|refresh)[_-]?token)[\w-]*"
-         r"|(?<![\w])(?:key|token))[\"']?\s*[=:]\s*[\"']?)(?!\[redacted)[^\s\"',;&}]+"
+         # Words follow "key:" in messages too: only what is long, or has a digit, is taken for a secret.
+         r"|(?<![\w])(?:key|token)"
+         r"(?![\"']?\s*:\s*[\"']?(?:[^\s\"',;&}\d]{1,15}|[^\s\"',;&}]{1,7})(?:[\s\"',;&}]|\Z))"
+         r")[\"']?\s*[=:]\s*[\"']?)(?!\[redacted)[^\s\"',;&}]+"
      ),
      rf"\1{REDACTED}"),
 )  # fmt: skip

@@ -42,6 +42,24 @@ def test_credentials_inside_other_text_are_found_by_shape() -> None:
     assert scrub("http://127.0.0.1:8000/v1") == "http://127.0.0.1:8000/v1"
 
 
+def test_after_key_and_a_colon_only_what_looks_like_a_secret_is_hidden() -> None:
+    for message in (
+        "invalid key: gpus",
+        "models.key: allowed: a, b",
+        "a missing token: end",
+        '{"key": "r1"}',
+    ):
+        assert scrub(message) == message
+    for secret in ("abcd1234", "correct-horse-battery", "0123456789abcdef"):
+        for text in (
+            f"key: {secret}",
+            f'"token": "{secret}"',
+            f"key={secret[:4]}",
+            f'"api_key": "{secret[:4]}"',
+        ):
+            assert secret[:4] not in scrub(text)
+
+
 def test_an_exception_is_shown_by_class_and_scrubbed_message() -> None:
     assert redact("error", OSError("redis://:pw@h/0 refused")) == f"OSError: redis://:{REDACTED}@h/0 refused"
 
