@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from gateway.contracts.refusals import QueryValue, first_refusal, path_of
+from gateway.contracts.refusals import Readable, first_refusal, path_of
 from gateway.errors import PublicError, public_error
 from gateway.http import (
     audio,
@@ -241,7 +241,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     """Answer an invalid body or parameter; the field's path omits its location ("body", "query")."""
     assert isinstance(error, RequestValidationError)
     errors = [
-        {**one, "loc": one["loc"][1:], "input": QueryValue(one["input"])}
+        {**one, "loc": one["loc"][1:], "input": Readable(one["input"])}
         if one["loc"][0] == "query" and isinstance(one["input"], str)
         else {**one, "loc": one["loc"][1:]}
         for one in error.errors()

@@ -1,7 +1,7 @@
 """Validates a body's bytes as a model, and turns the first error into a refusal.
 
 A message names the field's path, what was given (its type, or a short number) and what is allowed.
-It never repeats text from the body, except the name of a field, shortened.
+It never repeats text from the body, except the name of a field, shortened, and the word in a field ``type``.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ class TooManyValues(InvalidRequest, status=422, code="invalid_request"):
     """A free JSON value has more than ``MAX_VALUES`` values."""
 
 
-class QueryValue(str):
-    """A query parameter's value, which messages may repeat: access logs show it, and it is no prompt text."""
+class Readable(str):
+    """A text that messages may repeat, since it is no prompt: a query parameter's value, or a ``type``."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ def given(value: object) -> str:
         return str(value) if value.bit_length() <= 64 else "an integer beyond 64 bits"
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, QueryValue):
+    if isinstance(value, Readable):
         return f"'{path_of([value])}'"
     if isinstance(value, str):
         return f"a string of {_many(len(value), 'character')}"
@@ -197,6 +197,9 @@ def _message(path: str, errors: Sequence[Any]) -> str:
     value = error["input"]
     if kind in _RANGES and type(value) is str:
         value = _number_of(value)  # a form's values are texts; one that is a number may be repeated
+    word = isinstance(value, str) and value.isidentifier()
+    if kind == "literal_error" and error["loc"][-1] == "type" and word:
+        value = Readable(value)
     return f"{subject} is {given(value)}; allowed: {' or '.join(wanted)}"
 
 

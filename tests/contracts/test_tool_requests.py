@@ -239,6 +239,16 @@ def test_an_invalid_tool_field_is_refused_by_its_path(parse: Any, fields: Any, p
     assert SECRET not in refused.value.message
 
 
+@BOTH
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("web_search", "'web_search'"), (SECRET, "a string of 26 characters"), (5, "5")]
+)
+def test_a_tool_that_is_not_supported_is_named_by_its_type(parse: Any, kind: object, shown: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse(tools=[{"type": kind}])
+    assert refused.value.message == f"tools.0.type is {shown}; allowed: 'function' or 'custom'"
+
+
 def test_a_schema_has_one_text_whatever_the_order_of_its_keywords() -> None:
     one = {
         "required": ["b", "a"],
