@@ -189,7 +189,7 @@ class CanaryAdmin:
             self.new_id(), route, backend, before, who, comment, *bounds, guardrails=self.guardrails
         )
         first = with_weights(last.draft.config, given.route, canary.weights_at(plan, given.steps[0]))
-        self.routing.check(Draft(first, "", "canary"))
+        await self.routing.check(Draft(first, "", "canary"))
         read_to = (await self.store.heads()).get(SAMPLES, 0)
         return canary.start(plan, read_to=read_to, now=self.unix_time())
 

@@ -1,6 +1,5 @@
 """The routing's revisions for operators: show, change, undo; each change is audited."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -207,7 +206,7 @@ class RoutingAdmin:
         last = self.revisions.last()
         draft = decide(last)
         if given.dry_run:
-            await asyncio.to_thread(self.revisions.check, draft)
+            await self.revisions.check(draft)
             return {
                 "dry_run": True,
                 "revision": None,

@@ -102,16 +102,18 @@ class RoutingProjection(FollowedStream):
                 reason=reason,
             )
 
-    def check(self, draft: Draft) -> Revision:
+    async def check(self, draft: Draft) -> Revision:
         """Validate ``draft`` as the next revision, and return that. Raises RoutingFileError.
 
-        Adapters that the last revision names are allowed even if they no longer exist, so that weights can
+        In a thread: thousands of routes take a second. Adapters that the last revision names are allowed even if they no longer exist, so that weights can
         still be changed and a canary rolled back.
         """
         known = self.known
-        if known.adapters is not None and (last := self.latest or self.in_force) is not None:
-            known = replace(known, adapters={*known.adapters, *adapters_named(last.draft.config)})
-        return make_revision(self.head + 1, draft.config, known, source="config")
+        if known.adapters is not None:
+            last = self.latest or self.in_force
+            named = adapters_named(last.draft.config) if last is not None else ()
+            known = replace(known, adapters={*known.adapters, *named})
+        return await asyncio.to_thread(make_revision, self.head + 1, draft.config, known, source="config")
 
     def check_backend(self, name: str) -> None:
         """Refuse a change of a backend that does not exist. Raises InvalidRequest."""
@@ -190,8 +192,7 @@ class RoutingProjection(FollowedStream):
         for _ in range(MAX_TRIES):
             latest, parent = self.last(), self.head
             draft = decide(latest)
-            # In a thread: thousands of routes take a second.
-            self._checked = draft.config, await asyncio.to_thread(self.check, draft)
+            self._checked = draft.config, await self.check(draft)
             try:
                 record = await self.store.append(
                     STREAM, to_data(draft, parent), author=author, expected=parent
