@@ -974,7 +974,7 @@ async def test_a_response_whose_stream_was_followed_is_not_run_again(rig: Respon
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
         following = tasks.create_task(client.get(path, params={"stream": "true"}))
         for _ in range(3_000):
-            if (await rig.row(path)).again is None:
+            if not (await rig.row(path)).again:
                 break
             await asyncio.sleep(0.02)
         following.cancel()
