@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import httpx2
@@ -83,6 +83,8 @@ LONG = (
 )  # fmt: skip
 
 
+# A preparation of a test that is among the slowest durations.
+LONG_S = 0.1
 FAST = pytest.StashKey[Guard]()
 FAST_EXAMPLES = 10
 
@@ -105,6 +107,8 @@ def pytest_configure(config: pytest.Config) -> None:
             fork_server.install_for_tests(fast=fast)
         return  # the tests run in others
     gc.disable()  # until all is imported
+    if hasattr(config, "workerinput"):
+        _report_what_is_shown(config)
     if config.getoption("--fast"):
         config.stash[FAST] = Guard()
     else:
@@ -113,6 +117,20 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server.install()
         if config.getoption("markexpr") == "serial" and fork_server.AVAILABLE:
             fork_server.server()  # nearly all need it, and it imports while they are collected
+
+
+def _report_what_is_shown(config: pytest.Config) -> None:
+    """A process of pytest-xdist sends five messages a test, for a millisecond of a core; nothing is shown of four."""
+    (worker,) = (one for one in config.pluginmanager.get_plugins() if hasattr(one, "sendevent"))
+    send = worker.sendevent
+
+    def send_shown(name: str, **kwargs: Any) -> None:
+        of = kwargs.get("data", {})
+        is_quiet = name == "testreport" and of["when"] != "call" and of["outcome"] == "passed"
+        if name not in ("logstart", "logfinish") and not (is_quiet and of["duration"] < LONG_S):
+            send(name, **kwargs)
+
+    worker.sendevent = send_shown
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
