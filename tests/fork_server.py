@@ -411,7 +411,9 @@ def install() -> None:
 
 def install_for_tests(*, fast: bool) -> None:
     """Fork the processes of pytest-xdist: they have imported the tests, and what they fork has so too."""
-    if AVAILABLE:
+    if (
+        AVAILABLE and not _servers
+    ):  # or this process was forked off a server that has imported them (tests/whole.py)
         _servers.append(ForkServer.start(tests=FAST if fast else ALL))
         install()
 
@@ -473,6 +475,9 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
         from vllm.logger import _configure_vllm_root_logger
 
         _configure_vllm_root_logger()
+    if (words == _XDIST or words[1] == "pytest") and (torch := sys.modules.get("torch")):
+        # A fork makes PyTorch's pool anew at its first use; two threads that use it first find none.
+        torch.set_num_threads(torch.get_num_threads())
     status: Any = 1
     try:
         if spawned:
@@ -480,9 +485,6 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
             arguments = dict(pair.split("=") for pair in spawned[1].split(", "))
             multiprocessing.spawn.spawn_main(**{name: int(value) for name, value in arguments.items()})
         elif words == _XDIST:
-            if torch := sys.modules.get("torch"):
-                # A fork makes PyTorch's pool anew at its first use; two threads that use it first find none.
-                torch.set_num_threads(torch.get_num_threads())
             _run_text(words[-1], [])
         elif words[0] == "-c":
             _run_text(words[1], words[2:])
