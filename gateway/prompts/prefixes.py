@@ -7,7 +7,6 @@ for example after a change of the prompt that adds something volatile.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from msgspec import Struct
 
@@ -67,6 +66,7 @@ class PrefixWatch:
     max_blocks: int = MAX_BLOCKS_SEEN
     _new: set[int] = field(default_factory=set, init=False)
     _old: set[int] = field(default_factory=set, init=False)
+    _known: dict[tuple[_Place, int], tuple[tuple[int, ...], _Keys]] = field(default_factory=dict, init=False)
 
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """Return the plan's stable prefix, with the tokens of it that ``backend`` should find cached."""
@@ -75,9 +75,7 @@ class PrefixWatch:
         if block_size <= 0:  # the backend does not report it
             block_size = self.block_size(backend.model)
         place = (backend.name, None if self.shared else tenant, adapter_id, block_size)
-        token_ids = first(plan.token_ids, plan.prefix_tokens)
-        keys_of = _keys_of if len(token_ids) <= MAX_CACHED_TOKENS else _keys_of.__wrapped__
-        fingerprint, keys = keys_of(token_ids, place)
+        fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
         known, new, old = len(keys), self._new, self._old
         if not new.issuperset(keys):
             known = next((at for at, key in enumerate(keys) if key not in new and key not in old), known)
@@ -88,13 +86,20 @@ class PrefixWatch:
         if len(self._new) > self.max_blocks // 2:
             self._old, self._new = self._new, set()
 
-
-@lru_cache(MAX_CACHED_KEYS)
-def _keys_of(token_ids: tuple[int, ...], place: _Place) -> _Keys:
-    """Return a prefix's fingerprint and block keys, cached: most requests share a few prefixes."""
-    chain = chain_of(token_ids, place[-1], 0)
-    salt = hash(place)
-    return _hex(chain[-1]) if chain else None, tuple([hash((salt, link)) for link in chain])
+    def _keys_of(self, token_ids: tuple[int, ...], place: _Place) -> _Keys:
+        """Return a prefix's fingerprint and block keys, cached: most requests share a few prefixes."""
+        # By its length, since the hash of its ids would cost more than all the rest.
+        of_length = place, len(token_ids)
+        known = self._known.get(of_length)
+        if known is None or (known[0] is not token_ids and known[0] != token_ids):
+            chain, salt = chain_of(token_ids, place[-1], 0), hash(place)
+            keys = _hex(chain[-1]) if chain else None, tuple([hash((salt, link)) for link in chain])
+            if len(token_ids) > MAX_CACHED_TOKENS:
+                return keys
+            if len(self._known) >= MAX_CACHED_KEYS:
+                del self._known[next(iter(self._known))]
+            known = self._known[of_length] = token_ids, keys
+        return known[1]
 
 
 def _hex(link: int) -> str:
