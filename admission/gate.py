@@ -128,8 +128,10 @@ class BackendGate:
             max_wait_s=longest_s,
             estimated_wait_s=wait_s,
             estimated_first_token_s=first_s,
-            shrunk=max_tokens < demand.max_output_tokens,
         )
+        ticket.shrunk = (
+            max_tokens < demand.max_output_tokens
+        )  # 16 keywords make a call build a dict
         if at_once and not self.tickets and not self._displaced:
             self._hold = work.holds(ticket, room, now)
             # The check above found it in time, by the same estimates.

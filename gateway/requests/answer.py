@@ -91,8 +91,8 @@ def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> Usa
     """Return the usage row before anything was generated."""
     request, target = job.request, job.target
     return UsageRow(
-        generation_id=request.generation_id,
-        request_id=request.request_id,
+        request.generation_id,
+        request.request_id,  # 16 keywords make a call build a dict
         tenant=request.caller.tenant,
         key_id=request.caller.key_id,
         contract=request.contract._value_,  # the property costs two calls
