@@ -1,8 +1,8 @@
 """Usage rows as bytes on disk: each with its length and checksum, so that a partial row is detected.
 
 A file is :data:`HEADER` and then frames: length and CRC-32 of the payload (both 4 bytes, little endian), and
-the payload, the row as MessagePack with its fields' names. So rows of older versions stay readable: a
-missing field has its default, an unknown one is ignored.
+the payload, the row as MessagePack with the names of its fields that have not their default. So rows of
+older versions stay readable: a missing field has its default, an unknown one is ignored.
 """
 
 import struct

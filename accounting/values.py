@@ -14,7 +14,7 @@ DAY_S = 24 * HOUR_S
 Kind = Literal["request", "shadow", "front", "cache"]
 
 
-class UsageRow(msgspec.Struct, frozen=True):
+class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """The usage of one generation, the unit of billing. To change a row, use ``msgspec.structs.replace``.
 
     ``started_at`` is Unix time in seconds. ``fallback`` is the fallback target that answered, if the intended

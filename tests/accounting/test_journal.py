@@ -139,7 +139,7 @@ def test_zeros_after_the_rows_come_from_a_power_cut_and_are_no_damage() -> None:
 def test_a_row_of_an_older_version_has_the_defaults_of_this_one() -> None:
     import msgspec
 
-    old = msgspec.json.decode(msgspec.json.encode(row("gen_1")))
+    old = msgspec.structs.asdict(row("gen_1"))
     for name in ("kind", "org", "user_id", "model", "cost_nanousd", "billable_input_tokens"):
         del old[name]
     payload = msgspec.msgpack.encode({**old, "dropped_since": 1})
@@ -148,6 +148,12 @@ def test_a_row_of_an_older_version_has_the_defaults_of_this_one() -> None:
 
     data = HEADER + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
     assert read(data).rows == (row("gen_1"),)
+
+
+def test_a_row_takes_no_room_for_fields_that_have_their_default() -> None:
+    assert b"fallback_reason" not in frame(row("gen_1"))
+    assert b"fallback_reason" in frame(row("gen_1", fallback_reason="timeout"))
+    assert read(HEADER + frame(row("gen_1"))).rows == (row("gen_1"),)
 
 
 @pytest.mark.parametrize("bad", [{"output_tokens": 2**70}, {"intent": "\ud800"}, {"intent": "x" * (2 << 20)}])
