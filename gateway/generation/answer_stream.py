@@ -1,5 +1,6 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume the answer."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -153,13 +154,24 @@ class AnswerStream:
             return self._buffer.take(delta)
         if not self.committed:
             self.committed = bool(text or delta.logprobs)
+            if self._on_first is not None:
+                on_first, self._on_first = self._on_first, None
+                return self._first_sent(delta, on_first)
         return self._sink.delta(delta)
+
+    async def _first_sent(self, delta: Delta, on_first: Callable[[int | None], None]) -> None:
+        """Send the first piece before admission learns of it; if the caller reads slowly, it learns first."""
+        soon = asyncio.get_running_loop().call_soon(on_first, delta.cached_tokens)
+        await self._sink.delta(delta)
+        soon.cancel()
+        on_first(delta.cached_tokens)  # nothing the second time
 
     def _first_piece(self, delta: Delta) -> None:
         self._fresh = False
-        if self.first_at is None and (self._buffer is None or not self._buffer.holding):
+        holding = self._buffer is not None and self._buffer.holding
+        if self.first_at is None and not holding:
             self.first_at = self._clock()
-        if self._on_first is not None:
+        if self._on_first is not None and (holding or self.committed or not self._streamed):
             self._on_first(delta.cached_tokens)
             # Release it: the slot's demand refers to this answer.
             self._on_first = None

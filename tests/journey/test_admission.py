@@ -14,6 +14,7 @@ from admission.values import BackendLoad
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import Revision, make_revision
@@ -362,3 +363,18 @@ async def test_bad_input_never_opens_the_circuit_for_others(build_rig: Build, as
         assert sink.error is not None and sink.error.status < 500
     answer = (await rig.run(ask())).answer
     assert answer is not None and answer.fallback is None
+
+
+async def test_admission_learns_of_a_stream_when_its_first_piece_was_sent_or_cannot_be(
+    build_rig: Build, ask: Ask
+) -> None:
+    rig = build_rig(Script(("Hello", " there")))
+    rates, known = rig.admission.gate("local").rates, list[int]()
+
+    class NotReading(RecordingSink):
+        async def delta(self, delta: Delta) -> None:
+            known.append(rates.first_tokens)
+            await until(lambda: rates.first_tokens == 1)
+
+    await rig.journey.run(ask(stream=True), NotReading())
+    assert known == [0, 1]
