@@ -68,6 +68,21 @@ def test_a_scrape_carries_no_created_series(metrics: Metrics, record: Make) -> N
     assert b"_created" not in metrics.render()
 
 
+def test_few_finished_requests_are_counted_at_once_because_others_wait_meanwhile(record: Make) -> None:
+    at_once = []
+
+    class Noting(Metrics):
+        def _count(self) -> None:
+            at_once.append(len(self._finished))
+            super()._count()
+
+    metrics = Noting(version="1.2.3")
+    for _ in range(300):
+        metrics.request(record())
+    assert max(at_once) <= 64
+    assert value(metrics, "sluice_tokens_total", kind="output") == 300 * record().output_tokens
+
+
 def test_a_finished_request_is_counted_by_route_backend_status_and_code(
     metrics: Metrics, record: Make
 ) -> None:
