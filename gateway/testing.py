@@ -265,7 +265,7 @@ class MemoryIdempotency:
     broken_put: bool = False
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
+        self, tenant: str, key: str, claim: Claim, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
         await asyncio.sleep(0)
         if self.broken_get:

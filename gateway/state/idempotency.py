@@ -54,7 +54,7 @@ class IdempotencyStore(Protocol):
         """Close connections."""
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
+        self, tenant: str, key: str, claim: Claim, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
         """Return the fingerprint of the request's body and the reply, if there is one.
 

@@ -108,17 +108,14 @@ class RedisIdempotencyStore:
         await self._client.aclose()
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
+        self, tenant: str, key: str, claim: Claim, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
         digest = _digest(tenant, key)
-        if claim is None:
-            found = await ask(self._client, "get", self._client.get(self._prefix + digest))
-        else:
-            names, own = (self._prefix + digest, self._claims + digest), " ".join(claim)
-            asked = self._client.mget(names) if reads_only else self._claim(keys=names, args=(own,))
-            found, other = await ask(self._client, "get", asked)
-            if found is None and other is not None and other.decode() != own:
-                return other.decode().partition(" ")[2], None
+        names, own = (self._prefix + digest, self._claims + digest), " ".join(claim)
+        asked = self._client.mget(names) if reads_only else self._claim(keys=names, args=(own,))
+        found, other = await ask(self._client, "get", asked)
+        if found is None and other is not None and other.decode() != own:
+            return other.decode().partition(" ")[2], None
         if found is None:
             return None
         stored = msgspec.msgpack.decode(found, type=_Stored)

@@ -51,22 +51,18 @@ class SqliteIdempotencyStore:
         await self._file.close()
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
+        self, tenant: str, key: str, claim: Claim, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
 
-        def find(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | None:
+        def find_or_claim(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | tuple[str] | None:
+            now = self._unix_time()
             found: tuple[str, int, str, bytes] | None = connection.execute(
                 "SELECT fingerprint, status, content_type, body FROM idempotent_replies"
                 " WHERE tenant = ? AND key = ? AND stored_at >= ?",
-                (tenant, key, self._unix_time() - KEEP_S),
+                (tenant, key, now - KEEP_S),
             ).fetchone()
-            return found
-
-        def find_or_claim(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | tuple[str] | None:
-            found = find(connection)
-            if claim is None or found is not None:
+            if found is not None:
                 return found
-            now = self._unix_time()
             other: tuple[str] | None = connection.execute(
                 "SELECT fingerprint FROM reply_claims WHERE tenant = ? AND key = ? AND token != ?"
                 " AND until >= ?",
@@ -78,8 +74,7 @@ class SqliteIdempotencyStore:
                 connection.execute("INSERT OR REPLACE INTO reply_claims VALUES (?, ?, ?, ?, ?)", values)
             return other
 
-        writes = claim is not None and not reads_only
-        row = await self._file.run("get", find_or_claim, writes=writes)
+        row = await self._file.run("get", find_or_claim, writes=not reads_only)
         if row is None:
             return None
         return row[0], None if len(row) == 1 else StoredReply(*row[1:])

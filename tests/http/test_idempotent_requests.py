@@ -249,10 +249,10 @@ class StalledStore(MemoryIdempotency):
     claim: Claim | None = None
 
     async def get(
-        self, tenant: str, key: str, claim: Claim | None = None, *, reads_only: bool = False
+        self, tenant: str, key: str, claim: Claim, *, reads_only: bool = False
     ) -> tuple[str, StoredReply | None] | None:
-        found = await super().get(tenant, key)
-        if found is None and claim is not None and (self.takes or self.lost >= 2):
+        found = await super().get(tenant, key, claim)
+        if found is None and (self.takes or self.lost >= 2):
             self.claim = self.claim or (None if reads_only else claim)
             found = None if self.claim in (None, claim) else (self.claim.fingerprint, None)
         if self.lost < 2:
