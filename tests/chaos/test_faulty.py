@@ -18,7 +18,6 @@ from budgeting.values import Message, Role
 from gateway.admin.chaos import ChaosAdmin
 from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
 from gateway.backends.port import Absence, Backend, Restarting, Work
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.chaos import ChaosSection, FaultRule
 from gateway.config.errors import ConfigError
 from gateway.contracts.events import Delta
@@ -28,6 +27,7 @@ from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
 from gateway.wiring.backends import make_chaos
 from resilience.failures import BackendFailure, FailureKind
+from tests.scripted import Script, ScriptedBackend
 
 PIECES = ("a", "b", "c", "d")
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}

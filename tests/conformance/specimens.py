@@ -28,7 +28,6 @@ from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.port import BackendState, Continue
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.load import read_figures
 from gateway.backends.workers.pool_model import ModelReading
@@ -52,6 +51,7 @@ from tests.conformance.harness import (
 )
 from tests.fork_server import ForkedPopen
 from tests.integration.live import ADMIN_KEY, gateway
+from tests.scripted import Script, ScriptedBackend
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 START_TIMEOUT_S = 400.0

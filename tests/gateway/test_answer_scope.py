@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from adapters.selection import Lease
 from adapters.values import Adapter
 from budgeting.values import EvidenceChunk, Message, Plan, Role, SectionCounts
-from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.answer import Answer, BudgetReport, Choice, Fallback, Timings
 from gateway.contracts.values import (
     Caller,
@@ -31,6 +30,7 @@ from gateway.generation.job import Job
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.routing.target import Target
+from tests.scripted import ScriptedBackend
 
 ADAPTERS = (Adapter("calm", 1, "base", "/calm"), Adapter("lively", 2, "base", "/lively"))
 REVISION = make_revision(

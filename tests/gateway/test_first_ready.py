@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gateway.backends.scripted import ScriptedBackend
 from gateway.health.first_ready import FirstReady
 from gateway.wiring.observing import health_collector
 from gateway.wiring.serving import first_ready
 from tests.gateway.test_health_probe import probe
+from tests.scripted import ScriptedBackend
 
 
 def test_the_time_of_the_first_ready_state_is_kept_whatever_happens_later() -> None:

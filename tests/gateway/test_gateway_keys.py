@@ -17,7 +17,6 @@ import pytest
 from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, KeyRing, draw_key
 from gateway.admin.keys import LATEST, KeyAdmin, KeyBody, KeyChangeBody
 from gateway.backends.port import Fleet
-from gateway.backends.scripted import ScriptedBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.config.state import StateConfig
@@ -38,6 +37,7 @@ from gateway.state.projection import ProjectionState
 from gateway.state.url import StateUrl
 from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
+from tests.scripted import ScriptedBackend
 
 WHO = "bootstrap"
 FLEET = Fleet(

@@ -10,7 +10,6 @@ import pytest
 
 from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Fleet
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.inspection import Inspection, WorkerInspections
 from gateway.errors import BackendUnavailable
 from gateway.health.first_ready import FirstReady, once_ready
@@ -22,6 +21,7 @@ from gateway.wiring.observing import health_collector
 from gateway.wiring.serving import first_ready
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
+from tests.scripted import Script, ScriptedBackend
 
 HANGS = Script(delay_s=3600.0)
 

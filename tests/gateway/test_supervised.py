@@ -27,7 +27,6 @@ from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
-from gateway.backends.scripted import ScriptedBackend
 from gateway.backends.supervised import CHECK_INTERVAL_S, SupervisedHost
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
@@ -45,6 +44,7 @@ from resilience.supervisor import (
 )
 from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
 from tests.engine.adapters import write_adapter
+from tests.scripted import ScriptedBackend
 
 
 async def until(met: Callable[[], object], timeout_s: float = 60.0) -> None:

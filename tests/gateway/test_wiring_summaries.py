@@ -6,12 +6,12 @@ import pytest
 
 from budgeting.counting import ChatTokenizer
 from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role, SectionBudgets, SummaryKind
-from gateway.backends.scripted import ScriptedBackend
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.wiring.model import make_engine_summarizer
+from tests.scripted import ScriptedBackend
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 BACKENDS = {"local": ScriptedBackend("local"), "far": ScriptedBackend("far")}

@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.backends.scripted import ScriptedBackend
 from gateway.config.settings import load_settings
 from gateway.wiring.build import build
 from observability.logs import configure_logging
 from tests.http.fuzz import Fuzzer, FuzzRequest
+from tests.scripted import ScriptedBackend
 
 # Marked by hand, because no process is started: thousands of requests take many seconds.
 pytestmark = pytest.mark.slow

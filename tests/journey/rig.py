@@ -20,7 +20,6 @@ from admission.values import AdmissionLimits
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Plan
 from gateway.backends.port import Absence, Backend, BackendState, Completion, DeltaSink, Fleet, Work
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.images import ImagesSection
 from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
@@ -60,6 +59,7 @@ from resilience.retry_budget import RetryBudget
 from resilience.time_limits import TimeLimit, TimeLimits
 from resilience.turns import Turns
 from tests.adapters.crafted import registry_of
+from tests.scripted import Script, ScriptedBackend
 
 ROOT = Path(__file__).parents[2]
 # No model in these tests is longer than this.

@@ -11,10 +11,10 @@ from adapters.catalogue import AdapterState
 from adapters.selection import AdapterOffer
 from adapters.values import Adapter
 from gateway.backends.lora_slots import PARAM
-from gateway.backends.scripted import Script
 from gateway.contracts.values import GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig
+from tests.scripted import Script
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -13,13 +13,13 @@ import msgspec
 from admission.values import BackendLoad
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import Revision, make_revision
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -8,13 +8,13 @@ import pytest
 
 from accounting.prices import Price
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from resilience.leg_limits import LegLimit, LegSkipped
 from tests.journey.rig import JourneyRig
 from tests.resilience.words_embedder import WordsEmbedder
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -13,7 +13,6 @@ from accounting.account import Accounts
 from accounting.keys import Budget
 from accounting.prices import BookVersion, Price, PriceBook, Tariff
 from accounting.quotas import Quotas
-from gateway.backends.scripted import Script
 from gateway.contracts.values import Caller, GenerateRequest, Sampling
 from gateway.errors import BudgetExceeded
 from gateway.keys.rate_limits import KeyLimiter, month_of
@@ -21,6 +20,7 @@ from gateway.keys.shared_limits import SharedLimits
 from resilience.failures import BackendFailure, FailureKind
 from tests.gateway.test_shared_limits import FakeStore
 from tests.journey.rig import CALLER, JourneyRig, RecordingSink
+from tests.scripted import Script
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

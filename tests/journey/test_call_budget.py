@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import GenerateRequest
 from tests.journey.rig import JourneyRig
+from tests.scripted import ScriptedBackend
 from tests.workers.raw_worker import RawWorker, pool, sends
 
 Build = Callable[..., JourneyRig]

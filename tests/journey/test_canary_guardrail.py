@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import EvidenceChunk, GenerateRequest
 from gateway.routing.canary import CanaryPlan, CanaryState, Phase, in_force, judge, start
 from gateway.routing.canary_tally import MAX_EXAMINED, CanaryTally
 from gateway.shadow.checks import make_checks
 from gateway.shadow.guardrail import CanaryGuardrail
 from tests.journey.rig import JourneyRig
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -13,12 +13,12 @@ import pytest
 from adapters.values import Adapter
 from budgeting.values import EvidenceChunk
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import Delta
 from gateway.contracts.values import GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from resilience.time_limits import TimeLimit, TimeLimits
 from tests.journey.rig import JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

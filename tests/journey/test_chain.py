@@ -8,10 +8,10 @@ import pytest
 
 from budgeting.values import EvidenceChunk
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, FinishReason, GenerateRequest, Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -11,12 +11,12 @@ from msgspec import structs
 
 from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.backends.port import Continue
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from observability.events import ToolCallCounts
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

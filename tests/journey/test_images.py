@@ -15,7 +15,6 @@ import pytest
 from budgeting.images import ImageCost
 from budgeting.values import ImageContent, Message, Role, ToolCall
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.images import ImagesSection
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
@@ -26,6 +25,7 @@ from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BodyMemory
 from tests.images.samples import data_url, png, sample
 from tests.journey.rig import JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

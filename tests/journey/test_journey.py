@@ -14,7 +14,6 @@ from adapters.values import Adapter
 from admission.values import AdmissionLimits, BackendLoad
 from budgeting.values import EvidenceChunk, Message, Role
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import (
@@ -29,6 +28,7 @@ from gateway.errors import PublicError
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns, Urgent
 from tests.journey.rig import JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -9,12 +9,12 @@ import pytest
 
 from accounting.keys import NO_BUDGET, Budget, KeyLimits, ModelLimits
 from accounting.quotas import Quotas
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Caller, Contract, GenerateRequest, Sampling
 from gateway.errors import BudgetExceeded
 from gateway.keys.rate_limits import KeyLimiter
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import CALLER, JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import GenerateRequest
 from gateway.keys.usable_models import usable
 from gateway.routing.target import may_use
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import CALLER, JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -13,7 +13,6 @@ from msgspec import structs
 from budgeting.counting import ChatTokenizer
 from budgeting.values import CanonicalPrompt, Message, Role, SectionBudgets
 from gateway.backends.port import Continue
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.errors import DeadlineExceeded
 from gateway.prompts.budgets import Planning, budget_request
@@ -25,6 +24,7 @@ from gateway.routing.revision import make_revision
 from resilience.failures import BackendFailure, FailureKind
 from tests.budgeting.folders import CHATML, byte_level, write_folder
 from tests.journey.rig import JourneyRig
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -8,9 +8,9 @@ import pytest
 
 from adapters.values import Adapter
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest
 from tests.journey.rig import JourneyRig
+from tests.scripted import ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
 from resilience.degenerate import Action
 from resilience.events import Degenerated
 from resilience.failures import FailureKind
 from tests.journey.rig import JourneyRig
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

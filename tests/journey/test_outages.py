@@ -12,11 +12,11 @@ from admission.estimator import LEARNED_FROM, PATIENCE_S
 from admission.values import BackendLoad
 from budgeting.values import Tool, ToolChoice, ToolChoiceMode
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, FinishReason, FormatType, GenerateRequest, ResponseFormat
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig, RestartingBackend
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from budgeting.values import Message, Role
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig
+from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -18,7 +18,6 @@ from websockets.asyncio.client import connect as connect_socket
 from admission.values import AdmissionLimits, BackendLoad
 from gateway.app import create_app
 from gateway.backends.port import BackendState, Continue
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import (
     Contract,
     FinishReason,
@@ -33,6 +32,7 @@ from resilience.failures import BackendFailure, FailureKind
 from resilience.fallback_policy import MAX_RESUMES
 from tests.journey.rig import JourneyRig, PieceTokenizer, RecordingSink, RestartingBackend
 from tests.journey.test_cancellation import cancel_at_every_turn
+from tests.scripted import Script, ScriptedBackend
 from tests.sse import json_events
 
 Build = Callable[..., JourneyRig]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
-from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import Contract, GenerateRequest
 from tests.journey.rig import CALLER, JourneyRig
+from tests.scripted import ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

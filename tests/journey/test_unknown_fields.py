@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.backends.scripted import ScriptedBackend
 from gateway.config.backends import BedrockSection, EngineBackend, OpenAIBackend, UnknownFields
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.native_answer import NativeDialect
@@ -15,6 +14,7 @@ from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from tests.journey.rig import JourneyRig
+from tests.scripted import ScriptedBackend
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]

@@ -19,7 +19,6 @@ from budgeting.summary import Count, Summarizer, Summary
 from budgeting.values import EvidenceChunk, ImageContent, Message, Role, SummaryKind
 from gateway.admin.prompts import PromptAdmin
 from gateway.backends.port import Fleet
-from gateway.backends.scripted import ScriptedBackend
 from gateway.config.images import ImagesSection
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
@@ -35,6 +34,7 @@ from gateway.routing.revision import make_revision
 from gateway.state.memory import MemoryStateStore
 from tests.budgeting import folders
 from tests.images.samples import data_url, sample
+from tests.scripted import ScriptedBackend
 
 ROOT = Path(__file__).parents[2]
 SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT

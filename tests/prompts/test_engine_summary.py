@@ -20,11 +20,11 @@ from budgeting.values import (
     SummaryKind,
 )
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.prompts import engine_summary
 from gateway.prompts.engine_summary import EngineSummarizer
 from resilience.failures import BackendFailure, FailureKind
 from tests.budgeting.conftest import DEMO
+from tests.scripted import Script, ScriptedBackend
 
 WRITTEN = "The user ordered Vinland Saga, order 88123; it goes to the office."
 

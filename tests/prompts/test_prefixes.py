@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from admission.values import BackendLoad
 from budgeting.values import Plan, SectionCounts
-from gateway.backends.scripted import ScriptedBackend
 from gateway.prompts.prefixes import MAX_CACHED_KEYS, Prefix, PrefixWatch, fingerprint_of
+from tests.scripted import ScriptedBackend
 
 LOAD = BackendLoad(running=0, waiting=0, kv_usage=0.0, total_blocks=64, block_size=16, max_running=8)
 LOCAL, OTHER = ScriptedBackend(), ScriptedBackend(name="other")

@@ -6,13 +6,13 @@ import pytest
 
 from adapters.values import Adapter
 from gateway.backends.port import Work
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.generation.output_guard import OutputGuard
 from resilience.blame import MAX_WEIGHTS, WINDOW_S, Blame
 from resilience.degenerate import Action, DegenerateLimits
 from resilience.failures import BackendFailure, FailureKind
+from tests.scripted import Script, ScriptedBackend
 
 
 class Clock:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gateway.backends.port import Completion, DeltaSink, Work
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from gateway.generation.output_guard import INSPECT_EVERY, OutputGuard
@@ -16,6 +15,7 @@ from resilience.blame import Blame
 from resilience.degenerate import Action, DegenerateLimits, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
+from tests.scripted import Script, ScriptedBackend
 
 LIMITS = DegenerateLimits(repeat_tokens=40, cycle_tokens=64, cycle_length=4)
 LATEST = 40 + 2 * INSPECT_EVERY

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from adapters.selection import stable_fraction
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.features import Feature
 from gateway.routing.file import RouteConfig, WeightedBackend
 from gateway.routing.rank import draw, rank
 from gateway.routing.revision import Route
+from tests.scripted import ScriptedBackend
 
 
 def route(*weights: tuple[str, float]) -> Route:

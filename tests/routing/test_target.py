@@ -14,7 +14,6 @@ from adapters.registry import AdapterRegistry
 from adapters.selection import AdapterOffer
 from adapters.values import Adapter, Selection
 from gateway.backends.port import Fleet
-from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.openai import ChatRequest
 from gateway.contracts.refusals import parse
@@ -26,6 +25,7 @@ from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.routing.target import Target, resolve
 from tests.routing.test_rank import Silent
+from tests.scripted import ScriptedBackend
 
 FLEET = Fleet(
     {

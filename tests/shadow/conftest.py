@@ -16,7 +16,6 @@ from accounting.errors import LedgerUnavailable
 from accounting.prices import Price
 from accounting.shadow_values import ShadowPair
 from budgeting.counting import ChatTokenizer
-from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.features import Feature
 from gateway.contracts.values import GenerateRequest
 from gateway.prompts.canonical import Canonicalizer
@@ -31,6 +30,7 @@ from gateway.shadow.sampling import ShadowOutcome, ShadowQueue
 from resilience.leg_limits import LegLimit, LegLimits
 from tests.journey.conftest import ask, build_rig, tokenizer
 from tests.journey.rig import JourneyRig, RecordingSink
+from tests.scripted import Script, ScriptedBackend
 
 __all__ = ["ask", "build_rig", "tokenizer"]
 

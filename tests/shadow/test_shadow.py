@@ -15,7 +15,6 @@ from admission.values import Demand
 from budgeting.counting import ChatTokenizer
 from budgeting.values import NO_KWARGS, EvidenceChunk, ImageContent, Message, Role, Tool, ToolCall
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import Script
 from gateway.contracts.events import Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType, GenerateRequest, ResponseFormat, Sampling
@@ -27,6 +26,7 @@ from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 from resilience.failures import BackendFailure, FailureKind
 from tests.images.samples import data_url, sample
 from tests.journey.rig import ROOT
+from tests.scripted import Script
 from tests.shadow.conftest import BEDROCK_FEATURES, ShadowRig
 
 Build = Callable[..., ShadowRig]

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from adapters.values import Adapter
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import ScriptedBackend
 from gateway.config.backends import HedgeSection, OpenAIBackend, TlsSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
@@ -32,6 +31,7 @@ from observability.scrape import ScrapeCollector
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import collect
 from tests.integration.live import gateway
+from tests.scripted import ScriptedBackend
 from tests.workers.raw_worker import (
     RawWorker,
     answers,

@@ -1,4 +1,4 @@
-"""A backend that plays a script: the fake of the port, for tests and for measuring the gateway alone."""
+"""A backend that plays a script: the fake of the port."""
 
 import asyncio
 import math
