@@ -83,8 +83,7 @@ class QuotaRequest:
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """The tokens that a request used. ``hold`` is ``None`` when the store could not be reached; ``at`` is the
-    whole second of the store's clock at which the tokens were held, ``None`` for now. A settlement that is
-    not ``sure`` may have been sent before, and counts only while the tokens are still held.
+    whole second of the store's clock at which the tokens were held, ``None`` for now.
     """
 
     key_id: str
@@ -92,7 +91,6 @@ class Settlement:
     hold: HoldId | None
     at: int | None
     used: int
-    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +253,6 @@ class KeyUsage:
     def settle(self, settlement: Settlement, now: float) -> None:
         """Replace the held tokens by the used tokens."""
         held = None if settlement.hold is None else self._held.pop(settlement.hold, None)
-        if held is None and not settlement.sure:
-            return
         at = held.at if held is not None else settlement.at if settlement.at is not None else now
         for window in filter(None, self._windows):
             if window.kind.of_tokens and settlement.used:

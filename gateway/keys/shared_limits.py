@@ -91,12 +91,13 @@ class SharedLimits:
     settle_every_s: float = SETTLE_EVERY_S
 
     def __post_init__(self) -> None:
-        self._holder = self.new_holder()
+        self._holder = self._sender = self.new_holder()
         self._numbers = itertools.count(1)
         self._held = 0
         self._away_until: float | None = None
         self._outbox: deque[Settlement] = deque()
-        self._settling = 0
+        self._batch: list[Settlement] = []
+        self._batch_number = 0
         self._wake = asyncio.Event()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._log = structlog.get_logger("keys")
@@ -108,7 +109,7 @@ class SharedLimits:
 
     def status(self) -> tuple[bool, int]:
         """Return, for metrics, whether the store is unreachable, and how many settlements wait for it."""
-        return self.away, len(self._outbox) + self._settling
+        return self.away, len(self._outbox) + len(self._batch)
 
     async def count(self, key_id: str, limits: KeyLimits) -> QuotaVerdict | None:
         """Count a request; ``None`` if the store does not answer.
@@ -141,7 +142,7 @@ class SharedLimits:
             finally:
                 if verdict is None and not lapsed:
                     # Cancelled or not answered: the store may hold the tokens.
-                    self._put(Settlement(key_id, limits, hold, None, 0, sure=False))
+                    self._put(Settlement(key_id, limits, hold, None, 0))
             if verdict is not None:
                 if verdict.excess is None and holder == self._holder:
                     self._held += 1
@@ -216,10 +217,10 @@ class SharedLimits:
         """Send the remaining settlements, if the store answers, and close it."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while self._outbox and not self.away:
+                while (self._batch or self._outbox) and not self.away:
                     await self._settle_batch()
         except TimeoutError:
-            self._lost(len(self._outbox))
+            self._lost(len(self._batch) + len(self._outbox))
         finally:
             await self.store.close()
 
@@ -278,26 +279,23 @@ class SharedLimits:
             await self._wake.wait()
             await asyncio.sleep(self.settle_every_s)
             self._wake.clear()
-            while self._outbox:
-                # An unreachable store is first tested with a renewal: after a failed attempt a settlement is
-                # no longer sure.
+            while self._batch or self._outbox:
                 if (self.away and not await self._renewed()) or not await self._settle_batch():
                     await asyncio.sleep(self.cool_off_s)
 
     async def _settle_batch(self) -> bool:
-        batch = [self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))]
-        done, self._settling = False, len(batch)
+        """Send a batch, the same one until it is answered; return whether the store answered."""
+        if not self._batch:
+            self._batch = [self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))]
+            self._batch_number += 1
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self.store.settle(batch)
-            done = True
+                await self.store.settle(self._sender, self._batch_number, self._batch)
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
-        finally:
-            self._settling = 0
-            if not done:
-                self._outbox.extendleft(replace(one, sure=False) for one in reversed(batch))
-        return done
+            return False
+        self._batch = []
+        return True
 
     async def _renew_all(self) -> None:
         while True:

@@ -33,8 +33,12 @@ class LimitStore(Protocol):
         lease has expired and may not be renewed: nothing was counted, and the holder needs a new name.
         """
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Replace held tokens by the tokens that were used."""
+    async def settle(self, sender: str, number: int, settlements: Sequence[Settlement]) -> None:
+        """Replace held tokens by the tokens that were used, all or none.
+
+        ``sender`` numbers its batches upwards and repeats one until it is answered. A batch that was settled
+        before, whose answer was lost, changes nothing.
+        """
 
     async def renew(self, holder: str) -> bool:
         """Renew the holder's lease; ``False``: it has expired."""

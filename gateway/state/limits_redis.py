@@ -131,12 +131,20 @@ return answer
 """
 )
 
-# One key and one group of seven arguments per settlement.
+# One key and one group of eight arguments per settlement, after the sender's key and the number of its batch.
+# Steps and periods are those of the two windows of tokens, 0 for one without a limit.
 _SETTLE = (
-    _RULES
+    "local STEP, PERIOD = {}, {}"
+    + _RULES
+    + f"""
+if tonumber(redis.call('GET', KEYS[1]) or 0) >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', {KEPT_S})
+"""
     + """
-for n, key in ipairs(KEYS) do
-  local from = (n - 1) * 7
+for n = 2, #KEYS do
+  local key, from = KEYS[n], (n - 2) * 8 + 1
+  STEP[2], PERIOD[2] = tonumber(ARGV[from + 5]), tonumber(ARGV[from + 6])
+  STEP[3], PERIOD[3] = tonumber(ARGV[from + 7]), tonumber(ARGV[from + 8])
   local holder, number, at = ARGV[from + 1], tonumber(ARGV[from + 2]), tonumber(ARGV[from + 3])
   local used = tonumber(ARGV[from + 4])
   local account, held, found = load(key), {}, nil
@@ -144,21 +152,19 @@ for n, key in ipairs(KEYS) do
     if one[1] == holder and one[2] == number then found = one else held[#held + 1] = one end
   end
   account[2] = held
-  if found or ARGV[from + 5] == '1' then
-    at = found and found[3] or at >= 0 and at or math.floor(now)
-    for i = 2, 3 do
-      local step = math.floor(at / STEP[i])
-      if used > 0 and ARGV[from + 4 + i] == '1' and leaves(i, step) > now then
-        local own, place = account[1][i], 1
-        while own[place] and own[place][1] < step do place = place + 1 end
-        if own[place] and own[place][1] == step then own[place][2] = own[place][2] + used
-        else table.insert(own, place, {step, used}) end
-      end
+  at = found and found[3] or at >= 0 and at or math.floor(now)
+  for i = 2, 3 do
+    local step = STEP[i] > 0 and math.floor(at / STEP[i])
+    if used > 0 and step and leaves(i, step) > now then
+      local own, place = account[1][i], 1
+      while own[place] and own[place][1] < step do place = place + 1 end
+      if own[place] and own[place][1] == step then own[place][2] = own[place][2] + used
+      else table.insert(own, place, {step, used}) end
     end
-    save(key, account)
   end
+  save(key, account)
 end
-return #KEYS
+return 1
 """
 )
 
@@ -185,9 +191,10 @@ class RedisLimitStore:
         self._client = client
         keys = prefix(namespace)
         self._account, self._holders = f"{keys}limit:", f"{keys}limit-holders"
+        self._batch = f"{keys}limit-batch:"
         both = (LIMITS, BUDGETS)
         self._take: _Scripts = {one: client.register_script(_windows(one) + _TAKE) for one in both}
-        self._settle: _Scripts = {one: client.register_script(_windows(one) + _SETTLE) for one in both}
+        self._settle: Callable[..., object] = client.register_script(_SETTLE)
         self._renew: Callable[..., object] = client.register_script(_RENEW)
 
     async def close(self) -> None:
@@ -216,18 +223,15 @@ class RedisLimitStore:
         )
         return QuotaVerdict(_excess(answer, kinds, own, ask), figures, answer[1])
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        for kinds, settle in self._settle.items():
-            own = [one for one in settlements if kinds_of(one.limits) == kinds]
-            arguments: list[str | int] = []
-            for one in own:
-                hold = one.hold or _NOBODY
-                limited = [int(limit is not None) for limit in amounts(one.limits)[1:]]
-                at = -1 if one.at is None else one.at
-                arguments += [hold.holder, hold.number, at, one.used, int(one.sure), *limited]
-            if own:
-                accounts = [self._account + one.key_id for one in own]
-                await send(self._client, "settle", settle(keys=accounts, args=arguments))
+    async def settle(self, sender: str, number: int, settlements: Sequence[Settlement]) -> None:
+        keys, arguments = [self._batch + sender], list[str | int]((number,))
+        for one in settlements:
+            hold = one.hold or _NOBODY
+            keys.append(self._account + one.key_id)
+            arguments += [hold.holder, hold.number, -1 if one.at is None else one.at, one.used]
+            for kind, limit in zip(kinds_of(one.limits)[1:], amounts(one.limits)[1:], strict=True):
+                arguments += [0, 0] if limit is None else [kind.step_s, kind.period_s]
+        await send(self._client, "settle", self._settle(keys=keys, args=arguments))
 
     async def renew(self, holder: str) -> bool:
         return bool(await send(self._client, "renew", self._renew(keys=(self._holders,), args=(holder,))))

@@ -19,6 +19,8 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS limit_tallies (key_id TEXT PRIMARY KEY, kept BLOB NOT NULL, at REAL NOT NULL)"
     " WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS limit_holders (holder TEXT PRIMARY KEY, lease REAL NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS limit_batches (sender TEXT PRIMARY KEY, number INTEGER NOT NULL,"
+    " at REAL NOT NULL) WITHOUT ROWID",
 )
 
 
@@ -52,10 +54,14 @@ class SqliteLimitStore:
 
         return await self._file.run("take", decide)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle(self, sender: str, number: int, settlements: Sequence[Settlement]) -> None:
 
         def replace(connection: sqlite3.Connection) -> None:
             now = self._unix_time()
+            query = "SELECT 1 FROM limit_batches WHERE sender = ? AND number >= ?"
+            if connection.execute(query, (sender, number)).fetchone() is not None:
+                return
+            connection.execute("INSERT OR REPLACE INTO limit_batches VALUES (?, ?, ?)", (sender, number, now))
             for one in settlements:
                 tally = _load(connection, one.key_id, one.limits)
                 tally.settle(one, now)
@@ -69,7 +75,8 @@ class SqliteLimitStore:
         def keep(connection: sqlite3.Connection) -> bool:
             now = self._unix_time()
             connection.execute("DELETE FROM limit_holders WHERE lease < ?", (now - LEASE_S,))
-            connection.execute("DELETE FROM limit_tallies WHERE at < ?", (now - KEPT_S,))
+            for table in ("limit_tallies", "limit_batches"):
+                connection.execute(f"DELETE FROM {table} WHERE at < ?", (now - KEPT_S,))
             if not _leases(connection, now)(holder):
                 return False
             _lease(connection, holder, now)

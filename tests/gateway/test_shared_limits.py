@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,7 @@ class FakeStore:
         self.gone: set[str] = set()
         self.asked = 0
         self.settled: list[Settlement] = []
+        self.batches: dict[str, int] = {}
         self.down = False
         self.hangs = False
         self.closed = False
@@ -72,8 +74,11 @@ class FakeStore:
             return None
         return tally.take(ask, self.clock(), alive=lambda holder: holder not in self.gone)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle(self, sender: str, number: int, settlements: Sequence[Settlement]) -> None:
         await self._answers()
+        if number <= self.batches.get(sender, 0):
+            return
+        self.batches[sender] = number
         for one in settlements:
             self.settled.append(one)
             self.tallies.setdefault(one.key_id, KeyUsage(one.limits)).settle(one, self.clock())
@@ -237,6 +242,27 @@ async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
         last = await one.hold(85)
         assert last is not None
         last.settle(0)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_what_was_used_counts_once_whether_or_not_the_first_attempt_to_send_it_arrived(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    settle, attempts = store.settle, itertools.count()
+
+    async def fails_once(*batch: Any) -> None:
+        first = not next(attempts)
+        if arrives or not first:
+            await settle(*batch)
+        if first:
+            raise StateUnavailable("settle", "no connection")
+
+    monkeypatch.setattr(store, "settle", fails_once)
+    one = Process(store)
+    async with one.running():
+        one.shared.settle("k", LIMITED.limits, None, None, 0, 7)
+        await until(lambda: bool(store.settled) and one.shared.status() == (False, 0))
+    assert sum(settlement.used for settlement in store.settled) == 7
 
 
 async def test_what_the_store_said_last_holds_while_it_is_fresh_though_another_process_used_it(

@@ -108,30 +108,42 @@ async def test_tokens_that_one_process_holds_are_not_available_to_another(stores
     assert refused.excess is not None and refused.excess.name == "tokens_per_minute"
     assert refused.excess.wait_s == RETRY_HELD_S, "it may be given back at any moment"
     at = (await take(stores.one, QuotaRequest())).at
-    await stores.one.settle([Settlement("k", ALL, HoldId("p1", 1), at, 20)])
+    await stores.one.settle("p1", 1, [Settlement("k", ALL, HoldId("p1", 1), at, 20)])
     assert remaining(await take(stores.other, tokens(40, "p2"))) == [5, 40, 940]
     used_up = await take(stores.other, tokens(85, "p2", 2))
     assert used_up.excess is not None and used_up.excess.wait_s is not None
     assert 30 < used_up.excess.wait_s <= 61, "what was used leaves the window then"
 
 
-async def test_a_settlement_that_is_repeated_counts_once(stores: Stores) -> None:
+async def test_a_batch_of_settlements_that_is_repeated_counts_once_with_or_without_a_hold(
+    stores: Stores,
+) -> None:
     await take(stores.one, tokens(70))
-    settlement = Settlement("k", ALL, HoldId("p1", 1), None, 20)
-    again = Settlement("k", ALL, HoldId("p1", 1), None, 20, sure=False)
-    await stores.one.settle([settlement, again])
-    await stores.other.settle([again])
-    assert remaining(await take(stores.one, QuotaRequest())) == [5, 80, 980]
+    budget = Budget(1_000, 1_000)
+    batch = [
+        Settlement("k", ALL, HoldId("p1", 1), None, 20),
+        Settlement("k", ALL, HoldId("lapsed", 1), None, 3),
+        Settlement("k", ALL, None, None, 4),
+        Settlement("usd", budget, None, None, 5),
+    ]
+    for number, store in ((7, stores.one), (7, stores.one), (7, stores.other), (6, stores.one)):
+        await store.settle("p1", number, batch)
+    await stores.other.settle("p2", 7, batch[-1:])
+    assert remaining(await take(stores.one, QuotaRequest())) == [5, 73, 973]
+    spent = await stores.one.take("usd", budget, QuotaRequest(), fresh=True)
+    assert spent is not None and remaining(spent) == [None, 990, 990]
 
 
 async def test_use_without_a_hold_is_counted_afterwards(stores: Stores) -> None:
     now = int(time.time())
     await stores.one.settle(
+        "p1",
+        1,
         [
             Settlement("k", ALL, None, now, 30),
             Settlement("k", ALL, None, now - 10, 5),
             Settlement("k", ALL, None, now - 90, 15),
-        ]
+        ],
     )
     assert remaining(await take(stores.one, QuotaRequest())) == [5, 65, 950]
 
@@ -177,10 +189,8 @@ async def test_a_store_decides_at_any_moment_as_the_plain_tally_does(stores: Sto
         began = time.time()
         if held and random.random() < 0.4:
             hold, amount = held.popitem()
-            settlement = Settlement(
-                "k", ALL, hold, None, random.randint(0, amount), sure=random.random() < 0.5
-            )
-            await random.choice((stores.one, stores.other)).settle([settlement])
+            settlement = Settlement("k", ALL, hold, None, random.randint(0, amount))
+            await random.choice((stores.one, stores.other)).settle("p1", number, [settlement])
             tally.settle(settlement, time.time())
             apart_s = max(apart_s, 1.1 + time.time() - began)
             continue
@@ -221,11 +231,13 @@ async def test_a_budget_is_one_account_for_all_processes_whose_months_use_stays(
     await take(stores.one, tokens(60))
     long_ago = int(time.time()) - 3 * 86_400
     await stores.one.settle(
+        "p1",
+        1,
         [
             Settlement("usd", budget, HoldId("p1", 1), None, 20),
             Settlement("usd", budget, None, long_ago, 50),
             Settlement("k", ALL, HoldId("p1", 1), None, 10),
-        ]
+        ],
     )
     assert remaining(await hold(stores.other, 0, 3)) == [None, 10**12 - 20, 30], "the day has forgotten"
     assert remaining(await take(stores.other, QuotaRequest())) == [5, 90, 990]
@@ -239,8 +251,8 @@ async def test_what_was_used_counts_under_changed_limits_too(stores: Stores) -> 
     await take(stores.one, QuotaRequest(requests=1))
     await take(stores.one, tokens(60))
     assert remaining(await take(stores.other, QuotaRequest(requests=1), fewer)) == [1, None, None]
-    await stores.other.settle([Settlement("k", fewer, HoldId("p1", 2), None, 0)])
-    await stores.one.settle([Settlement("k", ALL, HoldId("p1", 1), None, 20)])
+    await stores.other.settle("p2", 1, [Settlement("k", fewer, HoldId("p1", 2), None, 0)])
+    await stores.one.settle("p1", 1, [Settlement("k", ALL, HoldId("p1", 1), None, 20)])
     assert remaining(await take(stores.one, QuotaRequest())) == [3, 80, 980]
 
 
@@ -260,7 +272,7 @@ async def test_a_store_that_is_away_says_so(tmp_path: Path, one_redis: RedisServ
         with pytest.raises(StateUnavailable):
             await store.take("k", ALL, QuotaRequest(requests=1), fresh=True)
         with pytest.raises(StateUnavailable):
-            await store.settle([Settlement("k", ALL, None, 1, 1)])
+            await store.settle("p1", 1, [Settlement("k", ALL, None, 1, 1)])
         await store.close()
 
 
