@@ -301,6 +301,18 @@ def test_a_view_of_callers_paths_says_at_the_operators_port_that_it_does_not_wor
         assert "server.admin_port" in page.inner_text("[role=alert]")
 
 
+def test_a_view_says_that_the_gateway_cannot_be_reached_and_shows_its_rows_once_it_is_back(
+    live: LiveGateway,
+) -> None:
+    with signed_in(live) as page:
+        page.route("**/admin/keys*", lambda route: route.abort())
+        page.goto(f"{live.url}/console#/keys")
+        until(page, lambda: "the gateway cannot be reached" in page.inner_text("main"))
+        page.unroute("**/admin/keys*")
+        until(page, lambda: "cannot be reached" not in page.inner_text("main"))
+        assert page.query_selector("main table")
+
+
 def test_an_address_of_no_view_shows_the_view_now_and_one_that_is_wrongly_encoded_no_request(
     live: LiveGateway,
 ) -> None:

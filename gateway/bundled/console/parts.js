@@ -5,7 +5,8 @@ import { html, useCallback, useEffect, useState } from "./preact.js";
 
 export async function ask(path, method = "GET", body) {
   const headers = body === undefined ? {} : { "content-type": "application/json" };
-  const response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) })
+    .catch(() => { throw new Error("the gateway cannot be reached"); });
   const text = await response.text();
   let told = null;
   try { told = text ? JSON.parse(text) : null; } catch { told = { error: { message: text.slice(0, 300) } }; }
@@ -21,13 +22,18 @@ export async function ask(path, method = "GET", body) {
 export function useAsked(path) {
   const [state, set] = useState({ loading: true });
   const load = useCallback(() => {
-    let left = false;
-    ask(path).then(
+    let later, left = false;
+    const again = () => ask(path).then(
       (data) => left || set({ data }),
-      (error) => left || set({ error: error.status === 404 && path.startsWith("/v1/")
-        ? new Error("This port serves operators alone (server.admin_port): the view works at a gateway without it.") : error }),
+      (error) => {
+        if (left) return;
+        set({ error: error.status === 404 && path.startsWith("/v1/")
+          ? new Error("This port serves operators alone (server.admin_port): the view works at a gateway without it.") : error });
+        if (!error.status) later = setTimeout(again, 2000);
+      },
     );
-    return () => { left = true; };
+    again();
+    return () => { left = true; clearTimeout(later); };
   }, [path]);
   useEffect(load, [load]);
   return [state, load];
