@@ -706,6 +706,17 @@ def test_a_refused_field_is_reported_by_the_gateways_name(named: str, param: str
     assert failure_of(400, json.dumps(body).encode(), "", model="base").param == param
 
 
+def test_a_body_that_a_worker_refuses_with_500_is_the_callers_fault() -> None:
+    errors = "\n".join(
+        f"  {{'type': 'literal_error', 'loc': ('body', 'messages', 1, '{role}', 'role'), 'msg': 'x'}}"
+        for role in ("System", "User")
+    )
+    body = {"error": {"message": f"2 validation errors:\n{errors}\n", "type": "internal_server_error"}}
+    failure = failure_of(500, json.dumps(body).encode(), "", model="base")
+    assert (failure.kind, failure.param) == (FailureKind.INVALID_INPUT, "messages")
+    assert "literal_error" not in str(failure)
+
+
 def test_a_worker_that_was_started_without_tools_is_reported_as_such() -> None:
     message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}

@@ -48,6 +48,8 @@ _VLLM_FIELDS = ("cache_salt", "return_token_ids", "stream_interval", "continuous
 _NO_IMAGES = ("multimodal model", "may be provided in one prompt")
 # The beginning of vLLM's message when its engine is dead, also while it stops: the server then ends too.
 _ENGINE_DEAD = "enginecore encountered an issue"
+# The beginning of llama-cpp-python's message, with status 500, for a body that it refuses.
+_REFUSED_BODY = re.compile(r"\d+ validation errors?:\s+\{.*?'loc': \('body', '(\w+)'")
 # A part of vLLM's message for tools when it was started without their options.
 _NO_TOOLS = "--tool-call-parser"
 
@@ -163,6 +165,8 @@ def _failure(
     words = f"{reported.message} {reported.code}".lower()
     if status == 400 and "api key not valid" in words:  # Gemini
         status = 401
+    if status == 500 and (refused := _REFUSED_BODY.match(words)):
+        status, param = 400, refused[1]
     if status == 403 and "input was flagged" in words:  # OpenRouter
         return invalid_input("the worker's moderation refused the request", "messages")
     if status in (400, 422):
