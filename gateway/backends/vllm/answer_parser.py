@@ -21,6 +21,8 @@ class AnswerParser:
         prompt_ids: the prompt; reasoning may begin or end in it.
         generation_id: unique, for the ids of calls that have none.
         singly: whether the parsers take one token at a time.
+        late: whether vLLM holds back text that may begin a stop string. The parsers get tokens with their
+            text, since some find marks by tokens.
         allowed: the names of the tools that may be called; empty: any.
         options: of the request to vLLM.
     """
@@ -34,6 +36,7 @@ class AnswerParser:
         generation_id: str,
         token_bytes: Callable[[int], bytes],
         singly: bool,
+        late: bool,
         allowed: Collection[str],
         options: Mapping[str, Any],
     ) -> None:
@@ -43,10 +46,14 @@ class AnswerParser:
         self._prompt_ids = list(prompt_ids)
         self._token_bytes = token_bytes
         self._singly = singly
+        self._late = late
         names = [tool.function.name for tool in request.tools or ()]
         single = request.parallel_tool_calls is False
         self._calls = ToolCallReader(generation_id, names=names, allowed=allowed, single=single)
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in parsers]
+        # Each choice's text and tokens, with the lengths of their texts, that the parser has not got.
+        self._texts = [""] * len(parsers)
+        self._waiting: list[list[tuple[int, int]]] = [[] for _ in parsers]
 
     def take(
         self,
@@ -68,8 +75,8 @@ class AnswerParser:
         Raises BackendFailure: the parser failed, or its result is not a valid answer.
         """
         pieces = [(text, list(ids))]
-        if self._singly:
-            pieces = self._single_tokens(index, text, ids)
+        if self._singly or self._late:
+            pieces = self._pieces(index, text, ids, finished=finished)
         events: list[Delta] = []
         try:
             for number, (piece, piece_ids) in enumerate(pieces, 1):
@@ -116,16 +123,24 @@ class AnswerParser:
             return FinishReason.TOOL_CALLS
         return reason
 
-    def _single_tokens(self, index: int, text: str, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
-        """The text in one piece per token. vLLM may hold text back, so the last piece is what remains."""
-        pieces, start = list[tuple[str, list[int]]](), 0
+    def _pieces(
+        self, index: int, text: str, ids: Sequence[int], *, finished: bool
+    ) -> list[tuple[str, list[int]]]:
+        """The text in one piece per token. Unless text is held back, the last piece is what remains."""
+        decoder, waiting = self._decoders[index], self._waiting[index]
         # The decoder keeps the bytes of a character that ends in a later text's tokens.
-        ends = [len(self._decoders[index].decode(self._token_bytes(token))) for token in ids]
-        for token, length in zip(ids[:-1], ends, strict=False):
-            end = start + length
-            pieces.append((text[start:end], [token]))
-            start = min(end, len(text))
-        return [*pieces, (text[start:], list(ids[-1:]))]
+        waiting += [(token, len(decoder.decode(self._token_bytes(token)))) for token in ids]
+        text, held = self._texts[index] + text, self._late and not finished
+        pieces, start = list[tuple[str, list[int]]](), 0
+        while waiting and not (held and start + waiting[0][1] > len(text)):
+            token, length = waiting.pop(0)
+            pieces.append((text[start : start + length], [token]))
+            start += length
+        self._texts[index] = text[start:] if held else ""
+        if not held:
+            last, tokens = pieces.pop() if pieces else ("", [])
+            pieces.append((last + text[start:], tokens))
+        return pieces
 
     def _events(self, index: int, message: Any, *, cut: bool) -> list[Delta]:
         """The events of one message of the parser: what belongs to the open call comes first."""

@@ -132,6 +132,7 @@ class Parsers:
             generation_id=work.generation_id,
             token_bytes=self._token_bytes,
             singly=self.singly,
+            late=bool(work.sampling.stop),
             allowed=allowed,
             options={
                 "reasoning_ended": ended,
