@@ -129,9 +129,8 @@ class BackendGate:
             estimated_wait_s=wait_s,
             estimated_first_token_s=first_s,
         )
-        ticket.shrunk = (
-            max_tokens < demand.max_output_tokens
-        )  # 16 keywords make a call build a dict
+        # Not in the call: with 16 keywords it would build a dict.
+        ticket.shrunk = max_tokens < demand.max_output_tokens
         if at_once and not self.tickets and not self._displaced:
             self._hold = work.holds(ticket, room, now)
             # The check above found it in time, by the same estimates.
