@@ -105,8 +105,8 @@ class RoutingProjection(FollowedStream):
     async def check(self, draft: Draft) -> Revision:
         """Validate ``draft`` as the next revision, and return that. Raises RoutingFileError.
 
-        In a thread: thousands of routes take a second. Adapters that the last revision names are allowed even if they no longer exist, so that weights can
-        still be changed and a canary rolled back.
+        In a thread: thousands of routes take a second. Adapters that the last revision names are allowed even
+        if they no longer exist, so that weights can still be changed and a canary rolled back.
         """
         known = self.known
         if known.adapters is not None:

@@ -377,4 +377,4 @@ async def test_admission_learns_of_a_stream_when_its_first_piece_was_sent_or_can
             await until(lambda: rates.first_tokens == 1)
 
     await rig.journey.run(ask(stream=True), NotReading())
-    assert known == [0, 1]
+    assert known[:2] == [0, 1]
