@@ -253,9 +253,10 @@ class ChatTokenizer:
         pieces = self._pieces(messages)
         self._last_pieces = messages, pieces
         chars = 0
-        for message in [one for one, piece in zip(messages, pieces, strict=True) if piece is None]:
-            chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
-            chars += self._message_chars
+        for message, piece in zip(messages, pieces, strict=True):
+            if piece is None:
+                chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
+                chars += self._message_chars
         return chars
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:

@@ -112,9 +112,12 @@ class Fitting:
 
     def _chars(self) -> int:
         prompt = self._prompt
-        evidence = [chunk.text for chunk in prompt.evidence]
-        texts = [*prompt.system, prompt.context, *[turn.content for turn in prompt.turns], *evidence]
-        return sum(map(len, texts)) + _MARKUP_CHARS * len(prompt.turns)
+        chars = sum(map(len, prompt.system)) + len(prompt.context) + _MARKUP_CHARS * len(prompt.turns)
+        for turn in prompt.turns:
+            chars += len(turn.content)
+        for chunk in prompt.evidence:
+            chars += len(chunk.text)
+        return chars
 
     def _too_long(self, sent: _Candidate, allowed: int) -> ContextTooLong:
         sections = (PromptSection.SYSTEM, *SPARE_ORDER, PromptSection.TOOLS)  # a summary may be left out

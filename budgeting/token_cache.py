@@ -40,12 +40,13 @@ class TokenCache(Generic[V]):
         return entry[0]
 
     def get_all(self, keys: Sequence[Hashable]) -> list[V | None]:
-        entries = list(map(self._young.get, keys))
-        for at in [at for at, entry in enumerate(entries) if entry is None]:
-            entry = entries[at] = self._old.get(keys[at])
-            if entry is not None:
-                self.put(keys[at], *entry)
-        return [None if entry is None else entry[0] for entry in entries]
+        values: list[V | None] = []
+        for key, young in zip(keys, map(self._young.get, keys), strict=True):
+            entry = self._old.get(key) if young is None else young
+            if young is None and entry is not None:
+                self.put(key, *entry)
+            values.append(None if entry is None else entry[0])
+        return values
 
     def put(self, key: Hashable, value: V, size: int) -> None:
         """Store a value; ``size`` is its bytes, the text of the key included."""
