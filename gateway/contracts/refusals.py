@@ -109,6 +109,11 @@ def given(value: object) -> str:
     return "an object"
 
 
+def given_type(value: object) -> str:
+    """A description of a ``type``, which repeats it if it is one word."""
+    return given(Readable(value) if isinstance(value, str) and value.isidentifier() else value)
+
+
 def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -197,10 +202,8 @@ def _message(path: str, errors: Sequence[Any]) -> str:
     value = error["input"]
     if kind in _RANGES and type(value) is str:
         value = _number_of(value)  # a form's values are texts; one that is a number may be repeated
-    word = isinstance(value, str) and value.isidentifier()
-    if kind == "literal_error" and error["loc"][-1] == "type" and word:
-        value = Readable(value)
-    return f"{subject} is {given(value)}; allowed: {' or '.join(wanted)}"
+    shown = given_type(value) if kind == "literal_error" and error["loc"][-1] == "type" else given(value)
+    return f"{subject} is {shown}; allowed: {' or '.join(wanted)}"
 
 
 def _number_of(text: str) -> object:

@@ -306,3 +306,17 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
     found, message = refused(**fields)
     assert found == param
     assert message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
+        ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]}, "'server_tool_use'"),
+        ({"messages": [shown({"type": "file", "file_id": "f"})]}, "'file'"),
+        ({"messages": [{"role": "user", "content": [{"type": "my words"}]}]}, "a string of 8 characters"),
+    ],
+)
+def test_a_refused_type_is_shown_if_it_is_a_word(fields: dict[str, Any], shown: str) -> None:
+    param, message = refused(**fields)
+    assert message.startswith(f"{param} is {shown}, which is not supported; allowed: ")

@@ -1,7 +1,7 @@
 """Converts Anthropic's blocks and tools to messages and tools."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final, NoReturn
 
 from pydantic_core import to_json
 
@@ -12,11 +12,12 @@ from gateway.contracts.messages.body import (
     BlockMessage,
     ContentBlock,
     CountRequest,
+    ImageSource,
     InputTool,
     InputToolChoice,
     MessagesRequest,
 )
-from gateway.contracts.refusals import not_allowed, required
+from gateway.contracts.refusals import given_type, not_allowed, required
 from gateway.contracts.tool_fields import MAX_CALLS
 from gateway.contracts.tools import checked_tools, chosen_name, function_tool, to_choice
 
@@ -114,7 +115,7 @@ def _image(block: ContentBlock, at: str) -> ImageContent:
     if source.type == "url":
         return ImageContent(required(source.url, f"{at}.url"), param=f"{at}.url")
     if source.type != "base64":
-        raise not_allowed(f"{at}.type", "is a source type that is not supported", "'base64' or 'url'")
+        _not_served(source, at, "'base64' or 'url'")
     media_type = required(source.media_type, f"{at}.media_type")
     return ImageContent(f"data:{media_type};base64,{required(source.data, f'{at}.data')}", param=f"{at}.data")
 
@@ -166,17 +167,8 @@ def _call(block: ContentBlock, at: str) -> ToolCall:
     return ToolCall(call_id, required(block.name, f"{at}.name"), text)
 
 
-def _not_served(block: ContentBlock, at: str, allowed: str) -> Any:
-    known = block.type if block.type in _KNOWN else "not a known type"
-    raise not_allowed(f"{at}.type", f"is {known}, which is not supported", allowed)
-
-
-_KNOWN: Final = frozenset(
-    {
-        *("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use"),
-        *("tool_result", "tool_reference", "server_tool_use", "web_search_tool_result", "container_upload"),
-    }
-)
+def _not_served(block: ContentBlock | InputTool | ImageSource, at: str, allowed: str) -> NoReturn:
+    raise not_allowed(f"{at}.type", f"is {given_type(block.type)}, which is not supported", allowed)
 
 
 def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
@@ -186,7 +178,7 @@ def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
 
 def _tool(one: InputTool, at: str) -> Tool:
     if one.type not in (None, "custom"):
-        raise not_allowed(f"{at}.type", "is a tool type that is not supported", "'custom' or none")
+        _not_served(one, at, "'custom' or none")
     schema = required(one.input_schema, f"{at}.input_schema")
     return function_tool(one.name, one.description, schema, one.strict, f"{at}.input_schema")
 
