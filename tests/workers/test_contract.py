@@ -717,6 +717,22 @@ def test_a_body_that_a_worker_refuses_with_500_is_the_callers_fault() -> None:
     assert "literal_error" not in str(failure)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Input is too long for requested model.",
+        "Your input exceeds the context window of this model.",
+        "invalid params, context window exceeds limit (2013)",
+        "This model's maximum prompt length is 131072 but the request contains 136973 tokens.",
+        "Invalid request: Your request exceeded model token limit: 262144",
+        "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 98304]",
+    ],
+)
+def test_a_services_words_for_a_prompt_that_is_too_long_are_known(message: str) -> None:
+    failure = failure_of(400, json.dumps({"error": {"message": message}}).encode(), "", model="base")
+    assert failure.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
+
+
 def test_a_worker_that_was_started_without_tools_is_reported_as_such() -> None:
     message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}

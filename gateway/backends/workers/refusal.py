@@ -41,6 +41,11 @@ _TOO_LONG = (
     "`max_new_tokens` must be",  # Text Generation Inference
     "maximum number of tokens",  # Gemini
     "prompt is too long",
+    "input is too long",  # Bedrock's path of OpenAI's contract
+    "context window",  # OpenAI's responses, MiniMax
+    "maximum prompt length",  # xAI
+    "model token limit",  # Kimi
+    "input length should be",  # DashScope
 )
 # Parts of a service's message that refuses the fields which dialect vllm adds.
 _VLLM_FIELDS = ("cache_salt", "return_token_ids", "stream_interval", "continuous_usage_stats")
