@@ -90,7 +90,7 @@ class InFlightWork:
         if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
             return
         ticket.first_token_at = now
-        self._computed(ticket, now)
+        self._computed(ticket, now, computed=True)
         self.estimator.first_token(ticket, now, cached_tokens)
         if cached_tokens is not None:
             self.memory.forecast.cached(ticket.number, max(0, ticket.demand.input_tokens - cached_tokens))
@@ -113,14 +113,14 @@ class InFlightWork:
             self.estimator.paced()
         self.memory.forecast.remove(ticket.number)
         if ticket.first_token_at is None:
-            self._computed(ticket, now)
+            self._computed(ticket, now, computed=False)
         if outcome is SlotOutcome.SUCCEEDED:
             workers = self.signals.workers
             self.estimator.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
 
-    def _computed(self, ticket: AdmissionTicket, now: float) -> None:
+    def _computed(self, ticket: AdmissionTicket, now: float, *, computed: bool) -> None:
         """Remove the request's prompt from the backlog: it is computed, or the request has ended before."""
-        self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
+        self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token, computed=computed)
         if ticket.rank < 0:
             self._low_prefill -= ticket.uncached
 
@@ -156,6 +156,7 @@ class InFlightWork:
                 bound = int(min(bound, max(LEAST_PREFILL, limits.max_prefill_s / s_per_token)))
                 bound = max(bound, int(FREE_PREFILL_S / s_per_token))
         used = self.signals.kv_usage(now, busy=bool(self.tickets))
+        self.prefill.give_up_overtaken(now, s_per_token)
         return Room(places, self.prefill.ahead(now, s_per_token), bound, used)
 
     @property

@@ -2,6 +2,10 @@
 
 import heapq
 import math
+from typing import Final
+
+# A pool's prompt that is so late while a later one was computed is on an engine that hangs, seconds.
+OVERTAKEN_S: Final = 5.0
 
 
 class PrefillBacklog:
@@ -24,6 +28,10 @@ class PrefillBacklog:
         self._overdue: set[int] = set()
         self._overdue_tokens = 0
         self._starts_sum = 0.0
+        # When each prompt was handed on; of those computed, the last time; prompts of engines that hang.
+        self._handed_on: dict[int, float] = {}
+        self._computed_to = -math.inf
+        self._given_up: set[int] = set()
 
     def set_engines(self, workers: int, now: float, s_per_token: float) -> None:
         self._workers = workers
@@ -31,11 +39,18 @@ class PrefillBacklog:
 
     def add(self, number: int, tokens: int, now: float, s_per_token: float) -> None:
         self._next[number] = tokens
+        self._handed_on[number] = now
         self.total += tokens
         self._begin(now, s_per_token)
 
-    def done(self, number: int, now: float, s_per_token: float) -> None:
-        """Remove a prompt that has its first token or has ended. Raises KeyError for an unknown one."""
+    def done(self, number: int, now: float, s_per_token: float, *, computed: bool = False) -> None:
+        """Remove a prompt that is ``computed`` or has ended. Raises KeyError for an unknown one."""
+        if number in self._given_up:
+            self._given_up.remove(number)
+            return
+        handed_on_at = self._handed_on.pop(number)
+        if computed:
+            self._computed_to = max(self._computed_to, handed_on_at)
         if number not in self._in_progress:
             self.total -= self._next.pop(number)
             return
@@ -51,6 +66,17 @@ class PrefillBacklog:
             self._starts_sum, self._ends = 0.0, []
         if self._next:
             self._begin(now, s_per_token)
+
+    def give_up_overtaken(self, now: float, s_per_token: float) -> None:
+        """Count no longer the prompts of an engine that hangs: the pool's others wait for nothing there."""
+        while self._workers > 1 and self._in_progress:
+            number, (tokens, _) = next(iter(self._in_progress.items()))
+            handed_on_at = self._handed_on[number]
+            late = now - handed_on_at - tokens * s_per_token > OVERTAKEN_S
+            if not late or handed_on_at >= self._computed_to:
+                return
+            self.done(number, now, s_per_token)
+            self._given_up.add(number)
 
     def ahead(self, now: float, s_per_token: float) -> int:
         """Tokens that one engine must compute before a new prompt's; 0 while an engine is free.

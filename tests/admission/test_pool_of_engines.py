@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from admission.events import SlotOutcome
 from admission.gate import BackendGate
 from admission.limit import SETTLE_S, AdaptiveLimit
 from admission.prefill import PrefillBacklog
@@ -89,6 +90,29 @@ def test_a_pool_is_handed_a_prompt_for_each_engine_at_once() -> None:
         assert isinstance(offered, AdmissionTicket)
         gate.pump(0.0)
     assert gate.in_flight == 100, "one an engine; before, half of them had none"
+
+
+def test_an_engine_that_hangs_with_prompts_does_not_hold_up_the_pools_others() -> None:
+    gate = BackendGate(plain(max_prefill_tokens=2000), random=random.Random(1))
+    gate.report(pool(2), 0.0)
+
+    def handed_on(now: float) -> AdmissionTicket:
+        offered = gate.offer(demand(now), now)
+        assert isinstance(offered, AdmissionTicket)
+        gate.pump(now)
+        return offered
+
+    held = [handed_on(0.0) for _ in range(3)]  # they are on the engine that hangs
+    last = handed_on(0.1)
+    gate.first_token(last, 0.5, 0)
+    held += [handed_on(0.6) for _ in range(2)]
+    assert gate.queued, "the hanging engine's prompts are taken for prompts that will be computed"
+    gate.pump(7.0)
+    assert not gate.queued
+    for ticket in held:
+        gate.release(ticket, SlotOutcome.DROPPED, 8.0, output_tokens=0)
+    gate.release(last, SlotOutcome.SUCCEEDED, 8.0, output_tokens=1)
+    assert (gate.in_flight, gate.work.prefill.total) == (0, 0)
 
 
 def test_a_late_answer_of_a_pool_shrinks_the_limit_by_one_engines_part() -> None:
