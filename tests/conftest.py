@@ -99,6 +99,8 @@ def _is_whole(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.collectonly:
+        return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         fast = config.getoption("--fast")
         if fast or _is_whole(config):
@@ -138,6 +140,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     What the tests keep is much, too: with Python's thresholds a tenth of their time went into walking through it.
     """
+    if session.config.option.collectonly:
+        return
     gc.enable()
     gc.collect()
     gc.freeze()

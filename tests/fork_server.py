@@ -24,6 +24,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import io
 import json
 import logging
 import logging.config
@@ -48,9 +49,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.fast import is_slow_file
-
 if TYPE_CHECKING:
+    import pytest
+
     from budgeting.tokenizer_files import TokenizerFiles
 
 ROOT = Path(__file__).parents[1]
@@ -631,21 +632,17 @@ def _prepare_tokenizer() -> None:
     counting.ChatTemplate = template_of  # type: ignore[assignment, misc]
 
 
-def _import_tests(*, fast: bool) -> None:
-    """The files of the tests, as pytest rewrites them: its processes find them imported when they collect."""
+def _collect_tests(*, fast: bool) -> None:
+    """The tests, as pytest imports and collects them: the processes of pytest-xdist need not do it again."""
     import hypothesis
     import pytest
-    from _pytest.config import _prepareconfig
     from hypothesis.errors import HypothesisSideeffectWarning
 
-    config = _prepareconfig(["--capture=no"])
-    for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
-        if fast and is_slow_file(file):
-            continue
-        # The collection tells what could not be imported, and why.
-        with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
-    config._ensure_unconfigure()
+    collection = _Collection()
+    with contextlib.redirect_stdout(io.StringIO()):
+        words = ["--collect-only", "-q", "--capture=no", *(["--fast"] if fast else [])]
+        if pytest.main(words, plugins=[collection]) == pytest.ExitCode.OK:
+            collection.hand_on()  # otherwise each process collects for itself, and tells what is wrong
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HypothesisSideeffectWarning)  # that it reads files before the tests
         hypothesis.strategies.text().validate()  # reads what Unicode says of each character
@@ -653,6 +650,54 @@ def _import_tests(*, fast: bool) -> None:
             from hypothesis.internal.conjecture.providers import _get_local_constants
 
             _get_local_constants()  # reads the constants of the code under test
+
+
+class _Collection:
+    """All tests, collected once: pytest's session becomes that of each process of pytest-xdist."""
+
+    def __init__(self) -> None:
+        self.skipped: list[pytest.CollectReport] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.skipped.append(report)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.session = session
+        self.fixtures = session._fixturemanager
+
+    def hand_on(self) -> None:
+        """To the sessions of processes of pytest-xdist that are asked for all tests."""
+        import pytest
+
+        make = pytest.Session.from_config
+
+        def session_of(config: pytest.Config) -> pytest.Session:
+            is_whole = config.args == config.getini("testpaths")
+            is_whole = is_whole and not (config.option.ignore or config.option.ignore_glob)
+            return self._session(config) if is_whole and hasattr(config, "workerinput") else make(config)
+
+        pytest.Session.from_config = session_of  # type: ignore[method-assign, assignment]
+
+    def _session(self, config: pytest.Config) -> pytest.Session:
+        session = self.session
+        nodes = {node for item in session.items for node in item.iter_parents()}
+        for owner in (*nodes, self.fixtures):
+            owner.config = config
+        session.shouldstop = session.shouldfail = False
+        session.testsfailed = 0
+        config.pluginmanager.register(session, name="session")
+        session.perform_collect = self._collect  # type: ignore[method-assign, assignment]
+        return session
+
+    def _collect(self) -> None:
+        session, config = self.session, self.session.config
+        session._fixturemanager = self.fixtures
+        for report in self.skipped:
+            config.hook.pytest_collectreport(report=report)
+        config.hook.pytest_collection_modifyitems(session=session, config=config, items=session.items)
+        config.hook.pytest_collection_finish(session=session)
+        session.testscollected = len(session.items)
 
 
 def _compile_ahead() -> int:
@@ -739,7 +784,7 @@ def main(fd: int, *, what: Collection[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.disable()
     if FAST in what:  # neither an engine nor a server
-        _import_tests(fast=True)
+        _collect_tests(fast=True)
         return _serve_all_of_it(fd, vllm=False)
     vllm = "vllm" in what
     compiling = _compile_ahead() if ALL in what and not sys.dont_write_bytecode else None
@@ -755,7 +800,7 @@ def main(fd: int, *, what: Collection[str]) -> None:
     if ALL in what:
         if compiling is not None:
             os.waitpid(compiling, 0)
-        _import_tests(fast=False)
+        _collect_tests(fast=False)
         _prepare_loops()
     _serve_all_of_it(fd, vllm=vllm)
 
