@@ -32,7 +32,7 @@ class ReplayTarget(GatewaySession):
     """Calls one gateway; use as ``async with``."""
 
     async def tokenize(self, body: Mapping[str, object]) -> TokenCount | None:
-        """The token count of a prompt or of messages; ``None`` if the path is missing. Raises TargetError."""
+        """The token count of a prompt or of messages; ``None`` if it cannot be had. Raises TargetError."""
         answer = await self._call("POST", "/tokenize", body)
         if answer is None:
             return None
@@ -83,7 +83,7 @@ class ReplayTarget(GatewaySession):
         timeout = aiohttp.ClientTimeout(total=SHORT_CALL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self.session.request(method, self._url + path, data=data, timeout=timeout) as response:
-                if response.status in (404, 405, 501):
+                if response.status in (400, 404, 405, 501):  # 400: Sluice, of workers without a tokenizer
                     return None
                 if response.status >= 400:
                     code = await _reported_code(response) or "no code"

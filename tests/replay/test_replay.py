@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ops.replay.options import ContractName, OptionError, Options, TargetError
@@ -196,16 +197,24 @@ async def test_a_stop_cancels_what_is_under_way_at_the_gateway(
     assert (found.run.interrupted, found.run.sent, found.completed, found.run.unfinished) == (True, 2, 1, 1)
 
 
-@pytest.fixture
-async def plain() -> AsyncIterator[str]:
-    """A gateway without /tokenize."""
-    server = TestServer(FakeGateway(tokenize=False).app())
+@pytest.fixture(params=[404, 400], ids=["no /tokenize", "workers without a tokenizer"])
+async def plain(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A gateway that cannot count the words' tokens."""
+
+    async def refused(_: web.Request) -> web.Response:
+        return web.json_response({}, status=request.param)
+
+    app = FakeGateway(tokenize=False).app()
+    app.router.add_post("/tokenize", refused)
+    server = TestServer(app)
     await server.start_server()
     yield str(server.make_url("")).rstrip("/")
     await server.close()
 
 
-async def test_without_tokenize_lengths_are_guessed_and_the_report_says_so(plain: str, azure: Azure) -> None:
+async def test_where_tokens_cannot_be_counted_lengths_are_guessed_and_the_report_says_so(
+    plain: str, azure: Azure
+) -> None:
     done = await replay_trace(Options(trace=azure((0.0, 50, 2)), url=plain))
     assert not done.lexicon.calibrated
     assert done.report.completed == 1
