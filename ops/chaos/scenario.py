@@ -190,7 +190,9 @@ BUNDLED = Path(__file__).parent / "scenarios"
 
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario from a file, or the bundled scenario with that name. Raises ScenarioError."""
-    bundled = BUNDLED / f"{path}.yaml"
-    if not path.exists() and len(path.parts) == 1 and bundled.is_file():
-        path = bundled
+    if not path.exists() and len(path.parts) == 1:
+        names = sorted(one.stem for one in BUNDLED.glob("*.yaml"))
+        if path.name not in names:
+            raise ScenarioError(f"{path}: cannot be read: no such file; bundled: {', '.join(names)}")
+        path = BUNDLED / f"{path}.yaml"
     return read_yaml(path, Scenario, ScenarioError)

@@ -43,7 +43,7 @@ def test_a_shipped_scenario_is_found_by_its_name_from_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_scenario(Path("engine-kill")) == load_scenario(SHIPPED[0].with_name("engine-kill.yaml"))
-    with pytest.raises(ScenarioError, match="cannot be read"):
+    with pytest.raises(ScenarioError, match=r"no such file; bundled: .*engine-kill, engine-stop"):
         load_scenario(Path("no-such-scenario"))
 
 
