@@ -87,6 +87,10 @@ class ToolChoice(Struct, frozen=True):
     name: str | None = None
     allowed: tuple[str, ...] = ()
 
+    @property
+    def forces_call(self) -> bool:
+        return self.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+
 
 class ImageContent(Struct, frozen=True, tag="image"):
     """An image in a message.

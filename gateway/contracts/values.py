@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from accounting.keys import CallerRole as CallerRole
-from budgeting.values import EvidenceChunk, Message, Tool, ToolChoice, ToolChoiceMode
+from budgeting.values import EvidenceChunk, Message, Tool, ToolChoice
 from gateway.contracts.features import Feature
 from gateway.contracts.origin import Caller as Caller
 from gateway.contracts.origin import RequestOrigin
@@ -179,8 +179,7 @@ class GenerateRequest(RequestOrigin, frozen=True, kw_only=True):
 
     @property
     def must_call(self) -> bool:
-        choice = self.tool_choice
-        return choice is not None and choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+        return self.tool_choice is not None and self.tool_choice.forces_call
 
     @property
     def sticky_key(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 import pytest
 
+from budgeting.values import Tool, ToolChoice, ToolChoiceMode
 from gateway.backends.port import BackendState
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FormatType, ResponseFormat
@@ -298,13 +300,21 @@ async def test_a_worker_that_fails_repeatedly_is_ejected_and_another_one_serves(
         assert len(bad.requests) == 3
 
 
-async def test_a_shape_that_makes_workers_fail_ejects_none_and_counts_against_no_pool() -> None:
-    shape = ResponseFormat(FormatType.REGEX, "a|b")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"response_format": ResponseFormat(FormatType.REGEX, "a|b")},
+        {"tools": (Tool("look"),), "tool_choice": ToolChoice(ToolChoiceMode.REQUIRED)},
+    ],
+)
+async def test_a_shape_that_makes_workers_fail_ejects_none_and_counts_against_no_pool(
+    shape: dict[str, Any],
+) -> None:
     workers = [RawWorker([refuses(500)] * 6 + [GOOD]) for _ in range(2)]
     async with pool(*workers, affinity=False, eject_seconds=60) as backend:
         for _ in range(6):
             with pytest.raises(BackendFailure) as caught:
-                await collect(backend, work(response_format=shape))
+                await collect(backend, work(**shape))
             assert caught.value.kind is FailureKind.INTERNAL and not caught.value.counts
         assert [one.ejections for one in state_of(backend)] == [0, 0]
         assert (await collect(backend, work())).text == "Hello there"

@@ -532,7 +532,8 @@ class WorkersBackend:
         """Read why the worker refused the request, and record it; returns the failure."""
         name = self._writer.adapter_name(work)
         failure = await refusal_of(connection, model=name or self._writer.model, adapter=name is not None)
-        if failure.kind is FailureKind.INTERNAL and (work.call_format or work.response_format) != PLAIN_TEXT:
+        forced = work.tool_choice is not None and work.tool_choice.forces_call
+        if failure.kind is FailureKind.INTERNAL and (forced or work.response_format != PLAIN_TEXT):
             # Some schemas and patterns make a server answer 500 (vLLM's compiler of grammars fails): a caller
             # who sends them must not keep the others from the workers.
             failure.isolated = True
