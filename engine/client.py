@@ -6,6 +6,7 @@ mailboxes of the open tickets, and a ticket's ``receive`` returns all outputs in
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -22,6 +23,7 @@ from engine.errors import (
     EngineBusy,
     EngineDead,
     EngineError,
+    EngineKilled,
     EngineStartError,
     RequestedAdapterMissing,
     error_from_code,
@@ -183,9 +185,12 @@ class EngineClient(asyncio.Protocol):
             await self._spawn()
             self._send(wire.StartEngine(self.config))
             self.info = await self._started
-        except BaseException:
+        except BaseException as error:
             self.state = EngineState.STOPPED
-            await self._end_process(timeout_s=0.0)
+            silent = isinstance(error, EngineKilled)  # its exit code tells whether it was
+            await self._end_process(timeout_s=1.0 if silent else 0.0)
+            if silent and self.exit_code != -signal.SIGKILL:
+                raise EngineStartError(str(error)) from None
             raise
         self.state = EngineState.READY
         return self.info
@@ -345,7 +350,7 @@ class EngineClient(asyncio.Protocol):
             self.death = f"the connection to the engine failed: {error}"
         if self.state is EngineState.STARTING and self._started is not None and not self._started.done():
             message = self.death or "the engine process ended while it started; its log says why"
-            self._started.set_exception(EngineStartError(message))
+            self._started.set_exception(EngineKilled(message))
         if self.state is not EngineState.READY:
             return
         self.state = EngineState.DEAD

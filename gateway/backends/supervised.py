@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -223,10 +222,9 @@ class SupervisedHost:
             try:
                 self.facts = await self._run.host.start()
                 break
-            except EngineStartError as error:
-                killed = isinstance(error, EngineKilled) or self._run.host.exit_code == -signal.SIGKILL
+            except EngineKilled as error:
                 self._detail = str(error)
-                decision = self._supervisor.start_failed(self._clock(), killed=True) if killed else None
+                decision = self._supervisor.start_failed(self._clock(), killed=True)
                 if decision is None or not await self._due(decision):
                     raise
                 self._run = self._new_run()

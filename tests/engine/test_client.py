@@ -20,6 +20,7 @@ from engine.errors import (
     DuplicateSequence,
     EngineBusy,
     EngineDead,
+    EngineKilled,
     EngineStartError,
     ModelNotFound,
     PromptTooLong,
@@ -260,6 +261,20 @@ async def test_a_bad_model_fails_the_start_with_its_own_error_in_one_line(tmp_pa
     assert not is_running(client.pid)
     with pytest.raises(EngineStartError):
         await client.start()
+
+
+@pytest.mark.parametrize(("sent", "killed"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
+async def test_an_engine_that_is_killed_while_it_starts_is_told_from_one_that_ends(
+    tiny_model: Path, sent: signal.Signals, killed: bool
+) -> None:
+    client = EngineClient(EngineConfig(str(tiny_model), num_threads=1))
+    starting = asyncio.get_running_loop().create_task(client.start())
+    while client.pid is None:  # noqa: ASYNC110 (a process sets no event)
+        await asyncio.sleep(0)
+    os.kill(client.pid, sent)
+    with pytest.raises(EngineStartError) as caught:
+        await starting
+    assert isinstance(caught.value, EngineKilled) == killed
 
 
 async def test_a_cancelled_start_leaves_no_process(tiny_model: Path) -> None:
