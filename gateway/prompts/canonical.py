@@ -173,8 +173,10 @@ class Canonicalizer:
 
 
 def _split_roles(messages: Sequence[Message]) -> _Roles:
-    system = [message for message in messages if message.role is SYSTEM]
-    return system, [message for message in messages if message.role is not SYSTEM]
+    system, turns = list[Message](), list[Message]()
+    for message in messages:
+        (system if message.role is SYSTEM else turns).append(message)
+    return system, turns
 
 
 def stable_text(version: PromptVersion) -> str:
