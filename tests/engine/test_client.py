@@ -263,7 +263,7 @@ async def test_a_bad_model_fails_the_start_with_its_own_error_in_one_line(tmp_pa
         await client.start()
 
 
-@pytest.mark.parametrize(("sent", "killed"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
+@pytest.mark.parametrize(("sent", "killed"), [(signal.SIGKILL, True), (signal.SIGUSR1, False)])
 async def test_an_engine_that_is_killed_while_it_starts_is_told_from_one_that_ends(
     tiny_model: Path, sent: signal.Signals, killed: bool
 ) -> None:
