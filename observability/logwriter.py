@@ -73,15 +73,20 @@ class LogWriter(logging.Handler):
 
     def _run(self) -> None:
         while True:
-            record = self._lines.get()
+            record, count, reported = self._lines.get(), 0, self._reported
             self._closing.wait(GATHER_S)
             while record is not None:
                 self._target.emit(record)  # no other thread uses it, so its lock and filters are skipped
+                count += 1
                 if self._lines.empty():
                     break
                 record = self._lines.get()
             self._report_losses()
-            self._target.flush()
+            try:
+                self._target.flush()
+            except (OSError, ValueError):  # a full disk, a closed pipe: later lines may be written
+                self.dropped += count
+                self._reported = reported
             if record is None:
                 return
 

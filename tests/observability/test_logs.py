@@ -1,9 +1,11 @@
 import asyncio
+import errno
 import gc
 import io
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -161,6 +163,36 @@ def test_lines_that_come_together_are_written_together_and_in_order() -> None:
     assert logs.close()
     assert [json.loads(line)["number"] for line in stream.getvalue().splitlines()] == list(range(200))
     assert stream.writes < 20
+
+
+class FullDisk(io.StringIO):
+    """A stream that refuses every write while it is ``full``."""
+
+    full = True
+    refused = 0
+
+    def write(self, text: str) -> int:
+        if self.full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_lines_are_written_again_once_a_full_disk_has_room_and_the_lost_ones_are_counted() -> None:
+    stream = FullDisk()
+    logs = configure_logging("info", json=True, stream=stream)
+    for number, text in enumerate(("lost", "lost too"), 1):
+        structlog.get_logger("sluice").info(text)
+        deadline = time.monotonic() + 60
+        while stream.refused < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    stream.full = False
+    structlog.get_logger("sluice").info("written")
+    assert logs.close()
+    assert logs.dropped == 2
+    events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+    assert events == ["written", "2 log lines were dropped"]
 
 
 class Picky(logging.Formatter):
