@@ -153,7 +153,7 @@ class TraceSender:
     def _send_all(self) -> None:
         while batch := [taken for _ in range(MAX_BATCH) if (taken := self._take()) is not None]:
             self._sending = len(batch)
-            arrived = self._send(self._built(batch))
+            arrived = self._send(batch)
             if arrived:
                 self._sent += len(batch)
             else:
@@ -171,10 +171,10 @@ class TraceSender:
                 pause_at = len(spans) + STRIDE
         return spans
 
-    def _send(self, spans: list[ReadableSpan]) -> bool:
+    def _send(self, batch: list[_Finished]) -> bool:
         """Export a batch; returns whether the collector accepted it."""
         try:
-            taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+            taken = self._exporter.export(self._built(batch)) is SpanExportResult.SUCCESS
         except Exception as error:
             # For example a channel that was closed meanwhile; the loss is counted and reported like others.
             taken, self._why = False, type(error).__name__

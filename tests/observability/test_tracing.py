@@ -717,6 +717,21 @@ def test_an_exporter_that_breaks_costs_its_batch_and_no_more(record: Make) -> No
     assert tracing.shutdown()
 
 
+def test_a_trace_whose_spans_cannot_be_built_costs_its_batch_and_no_more(record: Make) -> None:
+    def scrub(text: str) -> str:
+        raise ValueError("no words for it")
+
+    reasons: list[str | None] = []
+    tracing = Tracing(sender_to(MemoryExporter(), scrub, reasons.append))
+    said = Content((RecordedMessage("user", "hi"),), ())
+    tracing.finish(tracing.begin(), record(), lambda: TraceFacts(content=said))
+    until(lambda: tracing.figures.failed == 1)
+    tracing.finish(tracing.begin(), record())
+    until(lambda: tracing.figures.sent == 1)
+    assert reasons == ["ValueError", None]
+    assert tracing.shutdown()
+
+
 def test_an_unreachable_collector_costs_requests_nothing_and_the_loss_is_counted(record: Make) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # never listens: connections are refused
