@@ -12,7 +12,7 @@ ENGINE = Path(__file__).resolve().parent.parent / "engine"
 PARTS = {
     "schedules, computes, updates": (
         *("sequence", "prefix_cache", "block_pool", "scheduler", "attention", "operators", "lora"),
-        *("model", "penalties", "structured", "sampler", "runner", "text", "engine"),
+        *("model", "penalties", "structured", "sampler", "memory", "runner", "text", "engine"),
     ),
     "the same for one device": ("threads", "kernels", "fused", "graphs"),
     "loads and checks": ("loader", "lora_loader", "kv_pool", "build", "adapter_commands"),

@@ -20,9 +20,10 @@ from engine.kv_pool import ACTIVATION_BYTES, compute_kv_pool_size
 from engine.loader import read_config, read_tokenizer, read_weights, resolve_device, resolve_dtype
 from engine.lora import AdapterBank
 from engine.lora_loader import read_adapter
+from engine.memory import tells_of_no_memory
 from engine.model import Decoder, ModelConfig, ModelWeights
 from engine.operators import Operators
-from engine.runner import ModelRunner, tells_of_no_memory
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.structured import Grammars
 from engine.threads import StepThreads

@@ -12,8 +12,8 @@ products when all tokens have the same adapter; none without adapters. In the mo
 keys and values; gate and up) the B of one part is zero in the outputs of the others.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import AdapterNotLoaded, NoAdapterRoom, RequestedAdapterMissing
+from engine.memory import tells_of_no_memory
 from engine.sequence import AdapterVersion
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
@@ -175,11 +176,20 @@ class AdapterBank:
         }
 
     def _arrange(self, parts: Mapping[AdapterVersion, LoraWeights]) -> None:
-        try:
+        with no_room_without_memory(f"to stack {len(parts)} adapters"):
             self._weights = LoraWeights.stack(list(parts.values()))
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise NoAdapterRoom(f"no memory to stack {len(parts)} adapters: {error}") from error
         self._places = {version: place for place, version in enumerate(parts)}
+
+
+@contextmanager
+def no_room_without_memory(purpose: str) -> Iterator[None]:
+    """Turn errors that mean that memory is short into NoAdapterRoom: the requests of the engine continue."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not tells_of_no_memory(error):
+            raise
+        raise NoAdapterRoom(f"no memory {purpose}: {error}") from error
 
 
 def _lay_out(adapters: np.ndarray, device: torch.device) -> Layout:

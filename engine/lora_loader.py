@@ -20,7 +20,7 @@ from engine.errors import (
     ModelTruncated,
 )
 from engine.loader import one_line, read_json
-from engine.lora import LoraWeights
+from engine.lora import LoraWeights, no_room_without_memory
 from engine.model import ModelConfig
 
 # Keys of adapter_config.json that have no effect on inference. Any other key that is set, and is not read
@@ -48,7 +48,7 @@ def read_adapter(
             raise AdapterUnsupported(f"{folder} has adapter_model.bin; this engine reads safetensors only")
         raise AdapterNotFound(f"{path} does not exist")
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with no_room_without_memory(f"for {path}"), safe_open(str(path), framework="pt") as file:
             return _read_weights(path, file, config, rank, scale, targets, dtype, device)
     except (SafetensorError, OSError) as error:
         raise AdapterUnreadable(

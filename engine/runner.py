@@ -14,19 +14,13 @@ import torch
 from engine.attention import IntArray, Plan
 from engine.graphs import FixedDecode
 from engine.lora import AdapterBank, LoraBatch
+from engine.memory import tells_of_no_memory
 from engine.model import Decoder, Ends, new_cache
 from engine.sampler import Draw, choose
 from engine.scheduler import Chunk
 from engine.threads import StepThreads
 from engine.values import TokenIdLogprob
 
-# Messages of PyTorch's CPU allocator and of oneDNN, which have no exception classes for this. oneDNN names no
-# cause, but in the warm-up it has run the same products, with another number of rows. The others are CUDA's
-# libraries', which take memory beside PyTorch's allocator: for code when it first runs, and for workspaces.
-_SIGNS_OF_NO_MEMORY = (
-    *("DefaultCPUAllocator", "could not create a primitive", "could not create a memory"),
-    *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
-)
 # oneDNN builds and keeps a kernel for each new number of rows; for the five products of the demo model that
 # took at least 1.5 ms of a step of 10 ms. So the rows of steps with prompts are padded to a multiple of this.
 _ROWS_MULTIPLE = 16
@@ -34,13 +28,6 @@ _ROWS_MULTIPLE = 16
 
 class OutOfMemory(Exception):
     """The device had no memory for a step; the step has no result."""
-
-
-def tells_of_no_memory(error: BaseException) -> bool:
-    """Whether the error means that the device, or the host, had no memory."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        sign in str(error) for sign in _SIGNS_OF_NO_MEMORY
-    )
 
 
 @dataclass(frozen=True, slots=True)

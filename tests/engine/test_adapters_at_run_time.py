@@ -1,11 +1,13 @@
 """Adapters of a running engine process: loaded, replaced and removed while requests run."""
 
 import asyncio
+import resource
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.client import EngineClient
@@ -163,6 +165,25 @@ async def test_a_large_adapter_does_not_hold_up_the_requests_that_run(tmp_path: 
             assert len(gaps) >= 4, "held up, they would wait for one step after the load"
     finally:
         await client.stop()
+
+
+async def test_an_adapter_for_which_there_is_no_memory_is_refused_and_the_engine_continues(
+    tmp_path: Path,
+) -> None:
+    small = str(write_adapter(tmp_path / "small", DEMO_MODEL, seed=1))
+    large = str(write_adapter(tmp_path / "large", DEMO_MODEL, seed=2, rank=256))
+    async with running(DEMO_MODEL, max_lora_rank=256) as client:
+        await client.load_adapter("small", small)
+        expected = await generate(client, "before", "small")
+        assert client.pid is not None
+        used = psutil.Process(client.pid).memory_info().vms
+        for room in (1 << 20, 40 << 20):  # too little to map the file; to copy it
+            before = resource.prlimit(client.pid, resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+            with pytest.raises(NoAdapterRoom, match="no memory"):
+                await client.load_adapter("large", large)
+            resource.prlimit(client.pid, resource.RLIMIT_AS, before)
+            assert await generate(client, f"after {room}", "small") == expected
+        await client.load_adapter("large", large)
 
 
 async def test_a_cancelled_load_goes_on_and_is_seen_when_it_is_done(

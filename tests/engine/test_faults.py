@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from engine.client import EngineClient, EngineTicket
 from engine.engine import Engine
 from engine.errors import EngineDead
+from engine.memory import tells_of_no_memory
 from engine.model import Decoder
-from engine.runner import OutOfMemory, tells_of_no_memory
+from engine.runner import OutOfMemory
 from engine.values import EngineConfig, GenerationRequest, SequenceEnd
 from tests.engine.failing_child import FATAL_TOKEN
 from tests.engine.support import (
@@ -206,6 +207,7 @@ async def test_an_exception_inside_the_step_ends_all_requests_with_one_error_and
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."), True),
         (MemoryError(), True),
+        (RuntimeError("std::bad_alloc"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("Triton Error [CUDA]: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
