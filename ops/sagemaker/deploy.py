@@ -62,10 +62,10 @@ def describe(name: str, aws: Aws) -> plan.EndpointState | None:
     if endpoint is None:
         return None
     config_name = endpoint["EndpointConfigName"]
+    # An endpoint outlives the deletion of its configuration, without a known instance type.
     config = _described(aws.sagemaker.describe_endpoint_config, EndpointConfigName=config_name)
-    if config is None:
-        return None
-    types = [v.get("InstanceType") for v in config["ProductionVariants"] if v["VariantName"] == VARIANT]
+    variants = config["ProductionVariants"] if config is not None else []
+    types = [v.get("InstanceType") for v in variants if v["VariantName"] == VARIANT]
     return plan.EndpointState(config_name, endpoint["EndpointStatus"], types[0] if types else None)
 
 

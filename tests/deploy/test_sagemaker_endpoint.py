@@ -83,6 +83,10 @@ class Cloud:
             "sagemaker", "describe_endpoint", "ValidationException", 'Could not find endpoint "sluice".'
         )
 
+    def no_config(self) -> None:
+        message = "Could not find endpoint configuration."
+        self.refuse("sagemaker", "describe_endpoint_config", "ValidationException", message)
+
     def scaled(self, spec: EndpointSpec) -> None:
         for call in scaling_calls(spec):
             self.expect(call, {"PolicyARN": ARN} if call.method == "put_scaling_policy" else {})
@@ -264,6 +268,36 @@ def test_a_deletion_takes_all_that_was_made_for_the_endpoint_and_nothing_else(cl
     cloud.add("list_models", {"Models": models}, listed)
     cloud.add("delete_model", {}, {"ModelName": "sluice-aaaaaaaaaaaa"})
     delete("sluice", cloud.aws, discard)
+
+
+def test_an_endpoint_whose_configuration_is_gone_is_deleted_all_the_same(cloud: Cloud) -> None:
+    cloud.unregistered()
+    cloud.endpoint("InService", "sluice-0123456789ab")
+    cloud.no_config()
+    cloud.add("delete_endpoint", {}, {"EndpointName": "sluice"})
+    cloud.endpoint("Deleting", "sluice-0123456789ab")
+    cloud.no_config()
+    cloud.no_endpoint()
+    listed = {"NameContains": "sluice-", "MaxResults": 100}
+    cloud.add("list_endpoint_configs", {"EndpointConfigs": []}, listed)
+    cloud.add("list_models", {"Models": []}, listed)
+    delete("sluice", cloud.aws, discard)
+
+
+def test_an_endpoint_whose_configuration_is_gone_is_updated_not_created_again(
+    cloud: Cloud, spec: EndpointSpec
+) -> None:
+    cloud.endpoint("InService", "sluice-0123456789ab")
+    cloud.no_config()
+    cloud.expect(model_call(spec), {"ModelArn": ARN})
+    cloud.expect(config_call(spec), {"EndpointConfigArn": ARN})
+    cloud.unregistered()
+    update = endpoint_call(spec, EndpointState("sluice-0123456789ab", "InService", None))
+    assert update is not None and update.method == "update_endpoint"
+    cloud.expect(update, {"EndpointArn": ARN})
+    cloud.endpoint("InService", config_name(spec))
+    cloud.scaled(spec)
+    deploy(spec, cloud.aws, discard)
 
 
 def test_deleting_what_is_not_there_is_no_error(cloud: Cloud) -> None:
