@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -85,10 +84,10 @@ class AdminClient:
         except OSError as error:
             raise AdminError(f"{file}: {error.strerror}") from None
 
-    def download(self, *path: str, target: BinaryIO) -> None:
-        """Stream the content of a path to ``target``."""
+    def pieces(self, *path: str) -> Iterator[bytes]:
+        """The content of a path, in pieces as they arrive."""
         with self._opened("GET", path) as answer:
-            shutil.copyfileobj(answer, target)
+            yield from iter(partial(answer.read, PIECE_BYTES), b"")
 
     def _json(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> Any:
         try:
@@ -127,6 +126,8 @@ class AdminClient:
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
                 yield answer
+                if answer.length:  # reads of a given size do not fail at an early end
+                    raise http.client.IncompleteRead(b"", answer.length)
         except urllib.error.HTTPError as error:
             if error.code not in accept:
                 raise AdminError(_reported(error)) from None

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -111,6 +112,40 @@ def test_a_server_that_does_not_speak_http_is_named() -> None:
         Thread(target=greet, daemon=True).start()
         with pytest.raises(AdminError, match=r"not HTTP \(BadStatusLine\); is the gateway running there"):
             AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").get("admin", "keys")
+
+
+class Files(BaseHTTPRequestHandler):
+    """A gateway with one ended batch, whose results end ``too_early``, before their stated length."""
+
+    too_early = False
+
+    def do_GET(self) -> None:
+        ended = {"id": "b", "status": "completed", "output_file_id": "f", "error_file_id": None}
+        body = json.dumps(ended).encode() if self.path == "/v1/batches/b" else b"{}\n" * 100_000
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: -1 if self.too_early and self.path != "/v1/batches/b" else None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("too_early", "output", "told"),
+    [
+        (False, "/dev/full", "sluice: /dev/full: cannot be written (No space left on device)"),
+        (True, "results.jsonl", "the answer is cut off or not HTTP (IncompleteRead)"),
+    ],
+)
+def test_results_of_a_batch_that_are_not_written_whole_are_an_error_that_names_the_cause(
+    tmp_path: Path, too_early: bool, output: str, told: str
+) -> None:
+    handler = type("Handler", (Files,), {"too_early": too_early})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        words = ["batch", "results", "b", "-o", str(tmp_path / output)]
+        done = CliRunner().invoke(app, [*words, "--url", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    assert done.exit_code == 1 and told in done.output
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 import time
@@ -172,9 +171,8 @@ def _batch(
             f"batch {batch['id']} is {batch['status']} with {batch['request_counts']['failed']} failed lines;"
             f" sluice batch results {batch['id']} --errors shows them"
         )
-    results = io.BytesIO()
-    client.download("v1", "files", batch["output_file_id"], "content", target=results)
-    rows = sorted(map(json.loads, results.getvalue().splitlines()), key=lambda row: int(row["custom_id"]))
+    results = b"".join(client.pieces("v1", "files", batch["output_file_id"], "content"))
+    rows = sorted(map(json.loads, results.splitlines()), key=lambda row: int(row["custom_id"]))
     return [_answer(*one, row["response"]["body"]) for one, row in zip(asked, rows, strict=True)]
 
 

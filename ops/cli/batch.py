@@ -99,7 +99,7 @@ def results(
     if one[name] is None:
         raise AdminError(f"{id} has no {'errors' if errors else 'results'}; it is {one['status']}")
     with opened(output) as target:
-        gateway.client(UPLOAD_TIMEOUT_S).download(*FILES, one[name], "content", target=target.buffer)
+        target.buffer.writelines(gateway.client(UPLOAD_TIMEOUT_S).pieces(*FILES, one[name], "content"))
 
 
 @operator_command(batch, "cancel")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -96,12 +96,17 @@ def print_lines(*lines: str, stderr: bool = False) -> None:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def opened(to: Path | None) -> AbstractContextManager[TextIO]:
-    """The opened file, or standard output if ``to`` is None. Raises AdminError."""
+@contextmanager
+def opened(to: Path | None) -> Iterator[TextIO]:
+    """The opened file, or standard output if ``to`` is None. Raises AdminError, also when a write fails."""
     try:
-        return nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="")
+        with nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise AdminError(f"{to}: cannot be written ({error.strerror})") from None
+        raise AdminError(f"{to or 'standard output'}: cannot be written ({error.strerror})") from None
 
 
 def plain(text: object) -> str:

@@ -18,7 +18,7 @@ from ops.cli.cost import cost
 from ops.cli.drain import drain
 from ops.cli.evaluate import evaluate
 from ops.cli.imports import imports
-from ops.cli.interrupts import INTERRUPTED, ended_by_ctrl_c
+from ops.cli.interrupts import ended_by_ctrl_c
 from ops.cli.keys import keys
 from ops.cli.models import models
 from ops.cli.operator import AsJson, with_options
@@ -173,10 +173,5 @@ def hoisted(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Entry point; after a closed pipe or Ctrl-C it exits without a traceback."""
-    try:
-        app(hoisted(sys.argv[1:]))
-    except BrokenPipeError:
-        sys.exit(141)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    """Entry point; typer ends the command at a closed pipe (1) and Ctrl-C (130)."""
+    app(hoisted(sys.argv[1:]))
