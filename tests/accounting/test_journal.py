@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -283,6 +284,26 @@ async def test_a_running_process_adopts_the_file_of_one_that_died(tmp_path: Path
         leave_journal(tmp_path, row("gen_1"), name="000009-other")
         await until(lambda: any(isinstance(event, RowsReplayed) and event.adopted for event in events))
         assert stored_ids(tmp_path / "l.db") == ["gen_1"]
+
+
+async def test_a_journal_which_may_have_20_000_rows_is_decoded_outside_the_event_loop(tmp_path: Path) -> None:
+    leave_journal(tmp_path, row("gen_1"))
+    decoders: list[int] = []
+
+    def note(frame: FrameType, event: str, value: object) -> None:
+        if event == "call" and frame.f_code is read.__code__:
+            decoders.append(threading.get_ident())
+
+    events = Events()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        async with running(journaled(tmp_path, events)):
+            await until(lambda: any(isinstance(event, RowsReplayed) for event in events))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    assert decoders and threading.get_ident() not in decoders
 
 
 async def test_files_of_ended_processes_count_towards_the_limit_until_the_database_has_their_rows(
