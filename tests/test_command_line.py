@@ -148,6 +148,28 @@ def test_results_of_a_batch_that_are_not_written_whole_are_an_error_that_names_t
     assert done.exit_code == 1 and told in done.output
 
 
+@pytest.mark.slow
+def test_an_export_of_usage_asks_for_pages_that_hold_up_no_stream_of_the_gateway(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Rows(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            page = {"rows": [{"generation_id": "gen_1"}], "next": "gen_1" if len(asked) == 1 else None}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(page).encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Rows) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        words = ["usage", "export", "-o", str(tmp_path / "rows.csv")]
+        done = CliRunner().invoke(app, [*words, "--url", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    assert done.exit_code == 0, done.output
+    assert asked == ["/admin/usage/rows?limit=1000", "/admin/usage/rows?limit=1000&after=gen_1"]
+    assert (tmp_path / "rows.csv").read_text().splitlines() == ["generation_id", "gen_1", "gen_1"]
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
