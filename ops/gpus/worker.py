@@ -73,9 +73,7 @@ class GpuWorker:
         try:
             while True:
                 started_at = self.clock()
-                process = self.process = await self._start()
-                log.info("worker started", pid=process.pid)
-                code = await self._exit_code(process)
+                code = await self._exit_code()
                 lived_s = self.clock() - started_at
                 short = 0 if lived_s >= HEALTHY_S else short + 1
                 if short >= MAX_SHORT_RUNS:
@@ -88,8 +86,13 @@ class GpuWorker:
         finally:
             await self._stop()
 
-    async def _exit_code(self, process: asyncio.subprocess.Process) -> int:
-        """Wait until the worker has ended, watching it meanwhile; returns its exit code."""
+    async def _exit_code(self) -> int | str:
+        """Start the worker and watch it until it ends; returns its exit code, or why it did not start."""
+        try:
+            process = self.process = await self._start()
+        except OSError as error:  # for example memory is short, which must not end the other workers
+            return error.strerror or type(error).__name__
+        self._log.info("worker started", pid=process.pid)
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self._watch(process))
             code = await process.wait()

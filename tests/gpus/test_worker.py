@@ -132,8 +132,9 @@ async def test_the_front_ends_when_no_worker_is_left() -> None:
     assert ended.group_contains(GivenUp, match="no worker is left")
 
 
-async def test_the_front_goes_on_while_one_worker_is_left() -> None:
-    lives, ends = make(SLEEPS), make(ENDS)
+@pytest.mark.parametrize("command", [ENDS, ["/no/such/program"]], ids=["ends", "does not start"])
+async def test_the_front_goes_on_while_one_worker_is_left(command: list[str]) -> None:
+    lives, ends = make(SLEEPS), make(command)
     async with WorkerGroup(Settings(), [lives, ends]).running():
         await until(lambda: ends.restarts == MAX_SHORT_RUNS - 1)
         await asyncio.sleep(0.1)
