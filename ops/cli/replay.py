@@ -61,8 +61,9 @@ def replay(
     from ops.replay.show import tables
 
     console = screen(stderr=as_json)
-    if plot is not None and not plot.parent.is_dir():
-        raise ReplayError(f"--plot: no folder {plot.parent}")
+    for name, file in (("--plot", plot), ("--output", output)):
+        if file is not None and not file.parent.is_dir():
+            raise ReplayError(f"{name}: no folder {file.parent}")
     if as_batch is not None:
         from ops.replay.session import write_batch
 

@@ -112,9 +112,10 @@ async def test_what_prevents_a_start_is_one_line_and_exit_code_two(azure: Azure,
     code, _, err = await run(str(azure((0.0, 1, 1))), "--contract", "soap")
     assert code == 2
     assert "'soap'" in err and "'openai'" in err and "Traceback" not in err
-    code, _, err = await run(str(azure((0.0, 1, 1))), "--plot", str(tmp_path / "no" / "x.png"))
-    assert code == 2
-    assert "no folder" in err
+    for option in ("--plot", "--output"):
+        code, _, err = await run(str(azure((0.0, 1, 1))), option, str(tmp_path / "no" / "x"))
+        assert code == 2
+        assert f"{option}: no folder" in err
 
 
 async def test_ctrl_c_stops_cleanly_and_prints_what_there_is(gateway: FakeGateway, azure: Azure) -> None:
