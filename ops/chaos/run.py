@@ -8,6 +8,7 @@ import itertools
 import math
 import secrets
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -64,14 +65,15 @@ class ChaosRun:
     async def go(self) -> ChaosReport:
         """Run the scenario and return its report.
 
-        Raises TestbedError, AdminError: the gateway does not answer even without faults, or a fault cannot
-        be injected.
+        Raises TestbedError, AdminError: the gateway does not answer even without faults, its ledger or log
+        cannot be read, or a fault cannot be injected.
         """
         testbed, report = self.testbed, self._report
         async with ChaosCaller(
             testbed.url, key=testbed.key, timeout_s=self.scenario.load.timeout_s, clock=self.now_s
         ) as caller:
             known = await self._reference_answers(caller)
+            await self._evidence()  # what cannot be read ends the run here, not after the load
             before = await self._at_rest()
             report.before = None if testbed.gateway_pid is None else holdings_of(testbed.gateway_pid)
             self._origin = time.monotonic()
@@ -95,9 +97,7 @@ class ChaosRun:
             report.reported = grown(before, after)
         with contextlib.suppress(psutil.Error):
             report.after = None if testbed.gateway_pid is None else holdings_of(testbed.gateway_pid)
-        rows = await self._rows()
-        log = testbed.log
-        seams = None if log is None else await asyncio.to_thread(read_seams, log, self._id)
+        rows, seams = await self._evidence()
         report.injected = self.injected
         report.outcomes = [
             outcome_of(
@@ -231,6 +231,15 @@ class ChaosRun:
                 scrape = read_metrics(await asyncio.to_thread(self.testbed.client.text, "metrics"))
             await asyncio.sleep(READY_POLL_S)
         return scrape
+
+    async def _evidence(self) -> tuple[dict[str, list[int]] | None, dict[str, tuple[str, ...]] | None]:
+        """The ledger's rows, and from the log where answers were resumed; ``None``: not on this machine."""
+        log = self.testbed.log
+        try:
+            seams = None if log is None else await asyncio.to_thread(read_seams, log, self._id)
+            return await self._rows(), seams
+        except (OSError, sqlite3.Error) as error:
+            raise TestbedError(f"--ledger, --log: cannot be read ({error})") from None
 
     async def _rows(self) -> dict[str, list[int]] | None:
         """The ledger's rows of this run, when all expected ones are there or the time limit has passed."""

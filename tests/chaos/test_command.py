@@ -64,6 +64,11 @@ def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
         assert report["metrics"]["sluice_chaos_faults{backend=local,kind=nan_output}"] >= 4
         assert "FAULTS ARE MADE ON PURPOSE" in live.log.read_text()
 
+        for option in ("--ledger", "--log"):
+            lost = (option, str(tmp_path / "none"))
+            code, _, output = run(tmp_path, scenario, "--url", live.url, "--key", ADMIN_KEY, *lost)
+            assert code == 2 and "cannot be read" in output and "Traceback" not in output
+
         killing = {"faults": [{"at_s": 0, "do": {"kill": "engine"}}], "load": {"streams": 1}}
         code, _, output = run(tmp_path, killing, *words)
         assert code == 2 and "--pid" in output
