@@ -26,6 +26,10 @@ class AdminError(Exception):
     """The gateway cannot be reached or has refused the call; the message is ready to print."""
 
 
+class GatewayAway(AdminError):
+    """No gateway answers, or only with a status of 500 and more, as during a restart."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdminClient:
     """Calls a gateway's operator API, or a worker; ``kind`` is its name in messages."""
@@ -130,14 +134,14 @@ class AdminClient:
                     raise http.client.IncompleteRead(b"", answer.length)
         except urllib.error.HTTPError as error:
             if error.code not in accept:
-                raise AdminError(_reported(error)) from None
+                raise (GatewayAway if error.code >= 500 else AdminError)(_reported(error)) from None
             yield cast("BinaryIO", error)
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             fault = f"no answer ({reason}); is the {self.kind} running there?"
-            raise AdminError(f"{self.url}: {fault}{_through_proxy(self.url)}") from None
+            raise GatewayAway(f"{self.url}: {fault}{_through_proxy(self.url)}") from None
         except http.client.HTTPException as error:
-            raise AdminError(
+            raise GatewayAway(
                 f"{self.url}: the answer is cut off or not HTTP ({type(error).__name__}); "
                 f"is the {self.kind} running there?"
             ) from None

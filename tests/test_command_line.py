@@ -114,6 +114,9 @@ def test_a_server_that_does_not_speak_http_is_named() -> None:
             AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").get("admin", "keys")
 
 
+COUNTS = ("total", "completed", "failed")
+
+
 class Files(BaseHTTPRequestHandler):
     """A gateway with one ended batch, whose results end ``too_early``, before their stated length."""
 
@@ -146,6 +149,28 @@ def test_results_of_a_batch_that_are_not_written_whole_are_an_error_that_names_t
         done = CliRunner().invoke(app, [*words, "--url", f"http://127.0.0.1:{server.server_port}"])
         server.shutdown()
     assert done.exit_code == 1 and told in done.output
+
+
+@pytest.mark.slow
+def test_the_wait_for_a_batch_outlasts_a_restart_of_the_gateway_and_no_refusal() -> None:
+    statuses = iter((200, 503, 0, 200, 404))
+
+    class Restarts(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if (status := next(statuses)) == 0:
+                return  # the connection ends without an answer
+            one = {"id": "b", "status": "in_progress", "request_counts": dict.fromkeys(COUNTS, 1)}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(one).encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Restarts) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        words = ["batch", "status", "b", "--wait", "--url", f"http://127.0.0.1:{server.server_port}"]
+        done = CliRunner().invoke(app, words)
+        server.shutdown()
+    assert done.exit_code == 1 and "404 Not Found" in done.output
+    assert next(statuses, None) is None
 
 
 @pytest.mark.slow

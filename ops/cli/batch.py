@@ -10,12 +10,13 @@ import typer
 
 from ops.cli.console import opened, print_json, print_rows, print_text, screen
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
-from ops.client import AdminError
+from ops.client import AdminError, GatewayAway
 
 AT = ("v1", "batches")
 FILES = ("v1", "files")
 ENDED = ("completed", "failed", "expired", "cancelled")
 LOOK_S = 1.0
+AWAY_S = 600.0  # longest time that a wait for a batch continues without a gateway: a restart loads the model
 UPLOAD_TIMEOUT_S = 600.0
 
 batch = command_group("batch", "Batches: run files of requests on idle capacity.")
@@ -121,10 +122,18 @@ def _url_of(file: Path, line: bytes) -> str:
 
 def _follow(gateway: Operator, id: str) -> None:
     from rich.progress import Progress
+    from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+    through_restarts = Retrying(
+        retry=retry_if_exception_type(GatewayAway),
+        stop=stop_after_delay(AWAY_S),
+        wait=wait_fixed(LOOK_S),
+        reraise=True,
+    )
+    one = gateway.get(*AT, id)
     with Progress(console=screen(stderr=True), transient=True) as bar:
         task = bar.add_task("validating", total=None)
-        while (one := gateway.get(*AT, id))["status"] not in ENDED:
+        while one["status"] not in ENDED:
             counts = one["request_counts"]
             bar.update(
                 task,
@@ -133,6 +142,7 @@ def _follow(gateway: Operator, id: str) -> None:
                 completed=counts["completed"] + counts["failed"],
             )
             time.sleep(LOOK_S)
+            one = through_restarts(gateway.get, *AT, id)
     gateway.show(one, lambda shown: _print([shown]))
     if one["status"] != "completed":
         raise typer.Exit(1)
