@@ -138,15 +138,13 @@ def answering(status: int) -> Iterator[int]:
             """Logs nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port
         server.shutdown()
-        thread.join()
 
 
-def check_health(word: str, port: int) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "SLUICE_SERVER__PORT": str(port)}
+def check_health(word: str, port: int, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "SLUICE_SERVER__PORT": str(port), **more}
     command = [sys.executable, str(FOLDER / "healthcheck"), word]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
@@ -157,6 +155,7 @@ def test_the_health_check_tells_by_its_exit_code() -> None:
         asked = check_health("ready", port)
         assert asked.returncode == 0 and asked.stdout.strip() == "/ready"
         assert check_health("pong", port).returncode != 0
+        assert check_health("ping", port, http_proxy="http://127.0.0.1:9").returncode == 0, "asked directly"
     with answering(503) as port:
         refused = check_health("ready", port)
         assert refused.returncode == 1 and "503" in refused.stderr
