@@ -26,6 +26,7 @@ from ops.chaos.timeline import Timeline
 from ops.chaos.workload import TITLES, ChaosRequest, ObservedAnswer, text_of
 from ops.client import AdminError
 from ops.session import CONNECT
+from resilience.task_groups import all_or_error
 
 # Interval of polling `/ready`, and so the resolution of the detection time of a fault.
 READY_POLL_S = 0.05
@@ -81,10 +82,7 @@ class ChaosRun:
                 await self._do(action)
             self._origin = time.monotonic()
             with self.watch(self):
-                try:
-                    await self._load(caller)
-                except BaseExceptionGroup as errors:
-                    raise _only(errors) from None
+                await self._load(caller)
             report.wall_s = self.now_s()
             report.never_done = [action.label for action in self._timeline.left if action.breaks is not None]
             for action in self._timeline.end():
@@ -140,12 +138,12 @@ class ChaosRun:
 
     async def _load(self, caller: ChaosCaller) -> None:
         load = self.scenario.load
-        async with asyncio.TaskGroup() as around:
+        async with all_or_error() as around:
             background = [
                 around.create_task(self._inject_faults()),
                 around.create_task(self._watch_ready(caller)),
             ]
-            async with asyncio.TaskGroup() as clients:
+            async with all_or_error() as clients:
                 for number in range(load.streams + load.whole):
                     clients.create_task(self._client(caller, number, stream=number < load.streams))
             for task in background:
@@ -253,12 +251,3 @@ class ChaosRun:
             if wanted <= rows.keys() or time.monotonic() > end:
                 return rows
             await asyncio.sleep(READY_POLL_S)
-
-
-def _only(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to raise from a group: one of the testbed if there is one, otherwise the first error."""
-    found = errors.subgroup((TestbedError, AdminError))
-    inner: BaseException = found if found is not None else errors
-    while isinstance(inner, BaseExceptionGroup):
-        inner = inner.exceptions[0]
-    return inner

@@ -1,12 +1,11 @@
 """Measures the token count of each word with the gateway, so that prompts have exactly the wanted lengths."""
 
-import asyncio
-
 from ops.replay.contract import ReplayContract
 from ops.replay.options import TargetError
 from ops.replay.shape import Planned
 from ops.replay.target import ReplayTarget
 from ops.replay.text import UNCALIBRATED, WORDS, Lexicon
+from resilience.task_groups import all_or_error
 
 # Each word is counted this many times in a row, after another word, so that the text's ends do not matter.
 REPEATS = 8
@@ -49,12 +48,9 @@ async def _weigh(target: ReplayTarget, anchor_tokens: int) -> tuple[tuple[str, i
             if reported is not None:
                 weighed[word] = max(1, round((reported.count - anchor_tokens) / REPEATS))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(PARALLEL):
-                group.create_task(worker())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    async with all_or_error() as group:
+        for _ in range(PARALLEL):
+            group.create_task(worker())
     if len(weighed) < len(set(WORDS)):
         return None
     return tuple((word, weighed[word]) for word in WORDS)
