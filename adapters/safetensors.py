@@ -65,6 +65,7 @@ LENGTH_BYTES = 8
 # The format allows 100 MB; the header of an adapter with thousands of tensors has a few hundred kilobytes.
 MAX_HEADER_BYTES = 8 << 20
 MAX_TENSORS = 100_000
+MAX_DIMENSIONS = 8  # an adapter's tensors have two
 METADATA = "__metadata__"
 
 # Bytes per number. Integers and 8-bit floats are not used for adapters' weights.
@@ -135,8 +136,9 @@ def _place(path: Path, name: str, entry: object, start: int) -> TensorPlace:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype not in ITEM_BYTES:
         raise bad(f"dtype {dtype!r}; allowed: {', '.join(ITEM_BYTES)}")
-    if not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
-        raise bad("shape and data_offsets must be lists of whole numbers from 0")
+    # A product of many factors is computed in one step, which would stop all other threads for minutes.
+    if not _whole(shape) or len(shape) > MAX_DIMENSIONS or not _whole(offsets) or len(offsets) != 2:
+        raise bad(f"shape (at most {MAX_DIMENSIONS}) and data_offsets (2) must be whole numbers from 0")
     begin, end = offsets
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
         raise bad(f"{end - begin:,} bytes do not hold {dtype} {shape}")

@@ -129,6 +129,7 @@ def renamed(old: str, new: str) -> bytes:
         (with_header({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}}, bytes(8)), Rejection.BAD_HEADER),
         (with_header({"x": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, bytes(8)), Rejection.BAD_HEADER),
         (with_header({"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, bytes(4)), Rejection.BAD_HEADER),
+        (with_header({"x": {"dtype": "F32", "shape": [1] * 9, "data_offsets": [0, 4]}}, bytes(4)), Rejection.BAD_HEADER),
         (
             with_header({n: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for n in "ab"}, bytes(4)),
             Rejection.BAD_HEADER,
