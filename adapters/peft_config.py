@@ -1,6 +1,7 @@
 """Reads an adapter's ``adapter_config.json`` as PEFT writes it, and checks that the engines can run it."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from adapters.errors import AdapterRejected, Rejection
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
+MAX_ALPHA = sys.float_info.max  # JSON may have larger whole numbers
 
 # Keys that this module or the engines read, and keys without an effect on the computation. Any other key that
 # is set changes the computation in a way that no engine runs, and vLLM would ignore it silently.
@@ -99,7 +101,7 @@ def _check_rank(config: Mapping[str, Any], base: BaseModel) -> tuple[int, float]
         raise _refused(Rejection.BAD_CONFIG, f"r is {rank!r}; allowed: a whole number from 1")
     if rank > base.max_lora_rank:
         raise _refused(Rejection.RANK_TOO_HIGH, f"r is {rank}; allowed: at most {base.max_lora_rank}")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < float("inf"):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
         raise _refused(Rejection.BAD_CONFIG, f"lora_alpha is {alpha!r}; allowed: a number")
     return rank, float(alpha)
 

@@ -28,7 +28,7 @@ _OTHER_WEIGHTS = frozenset(
 )
 # PEFT's names for a causal model; engines find tensors by these names only.
 _TENSOR = re.compile(
-    r"base_model\.model\.(?:.*\.)?layers\.(?P<layer>[0-9]+)\.(?:[a-z_]+\.)*(?P<module>[a-z0-9_]+)"
+    r"base_model\.model\.(?:.*\.)?layers\.(?P<layer>[0-9]{1,9})\.(?:[a-z_]+\.)*(?P<module>[a-z0-9_]+)"
     r"\.lora_(?P<side>[AB])\.weight"
 )
 

@@ -5,6 +5,7 @@ the file or tensor.
 """
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def _read_settings(folder: Path, max_rank: int) -> tuple[int, float, frozenset[s
     rank, alpha, targets = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
     if type(rank) is not int or not 1 <= rank <= max_rank:
         raise AdapterUnsupported(f"{path}: r is {rank!r}; this engine runs 1 to {max_rank} (max_lora_rank)")
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
         raise AdapterUnsupported(f"{path}: lora_alpha is {alpha!r}, not a finite number")
     known = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     if not isinstance(targets, list) or not targets or not all(one in known for one in targets):

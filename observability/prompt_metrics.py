@@ -1,9 +1,9 @@
 """Metrics of canonical prompts: tokens that a prefix cache should find, that it found, and volatile content.
 
-``cached_ratio`` compares the found tokens, over the latest requests of each prompt version, with two figures:
-with the tokens that the backend had computed before (``against="expected"``; the ratio falls when the engine
-evicts them), and with the whole prefix (``against="prefix"``; the ratio falls when the prefix itself changes
-from request to request).
+``sluice_prompt_cached_ratio`` compares the found tokens, over the latest requests of each prompt version,
+with two figures: with the tokens that the backend had computed before (``against="expected"``; the ratio
+falls when the engine evicts them), and with the whole prefix (``against="prefix"``; the ratio falls when the
+prefix itself changes from request to request).
 """
 
 from collections.abc import Iterable, Iterator

@@ -95,7 +95,7 @@ async def examine(
     if settings is None:
         return found
     found += [_disk(settings.ledger.folder), *files_of_batches(settings), admin_keys(settings)]
-    # A random key, because faults of the real one are reported by ``_keys``.
+    # A random key, because faults of the real one are reported by ``admin_keys``.
     key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
         "model folder, prompts, adapters, routing",

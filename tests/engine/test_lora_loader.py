@@ -98,6 +98,7 @@ def test_pickled_weights_are_not_read(engine: Engine, folder: Path) -> None:
         ({"r": "8"}, "r is '8'"),
         ({"lora_alpha": None}, "lora_alpha is None"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"bias": "all"}, "bias"),
         ({"bias": "lora_only"}, "bias"),
         ({"use_dora": True}, "use_dora"),
