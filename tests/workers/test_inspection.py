@@ -61,6 +61,13 @@ async def test_a_service_whose_list_lacks_the_model_or_is_of_another_form_is_usa
         assert not found.unusable
 
 
+async def test_a_list_of_models_that_is_nested_too_deep_is_no_list_and_ends_nothing() -> None:
+    deep = b'{"data": [{"id": "base", "meta": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
+    async with pool(RawWorker([answer], models=lambda: deep)) as backend:
+        [found] = await backend.inspect(IDS, 4096, generate=False)
+        assert (found.unusable, found.faults, found.model) == (False, (), "base")
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -45,10 +45,10 @@ class Whole:
     body: bytes
 
     def read(self, decode: Callable[[bytes], T]) -> T | None:
-        """The body as ``decode`` reads it; ``None`` for a refusal, and if it raises ValueError."""
+        """The body as ``decode`` reads it; ``None`` for a refusal, and a body that it cannot read."""
         try:
             return decode(self.body) if self.status == 200 else None
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: nested too deep
             return None
 
 
