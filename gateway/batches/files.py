@@ -90,9 +90,9 @@ class Files:
                 "the file cannot be stored now: its storage fails", retry_after_ms=RETRY_MS
             ) from error
         except LedgerUnavailable:
-            await asyncio.to_thread(self.storage.delete, file_id)
+            await self._drop(file_id)
             raise
-        await asyncio.to_thread(self.storage.delete, file_id)
+        await self._drop(file_id)
         raise QuotaExceeded(
             f"the tenant's files would take more than {section.max_tenant_bytes} bytes; delete some first"
         )
@@ -125,7 +125,7 @@ class Files:
             raise FileInUse("a batch that has not ended reads the file; cancel it first", param="file_id")
         if not await self.store.delete_file(tenant, file_id):
             raise NotFound(f"no file '{path_of([file_id])}' is stored", param="file_id")
-        await asyncio.to_thread(self.storage.delete, file_id)
+        await self._drop(file_id)
 
     async def sweep(self) -> None:
         """Delete expired files, and contents without a row. Raises LedgerUnavailable."""
@@ -148,6 +148,7 @@ class Files:
                 await self._drop(file_id)
 
     async def _drop(self, file_id: str) -> None:
+        """Delete a content; one that cannot be deleted now is without a row, and swept later."""
         try:
             await asyncio.to_thread(self.storage.delete, file_id)
         except OSError as error:

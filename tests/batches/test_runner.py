@@ -31,7 +31,7 @@ from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.contracts.batches import BatchBody
 from gateway.contracts.values import Caller, CallerRole
-from gateway.errors import FileInUse, NotFound, WindowTooShort
+from gateway.errors import FileInUse, NotFound, QuotaExceeded, WindowTooShort
 from tests.usage_rows import newest_rows
 
 CHAT = "/v1/chat/completions"
@@ -621,6 +621,34 @@ async def test_tenants_take_turns(rig: BatchRig) -> None:
         engines.places = 6
         await until_true(lambda: len(lines.tenants) >= 6)
     assert Counter(lines.tenants[:6]) == {"acme": 3, "globex": 3}
+
+
+async def test_a_file_whose_content_cannot_be_deleted_now_is_gone_and_its_content_is_swept_later(
+    tmp_path: Path,
+) -> None:
+    class Storage(LocalFiles):
+        stuck = True
+
+        def delete(self, file_id: str) -> None:
+            if self.stuck:
+                raise OSError("the storage does not answer")
+            super().delete(file_id)
+
+    rig = BatchRig(tmp_path)
+    storage = Storage(tmp_path / "files")
+    section = BatchesSection(folder=str(tmp_path / "files"), max_tenant_bytes=1_024)
+    files = Files(BatchStore(rig.url, "a"), storage, section, lambda: rig.now)
+    await files.add("acme", "file-aa", "a.txt", "user_data", io.BytesIO(b"first"), 5)
+    await files.delete("acme", "file-aa")
+    with pytest.raises(NotFound):
+        await files.get("acme", "file-aa")
+    with pytest.raises(QuotaExceeded):
+        await files.add("acme", "file-bb", "b.txt", "user_data", io.BytesIO(b"x" * 2_000), 2_000)
+    storage.stuck = False
+    rig.now += 90_000
+    await files.sweep()
+    assert not any(one.is_file() for one in (tmp_path / "files").glob("*/*"))
+    await files.store.close()
 
 
 async def test_contents_without_a_row_are_swept_after_a_day(tmp_path: Path) -> None:
