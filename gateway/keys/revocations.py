@@ -142,7 +142,10 @@ class Revocations:
         if self._folder is None:
             return {}
         for key_id in settled:
-            (self._folder / key_id).unlink(missing_ok=True)
+            try:
+                (self._folder / key_id).unlink(missing_ok=True)
+            except OSError as error:
+                self._log.warning("a note of a revocation is not deleted", reason=error_kind(error))
         if self._unstored:
             self._note()
         return self._read()
@@ -161,16 +164,23 @@ class Revocations:
             self._log.error("a revocation is not noted on disk", reason=error_kind(error))
 
     def _read(self) -> dict[str, str]:
+        """The authors by key id, also of notes that another user wrote. Blocks on disk."""
         if self._folder is None:
             return {}
         try:
             return {
-                note.name: note.read_text()[:MAX_AUTHOR] or "gateway"
-                for note in self._folder.iterdir()
-                if _KEY_ID.fullmatch(note.name)
+                note.name: _author(note) for note in self._folder.iterdir() if _KEY_ID.fullmatch(note.name)
             }
         except FileNotFoundError:
-            return {}  # there is no note yet, or another process has just deleted one
+            return {}  # there is no note yet
         except OSError as error:
             self._log.error("notes of revocations cannot be read", reason=error_kind(error))
             return {}
+
+
+def _author(note: Path) -> str:
+    """Who revoked the key; the note's name suffices to refuse it."""
+    try:
+        return note.read_text(errors="replace")[:MAX_AUTHOR] or "gateway"
+    except OSError:
+        return "gateway"

@@ -452,6 +452,24 @@ async def test_a_note_of_another_process_is_found_while_the_gateway_runs(tmp_pat
         assert (tmp_path / FOLDER / made["id"]).read_text() == WHO
 
 
+async def test_a_note_that_can_be_neither_read_nor_deleted_refuses_its_key_and_hides_no_other(
+    tmp_path: Path,
+) -> None:
+    streams = MemoryStreams()
+    here, neighbour = in_memory(streams, tmp_path), in_memory(streams)
+    async with running(here, neighbour):
+        made = [await here.create() for _ in range(3)]
+        # A folder can be neither read nor deleted as a file, like a file of another user.
+        (tmp_path / FOLDER / made[0]["id"]).mkdir(parents=True)
+        (tmp_path / FOLDER / made[1]["id"]).write_bytes(b"\xff")
+        (tmp_path / FOLDER / made[2]["id"]).write_text(WHO)
+        await until(lambda: not any(neighbour.knows(one["key"]) for one in made))
+        last = await here.create()
+        await here.admin.revoke(last["id"], who=WHO)
+        await until(lambda: not neighbour.knows(last["key"]))
+        assert not any(task.done() for task in here.tasks)
+
+
 async def test_a_listed_key_shows_what_it_has_used_of_each_limit_and_budget() -> None:
     process = in_memory(MemoryStreams())
     async with running(process):
