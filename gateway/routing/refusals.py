@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict
 from gateway.routing.projection import RETRY_MS
 from gateway.routing.revision import RoutingFileError
-from gateway.state.errors import Conflict, RecordTooLarge, StateUnavailable
+from gateway.state.errors import Conflict, StateUnavailable
 
 MAX_FAULTS = 20  # the most faults of a configuration in one message
 
@@ -25,10 +25,6 @@ def operator_errors(*, change: bool = True) -> Iterator[None]:
             f"revision {error.found} is the last one, not {error.expected}; nothing was changed: look at it "
             "and decide again",
             param="expected_revision",
-        ) from error
-    except RecordTooLarge as error:
-        raise InvalidRequest(
-            f"config is {error.size} bytes; allowed: {error.allowed}", param="config"
         ) from error
     except StateUnavailable as error:
         doubt = ". The change may or may not have been made: look at the history before you try again"

@@ -12,6 +12,8 @@ Messages name streams and numbers, never a record's content or the password of a
 
 from typing import ClassVar
 
+from gateway.errors import InvalidRequest
+
 
 class StateError(Exception):
     """The state store cannot be read or written; ``code`` is stable."""
@@ -49,12 +51,8 @@ class StateUnavailable(StateError):
         super().__init__(f"state store: {operation} failed ({reason})")
 
 
-class RecordTooLarge(StateError):
-    """The record is longer than ``allowed`` bytes; nothing was written."""
-
-    code: ClassVar[str] = "record_too_large"
+class RecordTooLarge(StateError, InvalidRequest, status=422, code=InvalidRequest.code):
+    """The record is longer than ``allowed`` bytes, as what the operator has sent is; nothing was written."""
 
     def __init__(self, stream: str, size: int, allowed: int) -> None:
-        self.size = size
-        self.allowed = allowed
-        super().__init__(f"stream {stream!r}: given a record of {size} bytes; allowed: {allowed}")
+        super().__init__(f"{stream}: the change is a record of {size} bytes; allowed: {allowed}")

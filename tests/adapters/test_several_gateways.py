@@ -18,9 +18,10 @@ from adapters.events import AdapterLoaded, AdapterUnloaded
 from adapters.values import Adapter, Selection
 from gateway.admin.adapters import AddBody, CommentBody, PromoteBody, ReportBody, RollbackBody
 from gateway.config.adapters_file import RegistryContent
-from gateway.errors import BackendUnavailable, NoSuchAdapter
+from gateway.errors import BackendUnavailable, InvalidRequest, NoSuchAdapter
 from gateway.lora.registry import STREAM
 from gateway.state.memory import MemoryStreams
+from gateway.state.port import MAX_RECORD_BYTES
 from gateway.weights.errors import FetchError, NotThere
 from gateway.weights.values import OnProgress, Progress, ignore
 from resilience.failures import BackendFailure
@@ -82,6 +83,16 @@ async def test_a_dry_run_shows_the_result_or_the_refusal_and_changes_nothing(
         with pytest.raises(NotEvaluatedError):
             await one.admin.promote("v2", PromoteBody(alias="style", dry_run=True), who="key_1")
         assert one.projection.catalogue == before and len(streams.records["audit"]) == audited
+
+
+async def test_a_report_that_is_too_long_to_be_stored_is_refused_with_the_longest_that_may_be(
+    tmp_path: Path,
+) -> None:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
+        report = {"passed": True, "answers": "x" * MAX_RECORD_BYTES}
+        with pytest.raises(InvalidRequest, match=f"allowed: {MAX_RECORD_BYTES}"):
+            await one.admin.evaluated("v1", ReportBody(report=report), who="key_1")
 
 
 async def test_two_gateways_that_change_the_registry_at_once_both_succeed_and_numbers_are_never_shared(
