@@ -1,6 +1,5 @@
 """vLLM in process, as a backend that generates, and as one that makes vectors."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from gateway.contracts.events import TAKEN
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind, invalid_input
+from resilience.task_groups import all_or_error
 
 # Longer than a block, so that the second prompt hits the first one's cached block.
 PROMPT = 48
@@ -195,12 +195,9 @@ class VllmPoolingBackend(OnVllm):
         inputs = [tuple(ids[:longest]) for ids in await self.encode(part)]
         check_inputs(part, inputs, engine.shape.max_model_len)
         with self.board.sequences(len(inputs)):
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(engine.embed(f"embedding {next(NUMBERS)}", ids, part.dimensions))
-                        for ids in inputs
-                    ]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+            async with all_or_error() as group:
+                tasks = [
+                    group.create_task(engine.embed(f"embedding {next(NUMBERS)}", ids, part.dimensions))
+                    for ids in inputs
+                ]
         return EmbeddingsAnswer(part.model, [task.result() for task in tasks], sum(map(len, inputs)))
