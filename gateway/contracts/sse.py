@@ -18,6 +18,7 @@ class EventReader(Struct, eq=False):
     _max_bytes: int = MAX_EVENT_BYTES
     _rest: bytes = b""
     _lines: list[bytes] = []
+    _length: int = 0  # bytes of the lines, each with its end
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes, and return the data of each event that they complete. Raises EventTooLarge."""
@@ -31,7 +32,7 @@ class EventReader(Struct, eq=False):
                 return events  # the common case, whole events of one line: no lists of lines
         *complete, self._rest = data.split(b"\n\n")
         if self._rest:
-            self._check(self._rest)
+            self._check(len(self._rest))
         events = []
         for event in complete:
             for line in event.split(b"\n"):
@@ -52,7 +53,7 @@ class EventReader(Struct, eq=False):
                 self._take(line)
             else:
                 events += self._end()
-        self._check(self._rest)
+        self._check(len(self._rest))
         return events
 
     def _take(self, line: bytes) -> None:
@@ -60,16 +61,17 @@ class EventReader(Struct, eq=False):
         if line.startswith(b"data:"):
             value = line[5:]
             self._lines.append(value[1:] if value.startswith(b" ") else value)
-            if len(self._lines) > 1:
-                self._check(*self._lines)
+            self._length += len(self._lines[-1]) + 1
+            self._check(self._length)
 
     def _end(self) -> list[bytes]:
         if not self._lines:
             return []
         event = b"\n".join(self._lines)
         self._lines.clear()
+        self._length = 0
         return [event]
 
-    def _check(self, *parts: bytes) -> None:
-        if sum(map(len, parts)) > self._max_bytes:
+    def _check(self, length: int) -> None:
+        if length > self._max_bytes:
             raise EventTooLarge(f"an event of the stream is longer than {self._max_bytes} bytes")

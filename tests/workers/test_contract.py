@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import MappingProxyType
 from typing import Any
 
@@ -67,6 +68,16 @@ def test_an_event_without_an_end_is_bounded(newline: bytes) -> None:
     with pytest.raises(EventTooLarge, match="longer than"):
         for _ in range(MAX_EVENT_BYTES // 1000 + 2):
             reader.feed(b"data: " + b"x" * 1000 + newline)
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_an_event_of_very_many_empty_lines_is_read_at_once_and_bounded(newline: bytes) -> None:
+    reader, lines, began = EventReader(), 100_000, time.perf_counter()
+    assert reader.feed((b"data:" + newline) * lines + newline) == [b"\n" * (lines - 1)]
+    with pytest.raises(EventTooLarge, match="longer than"):
+        for _ in range(MAX_EVENT_BYTES // lines + 1):
+            reader.feed((b"data:" + newline) * lines)
+    assert time.perf_counter() - began < 10
 
 
 def sent(writer: CompletionWriter, **changes: Any) -> dict[str, Any]:
