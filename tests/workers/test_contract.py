@@ -670,6 +670,14 @@ def test_a_workers_own_words_are_not_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
+    "asked", ["21 Oct 99999999999999999999 07:28:00 GMT", "21 Oct 2026 07:28:00 +9" + "9" * 20]
+)
+def test_a_time_that_no_clock_has_is_a_pause_of_the_default_length(asked: str) -> None:
+    failure = failure_of(503, b"", asked, model="base")
+    assert (failure.kind, failure.retry_after_s) == (FailureKind.THROTTLED, 1.0)
+
+
+@pytest.mark.parametrize(
     ("date", "expected_s"),
     [
         ("Wed, 21 Oct 2026 07:27:20 GMT", 40.0),

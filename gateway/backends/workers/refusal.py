@@ -265,6 +265,6 @@ def _seconds(value: str, date: str = "", unit_s: float = 1.0) -> float | None:
         try:
             until, now = map(email.utils.parsedate_to_datetime, (value, date))
             seconds = (until - now).total_seconds()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return DEFAULT_RETRY_AFTER_S
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None
