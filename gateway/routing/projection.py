@@ -194,13 +194,8 @@ class RoutingProjection(FollowedStream):
             draft = decide(latest)
             self._checked = draft.config, await self.check(draft)
             try:
-                record = await self.store.append(
-                    STREAM, to_data(draft, parent), author=author, expected=parent
-                )
-            except Conflict as error:
-                if error.found < parent:
-                    reason = f"it has lost revisions: its last one is {error.found}, {parent} is in force"
-                    raise StateUnavailable("append", reason) from error
+                record = await self.followed.append(to_data(draft, parent), author=author, expected=parent)
+            except Conflict:
                 if expected is not None:
                     raise
                 if not await self.caught_up_to(parent + 1):

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from gateway.routing.change import ConfigChange
 from gateway.routing.check import KnownNames
 from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import RoutingFileError
+from gateway.state import stream_follower
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.projection import ProjectionState
@@ -395,9 +396,7 @@ async def test_a_store_that_has_lost_revisions_takes_no_change_and_says_so() -> 
     async with running(one):
         await one.apply(config(90, 10))
         streams.records[STREAM].clear()
-        with pytest.raises(
-            BackendUnavailable, match="it has lost revisions: its last one is 0, 2 is in force"
-        ):
+        with pytest.raises(BackendUnavailable, match="it has lost records; number 2 is in force here"):
             await one.apply(config(50, 50))
         assert one.weights() == {"local": 90.0, "pool": 10.0}
         await until(lambda: one.projection.followed.state is ProjectionState.LOST)
@@ -405,3 +404,18 @@ async def test_a_store_that_has_lost_revisions_takes_no_change_and_says_so() -> 
             with pytest.raises(BackendUnavailable, match="it has lost records; number 2 is in force here"):
                 await one.roll_back(to)
         assert not streams.records[STREAM]
+
+
+async def test_a_store_with_another_last_revision_takes_no_change_of_the_one_in_force_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_follower, "VERIFY_S", 0.1)
+    streams = MemoryStreams()
+    one = Process(streams)
+    async with running(one):
+        await one.apply(config(90, 10))
+        streams.records[STREAM][-1] = replace(streams.records[STREAM][-1], author="another")
+        await until(lambda: one.projection.followed.state is ProjectionState.LOST)
+        with pytest.raises(BackendUnavailable, match="it has lost records; number 2 is in force here"):
+            await one.apply(config(50, 50))
+        assert len(streams.records[STREAM]) == 2
