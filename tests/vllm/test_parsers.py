@@ -410,6 +410,18 @@ def test_an_answer_is_read_the_same_if_its_request_has_stop_strings(names: Parse
         assert (fold.reasoning(), fold.text()) == ("It rains." if thought else None, "")
 
 
+@pytest.mark.parametrize("name", ["glm45", "gemma4", "kimi_k2", "qwen3_coder"])
+def test_a_call_inside_reasoning_is_read_however_the_answer_is_cut(name: str) -> None:
+    reasoning = "qwen3" if name == "qwen3_coder" else name
+    end = THOUGHTS[reasoning].index("It rains.") + len("It rains.")
+    text = THOUGHTS[reasoning][:end] + CALLS[name] + THOUGHTS[reasoning][end:]
+    ids = tokenizer().encode(text, add_special_tokens=False)
+    for sizes in cuts(len(ids)):
+        fold = read(ParserNames(name, reasoning), ids, sizes, request(effort="high"))
+        assert [json.loads(call.arguments) for call in fold.tool_calls()] == [{"city": "Oslo", "days": 3}]
+        assert (fold.reasoning(), CALLS[name][:12] in fold.text()) == ("It rains.", False)
+
+
 def two_calls(name: str) -> str:
     first, last, between = WRAPPERS.get(name, ("", "", ""))
     one = two = CALLS[name].removeprefix(first).removesuffix(last)

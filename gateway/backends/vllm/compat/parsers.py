@@ -98,8 +98,10 @@ class Parsers:
         self._token_bytes = token_bytes
         kind = getattr(model_config.hf_config, "model_type", "")
         self._class = parser_class(names, tokenizer, kind)
-        parts = (self._class.tool_parser_cls, self._class.reasoning_parser_cls) if self._class else ()
-        self.singly = not all(part.engine_based_streaming for part in parts if part is not None)
+        both = (self._class.tool_parser_cls, self._class.reasoning_parser_cls) if self._class else ()
+        found = [part for part in both if part is not None]
+        # Two parsers lose a call inside reasoning if the reasoning ends in the same piece.
+        self.singly = len(found) != 1 or not found[0].engine_based_streaming
 
     def parsed(self, work: Work, grammar: Any) -> AnswerParser | None:
         """The parser of an answer; ``None`` if it cannot have reasoning or tool calls."""
