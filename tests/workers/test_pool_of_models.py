@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from structlog.testing import capture_logs
 
 from gateway.app import create_app
 from gateway.config.engine import BUNDLED
@@ -18,7 +19,7 @@ from gateway.config.settings import Settings
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.metrics_text import samples_of
-from tests.workers.raw_worker import QUICK, RawWorker, answers, until
+from tests.workers.raw_worker import QUICK, RawWorker, answers, refuses, until
 
 FOLDER = str(BUNDLED / "demo")
 KEY = "test-admin-key-0123456789abcdef0123456789abcdef"
@@ -183,6 +184,15 @@ async def test_one_models_outage_leaves_the_other_model_alone(tmp_path: Path) ->
         assert (await here.ask("big")).status_code == 200
         gates = here.gateway.core.backends.admission.gates
         assert set(gates) == {"gpus/big", "gpus/small"}
+
+
+async def test_a_models_failed_worker_is_logged_under_the_name_of_the_models_backend(tmp_path: Path) -> None:
+    async with pool(tmp_path) as here:
+        for worker in here.workers.values():
+            worker.behaviours[:] = [refuses(500)]
+        with capture_logs() as logs:
+            await here.ask("small")
+        assert {one["backend"] for one in logs if one["event"] == "worker failed"} == {"gpus/small"}
 
 
 async def test_requests_under_way_are_answered_while_models_come_and_go(tmp_path: Path) -> None:

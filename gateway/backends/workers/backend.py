@@ -116,7 +116,7 @@ class WorkersBackend:
         turns: Turns,
         incapable: Callable[[str], frozenset[Feature]],
     ) -> None:
-        self.name = name
+        self.rename(name)
         self._section = section
         self._model = model
         self.continues = writer.continues
@@ -136,10 +136,13 @@ class WorkersBackend:
         self._prompt_auto = section.prompt == "auto"
         self._same_tokenizer: dict[str, bool] = {}
         self._stopped = False
-        self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
         self._failures_in_a_row = Counter[str]()  # answered by a worker for this model, by the worker's URL
         self._take(model.reading)
+
+    def rename(self, name: str) -> None:
+        self.name = name
+        self._log = structlog.get_logger("gateway.workers").bind(backend=name)
 
     @property
     def state(self) -> BackendState:
@@ -378,7 +381,8 @@ class WorkersBackend:
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         writer = self._writer
-        tried = set() if work.adapter is None else self._without(work.adapter)
+        lacking = set() if work.adapter is None else self._without(work.adapter)
+        tried = set(lacking)
         most, alone = len(tried) + self._section.max_attempts, len(self._workers) == 1
         preference = NO_PREFERENCE if alone else self._preference(work)
         request = _Request(writer.write(work, self._clock()), work, preference, most)

@@ -96,7 +96,7 @@ class ServingPool:
                 one.stop()
         self.serving = tuple(serving[model] for model in sorted(serving))
         for one in self.serving:
-            one.name = self.name if len(serving) == 1 else f"{self.name}/{one.model}"
+            one.rename(self.name if len(serving) == 1 else f"{self.name}/{one.model}")
             one.serve_by([worker for worker in self._workers.values() if one in self._of(worker.url)])
         for worker in self._workers.values():
             worker.serve([one.in_service for one in self._of(worker.url)])
