@@ -242,6 +242,22 @@ async def test_an_adapter_that_one_worker_lists_is_asked_for_there_alone_by_its_
         assert "lora-style" not in await served.shown()
 
 
+async def test_an_adapter_whose_workers_are_gone_is_refused_for_that_reason_and_its_model_stays(
+    tmp_path: Path,
+) -> None:
+    async with pool(tmp_path) as served:
+        served.listed.update(first={"big": 4096}, second={"big": 4096, "lora-style": 4096})
+        await served.follow()
+        await served.workers["second"].die()
+        [serving] = served.gateway.core.backends.engines.pools.values()
+        await until(lambda: "in_service" not in [one.state for one in serving.status()][1:])
+        for _ in range(8):
+            refused = await served.ask("lora-style")
+            assert refused.status_code == 503
+            assert "no worker of gpus with the adapter is in service" in refused.json()["error"]["message"]
+        assert (await served.ask("big")).status_code == 200
+
+
 async def test_names_that_gateways_gave_to_loaded_adapters_are_not_the_workers_own(tmp_path: Path) -> None:
     async with pool(tmp_path) as served:
         served.listed["first"] = {"big": 4096, "lora-style@0123456789ab": 4096}

@@ -407,7 +407,7 @@ class WorkersBackend:
             if attempt.delivered or failure.no_retry_here or not failure.policy.other_backend:
                 raise failure
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
-        raise failure or self._none_in_service()
+        raise failure or self._none_in_service(lacking)
 
     def _without(self, adapter: Adapter) -> set[str]:
         """The URLs of the workers without ``adapter``, if it is one that workers list as their own."""
@@ -588,20 +588,23 @@ class WorkersBackend:
                 return
             worker.failed(last=not self._others_serve((worker.url,)))
 
-    def _none_in_service(self) -> BackendFailure:
-        serving = [one for one in self._workers.values() if one.health.in_service]
-        if serving:  # each of them asked for a pause or was tried
+    def _none_in_service(self, lacking: Collection[str] = ()) -> BackendFailure:
+        """Why no worker can be asked; ``lacking``: the URLs of those without the request's adapter."""
+        usable = [one for url, one in self._workers.items() if url not in lacking]
+        serving = [one for one in usable if one.health.in_service]
+        if serving:
             rest_s = min(map(self._pool.resting_until, serving)) - self._clock()
             return BackendFailure(
                 FailureKind.THROTTLED,
-                f"the workers of {self.name} asked for a pause",
+                f"the workers of {self.name} asked for a pause, or rest after failures",
                 retry_after_s=max(rest_s, DEFAULT_RETRY_AFTER_S),
                 isolated=True,
             )
         return BackendFailure(
             FailureKind.BACKEND_UNAVAILABLE,
-            f"no worker of {self.name} is in service",
+            f"no worker of {self.name}{' with the adapter' if lacking else ''} is in service",
             retry_after_s=RETRY_S,
+            isolated=bool(lacking),
         )
 
 
