@@ -6,7 +6,6 @@ Events of other packages (``admission.events``, ``resilience.events``, ``account
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import msgspec
 
@@ -14,7 +13,6 @@ from admission.values import BackendLoad
 
 # The status of a request whose caller disconnected before the end.
 DISCONNECTED = 499
-NO_STAGES: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class ResumeFact:
     tokens: int
 
 
-class ToolCallCounts(msgspec.Struct, frozen=True):
+class ToolCallCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Numbers of tool calls of one request, by their result."""
 
     whole: int = 0
@@ -42,9 +40,9 @@ class ToolCallCounts(msgspec.Struct, frozen=True):
 NO_CALLS = ToolCallCounts()
 
 
-class RequestRecord(msgspec.Struct, frozen=True):
-    """One finished request, without prompt, answer or secret. Change one with ``msgspec.structs.replace``.
-    It is a struct because every request makes one: that takes 1.4 µs, and 6.3 µs for a dataclass.
+class RequestRecord(msgspec.Struct, omit_defaults=True):
+    """One finished request, without prompt, answer or secret. A struct, since every request makes one; not
+    frozen, so that only what is set need be set. Not changed once it was emitted.
 
     ``request_id`` is the caller's label, ``generation_id`` the ledger's key. ``status`` is the sent HTTP
     status, 499 when the caller disconnected; ``error_code`` is set with status 200 when a stream broke.
@@ -99,7 +97,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_ms: float | None = None
     generation_ms: float | None = None
     overhead_ms: float | None = None
-    stage_ms: Mapping[str, float] = NO_STAGES
+    stage_ms: Mapping[str, float] = {}
     dropped_chunks: int = 0
     dropped_turns: int = 0
     cut_chunks: int = 0

@@ -6,19 +6,18 @@ structlog's processors would cost as much as the rest of telemetry.
 
 import logging
 import time
-from operator import attrgetter
+from typing import Any
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
+from msgspec.structs import fields
 
-from observability.events import NO_CALLS, RequestRecord
+from observability.events import RequestRecord
 
 EVENT = "request"
 
-# A line omits unset fields, so that it shows what is special about the request.
-_OWN_FORM = {"stage_ms", "tool_calls"}
-_FIELDS = tuple(name for name in RequestRecord.__struct_fields__ if name not in _OWN_FORM)
-_values = attrgetter(*_FIELDS)
-_TIMES = tuple(name for name in _FIELDS if name.endswith("_ms"))
+# A line omits unset fields, so that it shows what is special about the request; counts are shown also if 0.
+_COUNTS = [field.name for field in fields(RequestRecord) if type(field.default) is int]
+_TIMES = [name for name in RequestRecord.__struct_fields__ if name.endswith("_ms") and name != "stage_ms"]
 _SAME = vars(logging.LogRecord("", 0, "", 0, EVENT, None, None))
 
 
@@ -27,7 +26,7 @@ class RequestLine(logging.LogRecord):
 
     def __init__(self, logger: str, level: int, request: RequestRecord) -> None:
         # All other fields of a record are the same for every line.
-        self.__dict__.update(_SAME)
+        self.__dict__ = _SAME.copy()
         self.name = logger
         self.levelno = level
         self.levelname = "ERROR" if level == logging.ERROR else "INFO"
@@ -43,27 +42,25 @@ def log_request(logger: logging.Logger, request: RequestRecord) -> None:
         logger.callHandlers(RequestLine(logger.name, level, request))
 
 
-def request_line(request: RequestRecord) -> dict[str, object]:
+def request_line(request: RequestRecord) -> dict[str, Any]:
     """The fields of the line that are set; times are rounded to a microsecond."""
-    values = _values(request)
-    line = {name: value for name, value in zip(_FIELDS, values, strict=True) if value is not None}
-    if not request.stream:
-        del line["stream"]
+    line: dict[str, Any] = to_builtins(request)
+    for name in _COUNTS:
+        line.setdefault(name, 0)
+    if request.tenant is None:
+        del line["tenant"]
     for name in _TIMES:
         value = line.get(name)
         if value.__class__ is float:
             line[name] = (value * 1000 + 0.5) // 1 / 1000  # ``round`` takes ten times as long
     if request.stage_ms:
         line["stage_ms"] = {stage: (ms * 1000 + 0.5) // 1 / 1000 for stage, ms in request.stage_ms.items()}
-    if request.tool_calls is not NO_CALLS:
-        line["tool_calls"] = {name: count for name, count in asdict(request.tool_calls).items() if count}
     return line
 
 
 def outside_text(request: RequestRecord) -> str:
-    """The fields of the line whose values callers and operators choose, as one text."""
+    """The fields of the line whose values callers and operators choose, but the request's id, as one text."""
     return (
-        f"{request.request_id} {request.intent} {request.locale} {request.model} {request.prompt_version}"
-        f" {request.tenant} {request.route} {request.adapter_id} {request.error_param}"
-        f" {request.error_message}"
+        f"{request.intent} {request.locale} {request.model} {request.prompt_version} {request.tenant}"
+        f" {request.route} {request.adapter_id} {request.error_param} {request.error_message}"
     )
