@@ -173,7 +173,8 @@ class Canonicalizer:
 
 
 def _split_roles(messages: Sequence[Message]) -> _Roles:
-    system, turns = list[Message](), list[Message]()
+    system: list[Message] = []  # list[Message]() would take ten times as long
+    turns: list[Message] = []
     for message in messages:
         (system if message.role is SYSTEM else turns).append(message)
     return system, turns
