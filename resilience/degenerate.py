@@ -78,10 +78,10 @@ class Detector:
     def __init__(self, limits: DegenerateLimits) -> None:
         self._limits = limits
         self._by_ids = True
-        over, length, chars = limits.cycle_tokens, limits.cycle_length, limits.cycle_length * CHARS_PER_TOKEN
+        over, length = limits.cycle_tokens, limits.cycle_length
         overs = (limits.repeat_tokens, *[over] * (length - 1))
         self._ids: _Repetition[tuple[int, ...]] = _Repetition((), overs, [0] * length)
-        self._text = _Repetition("", (over * CHARS_PER_TOKEN,) * chars, [0] * chars)
+        self._text: _Repetition[str] | None = None  # made when a piece has no ids
         self._chars = 0
         self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # the last positions
 
@@ -93,7 +93,13 @@ class Detector:
             return Sign.REPLACEMENT
         if tokens and len(token_ids) != tokens:
             self._by_ids = False
-        repeats = self._ids.take(token_ids) if self._by_ids else self._text.take(text)
+        if self._by_ids:
+            repeats = self._ids.take(token_ids)
+        else:
+            if self._text is None:
+                over, chars = self._limits.cycle_tokens, self._limits.cycle_length * CHARS_PER_TOKEN
+                self._text = _Repetition("", (over * CHARS_PER_TOKEN,) * chars, [0] * chars)
+            repeats = self._text.take(text)
         return Sign.REPETITION if repeats else None
 
     def _replaced_too_often(self, text: str) -> bool:

@@ -72,7 +72,7 @@ class TimeLimits:
         at = loop.time() + after_s
         if after_s > 0:
             tick = math.ldexp(1.0, math.frexp(after_s * LATENESS)[1] - 1)
-            at = math.ceil(at / tick) * tick
+            at = -(-at // tick) * tick  # rounded up
         ending = self.ending.get(at)
         if ending is None:
             ending = self.ending[at] = set()

@@ -34,7 +34,8 @@ class Prefix(Struct, frozen=True):
 
     ``fingerprint`` is 16 hex digits computed from the token ids of its full blocks (``None`` without any),
     equal for every tenant, adapter and process. ``tokens`` is the number of tokens in those blocks, and
-    ``expected`` that in leading blocks which the backend has computed before. ``keys`` identify the blocks.
+    ``expected`` that in leading blocks which the backend has computed before. ``keys`` identify the blocks;
+    none if all of them are in the newer set.
     """
 
     fingerprint: str | None
@@ -77,9 +78,11 @@ class PrefixWatch:
         place = (backend.name, None if self.shared else tenant, adapter_id, block_size)
         fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
         known, new, old = len(keys), self._new, self._old
+        new_keys: tuple[int, ...] = ()
         if not new.issuperset(keys):
             known = next((at for at, key in enumerate(keys) if key not in new and key not in old), known)
-        return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, keys)
+            new_keys = keys
+        return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, new_keys)
 
     def computed(self, prefix: Prefix) -> None:
         self._new.update(prefix.keys)

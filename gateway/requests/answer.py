@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from accounting.values import PartialUsage, UsageRow
 from adapters.selection import Lease
@@ -36,16 +36,16 @@ def respond(
     counts = plan.counts if generated else SectionCounts()
     with_logprobs = generated and request.sampling.logprobs is not None
     ttft_ms = timer.at_ms(stream.first_at)
-    return Answer(
-        request_id=request.request_id,
-        generation_id=request.generation_id,
-        backend=outcome.backend,
-        backend_name=outcome.backend_name,
+    answer = Answer(
+        request.request_id,
+        request.generation_id,
+        outcome.backend,
+        outcome.backend_name,
         # The weights that answered: ``<base>+<adapter>``, or the base model.
-        backend_version=f"{outcome.model}+{adapter_id}" if adapter_id else outcome.model,
-        model=adapter_id or outcome.model,
-        trace_id=trace_id,
-        output_text=stream.text(),
+        f"{outcome.model}+{adapter_id}" if adapter_id else outcome.model,
+        adapter_id or outcome.model,
+        trace_id,
+        stream.text(),  # with more keywords the call would build a dict
         finish_reason=completion.finish_reason,
         stop_sequence=completion.stop_sequence,
         usage=usage,
@@ -56,7 +56,11 @@ def respond(
             total_ms=(timer.total_ms() * 1000 + 0.5) // 1 / 1000,
         ),
         budget=BudgetReport(
-            **asdict(counts),
+            system=counts.system,
+            retrieval=counts.retrieval,
+            recent_turns=counts.recent_turns,
+            older_summary=counts.older_summary,
+            tools=counts.tools,
             generation_reserve=plan.generation_reserve,
             dropped_chunks=plan.dropped_chunks,
             dropped_turns=plan.dropped_turns,
@@ -67,9 +71,15 @@ def respond(
         created=request.created,
         fallback=outcome.fallback,
         warnings=(*outcome.warnings, *warnings),
-        logprobs=(with_logprobs and stream.logprobs()) or None,
         reasoning=stream.reasoning(),
         tool_calls=stream.tool_calls(),
+        adapter_id=adapter_id,
+    )
+    if not (with_logprobs or completion.others or stream.events is not None):
+        return answer
+    return replace(
+        answer,
+        logprobs=(with_logprobs and stream.logprobs()) or None,
         others=tuple(
             Choice(
                 stream.text(index),
@@ -79,10 +89,7 @@ def respond(
                 stream.tool_calls(index),
             )
             for index, reason in enumerate(completion.others, 1)
-        )
-        if completion.others
-        else (),
-        adapter_id=adapter_id,
+        ),
         events=() if stream.events is None else stream.events.in_order(),
     )
 
@@ -159,6 +166,8 @@ def partial_usage(
 def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
     """Return the row of a complete answer of ``model``; a stored answer has no input tokens and no model."""
     used, fallback = answer.usage, answer.fallback
+    if fallback is not None:
+        row = replace(row, fallback=fallback.kind, fallback_reason=fallback.reason)
     return replace(
         row,
         adapter_id=answer.adapter_id if used.input_tokens else row.adapter_id,
@@ -167,8 +176,6 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
         backend_version=answer.backend_version,
         model=model if used.input_tokens else None,
         finish_reason=answer.finish_reason._value_,
-        fallback=fallback.kind if fallback else None,
-        fallback_reason=fallback.reason if fallback else None,
         input_tokens=used.input_tokens,
         output_tokens=used.output_tokens,
         cached_tokens=used.cached_tokens,

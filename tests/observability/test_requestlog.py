@@ -66,7 +66,14 @@ def test_times_are_rounded_to_a_microsecond(record: Make) -> None:
 
 def test_counts_are_in_the_line_even_if_0_and_other_unset_fields_are_not() -> None:
     line = request_line(RequestRecord("req", "gen", "trace", None, "chat", 200, 1.0))
-    counts = {"input_tokens", "output_tokens", "cached_tokens", "dropped_chunks", "dropped_turns", "cut_chunks"}
+    counts = {
+        "input_tokens",
+        "output_tokens",
+        "cached_tokens",
+        "dropped_chunks",
+        "dropped_turns",
+        "cut_chunks",
+    }
     counts |= {"merged_chunks", "summarized_turns", "priority"}
     always = {"request_id", "generation_id", "trace_id", "contract", "status", "total_ms"}
     assert line.keys() == counts | always
