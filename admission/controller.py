@@ -8,7 +8,7 @@ from random import Random
 
 from msgspec import Struct
 
-from admission.events import AdmissionEvent, SlotOutcome
+from admission.events import DROPPED, IGNORED, SUCCEEDED, AdmissionEvent
 from admission.gate import BackendGate
 from admission.queue import AdmissionQueue, Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand
@@ -123,11 +123,11 @@ class _Admission(Struct, eq=False):
         assert slot is not None, "it was entered"
         if slot.ended is None:
             if error is None:
-                outcome = SlotOutcome.SUCCEEDED
+                outcome = SUCCEEDED
             elif isinstance(error, Exception):
-                outcome = SlotOutcome.DROPPED
+                outcome = DROPPED
             else:
-                outcome = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
+                outcome = IGNORED  # a cancellation is no failure of the backend
             slot.ended = outcome, queue.clock()
         outcome, ended_at = slot.ended
         ticket, gate = slot.ticket, queue.gate

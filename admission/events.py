@@ -15,6 +15,10 @@ class SlotOutcome(StrEnum):
     IGNORED = "ignored"
 
 
+# As constants, for code that every request runs (``ticket``).
+SUCCEEDED, DROPPED, IGNORED = SlotOutcome
+
+
 class Admitted(Struct, frozen=True):
     """A request got a slot, which ``in_flight`` includes. ``shrunk``: a long queue has shortened the answer;
     ``beyond``: why the request was handed on although with it the memory forecast passes the watermark."""

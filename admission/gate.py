@@ -8,13 +8,13 @@ import random
 from functools import lru_cache
 
 from admission.circuit import Circuit, CircuitState
-from admission.events import SlotOutcome
+from admission.events import DROPPED, IGNORED, SlotOutcome
 from admission.fair_queue import FairQueue
 from admission.forecast import ReservedTokens
 from admission.in_flight_work import InFlightWork, Room
 from admission.ladder import Ladder, Rung
 from admission.rates import retry_after_s
-from admission.ticket import AdmissionTicket, Hold, Refusal, TicketState
+from admission.ticket import GONE, HANDED_ON, WAITING, AdmissionTicket, Hold, Refusal
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
 # Output counts twice in a tenant's share: each token occupies the engine for a whole step (as VTC weighs it).
@@ -189,15 +189,15 @@ class BackendGate:
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
     ) -> None:
         """Release a request whose work has ended, or which left the queue; a second call changes nothing."""
-        if ticket.state is TicketState.WAITING:
+        if ticket.state is WAITING:
             self.queue.leave(ticket)
-            ticket.state = TicketState.GONE
+            ticket.state = GONE
             return
-        if ticket.state is not TicketState.HANDED_ON:
+        if ticket.state is not HANDED_ON:
             return
         self.work.remove(ticket, outcome, now, output_tokens=output_tokens)
-        if outcome is not SlotOutcome.IGNORED:
-            self.circuit.record(outcome is SlotOutcome.DROPPED, now)
+        if outcome is not IGNORED:
+            self.circuit.record(outcome is DROPPED, now)
 
     # Parts of the decisions
 
@@ -259,7 +259,7 @@ class BackendGate:
         self._displaced.append(ticket)
 
     def _mark_refused(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
-        ticket.state = TicketState.GONE
+        ticket.state = GONE
         # A new attempt would join the queue as it is now.
         room = self.work.room(ticket.demand, ticket.demand.priority, now)
         again_s, _ = self._estimates(ticket.demand, ticket.uncached, room)

@@ -3,11 +3,11 @@
 from msgspec import Struct
 
 from admission.estimator import Estimator
-from admission.events import SlotOutcome
+from admission.events import SUCCEEDED, SlotOutcome
 from admission.memory import KvMemory
 from admission.prefill import PrefillBacklog
 from admission.signals import LoadSignals
-from admission.ticket import IDLE_ENGINE, AdmissionTicket, Hold, TicketState
+from admission.ticket import GONE, HANDED_ON, IDLE_ENGINE, AdmissionTicket, Hold
 from admission.values import AdmissionLimits, BackendLoad, Demand
 
 # One place in this many is reserved for high priority while such requests arrive; else each of them would
@@ -73,7 +73,7 @@ class InFlightWork:
 
     def add(self, ticket: AdmissionTicket, now: float, ahead: int) -> None:
         """Hand a request on and reserve what it will need; ``ahead``: prompt tokens before its own."""
-        ticket.state = TicketState.HANDED_ON
+        ticket.state = HANDED_ON
         ticket.handed_on_at = now
         ticket.alone = not self.tickets and not self.foreign
         ticket.ahead_at_hand_over = ahead + ticket.uncached
@@ -87,7 +87,7 @@ class InFlightWork:
         self.memory.forecast.add(ticket.number, ticket.reserved)
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
+        if ticket.state is not HANDED_ON or ticket.first_token_at is not None:
             return
         ticket.first_token_at = now
         self._computed(ticket, now, computed=True)
@@ -99,7 +99,7 @@ class InFlightWork:
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
     ) -> None:
         """The request has ended: free what was reserved. Raises KeyError when it was removed before."""
-        ticket.state = TicketState.GONE
+        ticket.state = GONE
         in_flight, sequences = self.sequences, ticket.demand.sequences
         del self.tickets[ticket.number]
         self.sequences -= sequences
@@ -114,7 +114,7 @@ class InFlightWork:
         self.memory.forecast.remove(ticket.number)
         if ticket.first_token_at is None:
             self._computed(ticket, now, computed=False)
-        if outcome is SlotOutcome.SUCCEEDED:
+        if outcome is SUCCEEDED:
             workers = self.signals.workers
             self.estimator.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
 

@@ -12,9 +12,17 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from admission.errors import Refused
-from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, SlotOutcome
+from admission.events import (
+    IGNORED,
+    SUCCEEDED,
+    AdmissionEvent,
+    Admitted,
+    FirstToken,
+    RefusedEvent,
+    SlotOutcome,
+)
 from admission.gate import BackendGate
-from admission.ticket import AdmissionTicket, Refusal, TicketState
+from admission.ticket import HANDED_ON, WAITING, AdmissionTicket, Refusal
 from admission.values import BackendLoad, Demand
 
 # While no request waits, the load after a step is read when something needs it, else at most this often,
@@ -51,11 +59,11 @@ class Slot(Struct, eq=False):
         """The answer is complete; many backends report ``cached_tokens`` only then."""
         if self.ticket.cached_tokens is None:
             self.ticket.cached_at_end = cached_tokens
-        self._end(SlotOutcome.SUCCEEDED)
+        self._end(SUCCEEDED)
 
     def ignored(self) -> None:
         """The request ended for a reason outside the backend, such as a disconnect."""
-        self._end(SlotOutcome.IGNORED)
+        self._end(IGNORED)
 
     def _end(self, outcome: SlotOutcome) -> None:
         if self.ended is None:
@@ -90,11 +98,11 @@ class AdmissionQueue:
         ticket = self._gate.offer(demand, now, at_once=True)
         if isinstance(ticket, Refusal):
             raise self._refused(demand, ticket)
-        if ticket.state is TicketState.HANDED_ON:
+        if ticket.state is HANDED_ON:
             self.emit(self._admitted(ticket))
         else:
             self._settle(now)
-            if ticket.state is TicketState.WAITING:
+            if ticket.state is WAITING:
                 await self._wait(ticket)
             if ticket.refusal is not None:
                 raise self._refused(demand, ticket.refusal, self.clock() - ticket.arrived_at)
@@ -142,7 +150,7 @@ class AdmissionQueue:
             await future
         except asyncio.CancelledError:
             # It may have been handed on in the same turn of the loop; the gate releases it once either way.
-            self.gate.release(ticket, SlotOutcome.IGNORED, self.clock(), output_tokens=0)
+            self.gate.release(ticket, IGNORED, self.clock(), output_tokens=0)
             self.look()
             raise
         finally:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +32,9 @@ class BackendState(StrEnum):
     READY = "ready"
     DEAD = "dead"
     STOPPED = "stopped"
+
+
+READY: Final = BackendState.READY  # as a constant, as in ``gateway.contracts.values``
 
 
 class Continue(StrEnum):

@@ -13,7 +13,7 @@ from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
 from gateway.backends.port import Backend, PartialAnswer, Work
 from gateway.contracts.features import Feature
-from gateway.contracts.values import Contract, GenerateRequest, Sampling
+from gateway.contracts.values import NATIVE, GenerateRequest, Sampling
 from gateway.generation.answer_stream import AnswerOrigin, AnswerStream
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.job import Job
@@ -25,6 +25,9 @@ from resilience.retry import Attempt
 
 # The sampling hints that may be dropped in the native contract; the values are the hints' names.
 HINTS = (Feature.TEMPERATURE, Feature.TOP_P, Feature.TOP_K, Feature.MIN_P, Feature.SEED)
+# As constants, as NATIVE.
+NOTHING, OTHER_SEED, SHORTER_CONTEXT = Remedy.NOTHING, Remedy.OTHER_SEED, Remedy.SHORTER_CONTEXT
+FIELDS_PASSED = Feature.FIELDS_PASSED
 _SEED_BITS = 0x7FFF_FFFF  # seeds that the gateway makes have 31 bits, which every backend accepts
 
 
@@ -50,10 +53,10 @@ class Attempts(Struct, eq=False):
         Raises BackendFailure ``stream_broken`` if the caller has a part of the answer and this backend cannot
         resume it.
         """
-        stream, change = self.stream, Remedy.NOTHING
+        stream, change = self.stream, NOTHING
         if this.after is not None:
             change = POLICIES[this.after].retry_with
-        if stream.chars and (stream.committed or change is Remedy.NOTHING):
+        if stream.chars and (stream.committed or change is NOTHING):
             spelling = self._spelling(self.backend.model)
             # A long answer may have to be encoded again, so in a thread; nothing else uses the stream now.
             resumption = (
@@ -69,7 +72,7 @@ class Attempts(Struct, eq=False):
             raise BackendFailure(FailureKind.STREAM_BROKEN, message)
         if stream.has_output:
             stream.rewind()
-        if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
+        if change is SHORTER_CONTEXT and self._shortened is None:
             # Only once: if half of the prompt does not help, another backend gets all of it.
             self._shortened = await self._job.half_plan()
             if self._shortened is not None:
@@ -92,7 +95,7 @@ class Attempts(Struct, eq=False):
             origin = replace(origin, plan=plan, max_tokens=min(origin.max_tokens, plan.generation_reserve))
         origin = replace(origin, backend=backend.name, model=backend.model, served_model=served_model)
         stream.started(origin, self._slot.first_token)
-        seed = self._seed(1) if change is Remedy.OTHER_SEED else None
+        seed = self._seed(1) if change is OTHER_SEED else None
         partial = None
         if resumption.text or stream.events is not None:
             ids, generated = resumption.token_ids, None
@@ -118,7 +121,7 @@ class Attempts(Struct, eq=False):
         served_model = self._job.served_model(backend)
         origin = AnswerOrigin(backend.name, backend.model, served_model, plan, max_tokens)
         self.stream.started(origin, self._slot.first_token)
-        seed = self._seed(this.number) if change is Remedy.OTHER_SEED else None
+        seed = self._seed(this.number) if change is OTHER_SEED else None
         return self._work(plan, max_tokens, None, seed)
 
     def _hold(self) -> None:
@@ -161,7 +164,7 @@ class Attempts(Struct, eq=False):
             stream=request.stream,
             partial=partial,
             open_ended=plan.open_ended and not self._slot.shrunk and partial is None,
-            extra=request.extra if Feature.FIELDS_PASSED in self.backend.features else {},
+            extra=request.extra if FIELDS_PASSED in self.backend.features else {},
             images=self._job.images,
             image_tokens=plan.image_tokens,
             tools=plan.tools,
@@ -184,10 +187,10 @@ def fitted(
     OpenAI's contract this cannot occur, because ranking skips such backends.
     """
     changed: dict[str, Any] = {}
-    passed = Feature.FIELDS_PASSED in backend.features
+    passed = FIELDS_PASSED in backend.features
     dropped = (*(() if passed else request.extra), *request.dropped)
     warnings = [f"{name} is not a known field and was dropped" for name in dropped] if dropped else []
-    if request.contract is not Contract.NATIVE:
+    if request.contract is not NATIVE:
         return changed, warnings
     for feature in HINTS:
         if feature not in backend.features and getattr(sampling, feature) is not None:

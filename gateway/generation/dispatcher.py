@@ -12,7 +12,7 @@ from adapters.values import Adapter
 from admission.queue import Slot
 from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
-from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
+from gateway.backends.port import READY, Backend, BackendState, Completion, DeltaSink, Restarting, Work
 from gateway.contracts.answer import Fallback
 from gateway.contracts.values import FinishReason, Usage
 from gateway.generation.answer_stream import AnswerStream
@@ -66,7 +66,7 @@ class Dispatcher:
             BackendFailure: the backend failed, and retries on it did not help.
             DeadlinePassed: before the first token; somewhat earlier if the degraded text may be served.
         """
-        if backend.state is not BackendState.READY:
+        if backend.state is not READY:
             slot.ignored()  # the circuit breaker counts only answers; the state is known
             raise _not_ready(backend)
         stream.admission_wait_s += slot.waited_s

@@ -19,7 +19,7 @@ from msgspec import structs
 from budgeting.values import Tool, ToolKind
 from gateway.backends.hermes import call_format, input_format
 from gateway.contracts.deadlines import until_deadline
-from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
+from gateway.contracts.values import TEXT, FormatType, GenerateRequest, ResponseFormat
 from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
 
@@ -76,7 +76,7 @@ class GrammarChecks:
         as are the grammars of custom tools, and any object is allowed if a schema is not supported or, unless
         an engine of vLLM may get it, too complex.
         """
-        if not request.tools and request.response_format.type is FormatType.TEXT:
+        if not request.tools and request.response_format.type is TEXT:
             return request
         began_at = self._clock()
         async with until_deadline(request, self._clock, _LATE):
@@ -128,7 +128,7 @@ class GrammarChecks:
             GrammarTooComplex: its grammar takes too long or too much memory, or is too slow to apply.
             BackendUnavailable: the tenant has too many waiting checks, or the check failed.
         """
-        if shape.type in (FormatType.TEXT, FormatType.JSON_OBJECT):
+        if shape.type in (TEXT, FormatType.JSON_OBJECT):
             return shape
         key = hashlib.sha256(f"{shape.type.value}\0{shape.spec}".encode(errors="surrogatepass")).digest()
         found = self._cache.get(key)

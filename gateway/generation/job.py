@@ -15,7 +15,7 @@ from gateway.backends.port import Backend, Fleet
 from gateway.backends.sampling import features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
-from gateway.contracts.values import Contract, FormatType, GenerateRequest
+from gateway.contracts.values import NATIVE, TEXT, GenerateRequest
 from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.budgets import Planning
 from gateway.routing.rank import Ranking, lacking, rank
@@ -100,10 +100,10 @@ class Job(Struct, frozen=True):
         request, route = self.request, self.target.route
         if not request.allow_fallback:
             return ()
-        contract = "native" if request.contract is Contract.NATIVE else "openai"
+        contract = "native" if request.contract is NATIVE else "openai"
         if contract not in route.config.fallback_text_in or request.must_call:
             return _without(route.fallback, (RESPONSE_CACHE, DEGRADED))
-        if request.response_format.type is not FormatType.TEXT:
+        if request.response_format.type is not TEXT:
             return _without(route.fallback, (DEGRADED,))
         return route.fallback
 
@@ -127,7 +127,7 @@ def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Featu
     In the native contract sampling hints may be dropped with a warning; in OpenAI's they may not.
     """
     asked = features_asked(request.sampling, request.response_format)
-    if request.contract is Contract.NATIVE:
+    if request.contract is NATIVE:
         asked &= {Feature.RESPONSE_FORMAT}
     if request.raw_prompt is not None:
         asked |= {Feature.RAW_PROMPT}

@@ -39,6 +39,12 @@ class HealthOutcome(StrEnum):
     """Failed: an error, or the degraded text because the backend failed."""
 
 
+SERVED, FAILED = (
+    HealthOutcome.SERVED,
+    HealthOutcome.FAILED,
+)  # as constants, as NATIVE
+
+
 def outcome(record: RequestRecord) -> HealthOutcome:
     """Return the outcome of a finished request.
 
@@ -49,7 +55,7 @@ def outcome(record: RequestRecord) -> HealthOutcome:
     if record.failed:
         return HealthOutcome.SHED if record.error_code in NO_FAULT else HealthOutcome.FAILED
     if record.fallback_kind is None:
-        return HealthOutcome.SERVED
+        return SERVED
     reason = record.fallback_reason
     if record.finish_reason != DEGRADED or reason in OF_THE_REQUEST:
         return HealthOutcome.FALLBACK
@@ -85,7 +91,7 @@ class RollingStats:
         sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms)
         self._samples.append(sample)
         self._judged += 1
-        self._failed += sample.outcome is HealthOutcome.FAILED
+        self._failed += sample.outcome is FAILED
 
     def observe_preemptions(self, total: int) -> None:
         """Record the engine's counter of preemptions since its start."""

@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 
 from msgspec import Struct
 
-from accounting.keys import NO_BUDGET, CallerRole, KeyLimits
-from gateway.contracts.values import Caller
+from accounting.keys import NO_BUDGET, KeyLimits
+from gateway.contracts.values import CALLER, Caller
 from gateway.errors import RateLimited
 
 MINUTE_S = 60.0
@@ -43,7 +43,7 @@ class Ceilings:
 
     def count_request(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
-        if caller.role is not CallerRole.CALLER:
+        if caller.role is not CALLER:
             return
         limit = self.limits.requests_per_minute
         if limit is not None and caller.limits.requests_per_minute is None:
@@ -53,7 +53,7 @@ class Ceilings:
         """Count the tokens that a request is expected to use and what it may cost, in nano US dollars. Raises
         RateLimited.
         """
-        if caller.role is not CallerRole.CALLER:
+        if caller.role is not CALLER:
             return
         limit = self.limits.tokens_per_minute
         if limit is not None and caller.limits.tokens_per_minute is None:
@@ -64,7 +64,7 @@ class Ceilings:
     def running(self, caller: Caller) -> AbstractContextManager[None]:
         """Return a context manager in which a request of the key runs. Raises RateLimited."""
         limit, key_id = self.concurrent, caller.key_id
-        counted = limit is not None and caller.role is CallerRole.CALLER
+        counted = limit is not None and caller.role is CALLER
         if counted and self._running[key_id] >= (limit or 0):
             raise RateLimited(
                 f"concurrent_requests: {limit} requests of the key run here, which is the limit; "

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from budgeting.errors import BudgetError, TemplateRefused
 from budgeting.plan import Offload
 from budgeting.values import BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
-from gateway.contracts.values import Contract, GenerateRequest
+from gateway.contracts.values import NATIVE, Contract, GenerateRequest
 from gateway.prompts.text import Models, ModelText
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.revision import Route
@@ -39,7 +39,7 @@ def budget_request(
         budgets = replace(budgets or SectionBudgets(), **route.budgets)
     if request.truncate and budgets is None:
         budgets = TRUNCATED
-    contract = "native" if request.contract is Contract.NATIVE else "openai"
+    contract = "native" if request.contract is NATIVE else "openai"
     trims = contract in route.config.trim_in or request.truncate
     reserve, limits = route.config.reserve, route.limits
     if reserve is None and version is not None:

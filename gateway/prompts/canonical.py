@@ -18,7 +18,7 @@ from msgspec import Struct
 from budgeting.plan import Offload
 from budgeting.values import NO_KWARGS, CanonicalPrompt, EvidenceChunk, Message, Role, Tool
 from gateway.config.volatile import VolatilePolicy
-from gateway.contracts.values import EMPTY, Contract, GenerateRequest
+from gateway.contracts.values import EMPTY, NATIVE, GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.prompts.versions import PromptVersion
 from gateway.prompts.volatile import Separated, VolatileFinder, VolatileFinding
@@ -97,7 +97,7 @@ class Canonicalizer:
         """
         if request.raw_prompt is not None:
             return Canonical(CanonicalPrompt(raw=request.raw_prompt))
-        policy = self._native if request.contract is Contract.NATIVE else self._openai
+        policy = self._native if request.contract is NATIVE else self._openai
         if version is not None and version.volatile is not None:
             policy = version.volatile
         return self._canonical(

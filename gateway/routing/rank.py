@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from adapters.selection import stable_fraction
 from adapters.values import Adapter
-from gateway.backends.port import Backend, BackendState, generates, pauses
+from gateway.backends.port import READY, Backend, generates, pauses
 from gateway.contracts.features import Feature
 from gateway.contracts.openai_fields import PASSABLE
 from gateway.errors import Forbidden, InvalidRequest
@@ -112,7 +112,7 @@ def rank(
         else:
             able.append(backends[name])
     if len(able) > 1:
-        able.sort(key=lambda backend: backend.state is not BackendState.READY or pauses(backend))
+        able.sort(key=lambda backend: backend.state is not READY or pauses(backend))
     # Only a draw among all backends of the route is a fair comparison of them.
     if drawn in unable:
         fair = False

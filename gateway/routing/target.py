@@ -12,7 +12,7 @@ from adapters.values import Selection
 from gateway.backends.port import Backend, Fleet, generates, knows_model
 from gateway.contracts.features import Feature
 from gateway.contracts.native import DEFAULT_ROUTE
-from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
+from gateway.contracts.values import CALLER, NATIVE, Caller, GenerateRequest
 from gateway.errors import (
     BackendUnavailable,
     Forbidden,
@@ -56,7 +56,7 @@ class Target(Struct, frozen=True):
             sticky_key=request.sticky_key,
             allowed=request.caller.adapters,
             models=request.caller.models,
-            operator=request.caller.role is not CallerRole.CALLER,
+            operator=request.caller.role is not CALLER,
             or_base=self.route.config.adapter_fallback == "base" and request.allow_fallback,
             named_by="model" if self.adapter_id != request.adapter_id else "adapter_id",
         )
@@ -73,7 +73,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
             route serves, nor a model name of a route.
         BackendUnavailable: the same, but not all models of the route are known yet.
     """
-    native = request.contract is Contract.NATIVE
+    native = request.contract is NATIVE
     caller = request.caller
     model = request.model
     if model is not None and caller.aliases:

@@ -99,6 +99,7 @@ class _Chunk(msgspec.Struct):
 # Replaces a message whose events have been read, so that its tokens are counted like those of a text.
 _COUNTED = _Message("-")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
+STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR  # as constants, as NATIVE
 _chunk = msgspec.json.Decoder(_Chunk).decode
 _lax_chunk = msgspec.json.Decoder(_Chunk, strict=False).decode
 
@@ -341,7 +342,7 @@ class CompletionReader:
             raise invalid_input(f"the worker gives fewer texts than the n of {n} asks for", "n")
         if len(self._reasons) < n:
             raise ConnectionLost("the stream ended before the answer did")
-        if FinishReason.ERROR in map(_REASONS.get, self._reasons.values()):
+        if ERROR in map(_REASONS.get, self._reasons.values()):
             raise failure_in_stream(b'{"message": "a text ended with finish_reason error"}')
         if "abort" in self._reasons.values():  # not by this gateway, which stops reading before it aborts
             raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
@@ -381,7 +382,7 @@ class CompletionReader:
             wait_s,
             tuple(others),
             warnings=(*self._warnings, CALLS_LEFT_OUT) if self._tools.left_out else self._warnings,
-            stop_sequence=None if first is FinishReason.LENGTH else self._stop,
+            stop_sequence=None if first is LENGTH else self._stop,
         )
         return rest, completion
 
@@ -391,7 +392,7 @@ class CompletionReader:
         A complete choice with calls has the reason ``tool_calls``. Workers report ``stop`` for it when the
         request named the tool, and also when a stop string has cut the call (``length`` here).
         """
-        reason = _REASONS.get(self._reasons[index], FinishReason.STOP)
+        reason = _REASONS.get(self._reasons[index], STOP)
         if reason not in _WHOLE:
             return reason
         if index in self._stopped and self._tools.in_call(index):
@@ -399,7 +400,7 @@ class CompletionReader:
         if index in self._refused:
             return FinishReason.CONTENT_FILTER
         called = self._tools.began and self._tools.has_calls(index)
-        return FinishReason.TOOL_CALLS if called else FinishReason.STOP
+        return FinishReason.TOOL_CALLS if called else STOP
 
     def _of_sluice(self, reported: _Sluice, first: FinishReason) -> tuple[FinishReason, float]:
         """Finish reason and queue wait, in seconds, as another Sluice reports; degraded for a fallback."""

@@ -20,6 +20,7 @@ from budgeting.token_ids import joined
 from gateway.backends.delta_forwarder import DeltaForwarder
 from gateway.backends.partial_answer import check_partial, generate_rest
 from gateway.backends.port import (
+    READY,
     Absence,
     BackendState,
     Completion,
@@ -63,7 +64,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.sse import MAX_EVENT_BYTES
-from gateway.contracts.values import PLAIN_TEXT, Caller, FormatType
+from gateway.contracts.values import PLAIN_TEXT, TEXT, Caller
 from resilience.failures import BackendFailure, FailureKind, invalid_input
 from resilience.turns import Turns
 
@@ -149,7 +150,7 @@ class WorkersBackend:
         """``READY`` while a worker is in service, else ``STARTING``; ``STOPPED`` after :meth:`run`."""
         if self._stopped:
             return BackendState.STOPPED
-        return BackendState.READY if self.in_service.serving else BackendState.STARTING
+        return READY if self.in_service.serving else BackendState.STARTING
 
     @property
     def generates(self) -> bool:
@@ -184,7 +185,7 @@ class WorkersBackend:
     async def wait_ready(self, timeout_s: float) -> bool:
         if not self._stopped:
             await self.in_service.wait(timeout_s)
-        return self.state is BackendState.READY
+        return self.state is READY
 
     @property
     def load(self) -> BackendLoad | None:
@@ -290,7 +291,7 @@ class WorkersBackend:
 
         A worker that fails before the first token is replaced by another; each is tried at most once.
         """
-        plain = work.response_format.type is FormatType.TEXT
+        plain = work.response_format.type is TEXT
         if not plain and not supports_format(self._writer.dialect, work.response_format.type):
             raise invalid_input(
                 f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",

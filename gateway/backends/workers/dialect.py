@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -26,7 +27,7 @@ from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.images import ImageData
-from gateway.contracts.values import FormatType
+from gateway.contracts.values import TEXT, FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
 # depend on its length, and an answer that a deadline cuts short loses at most so many tokens.
@@ -53,6 +54,7 @@ class Dialect(StrEnum):
     OPENAI = "openai"
 
 
+VLLM, SLUICE, OPENAI = Dialect  # as constants, as in ``gateway.contracts.values``
 _PLAIN = frozenset(
     {
         Feature.TEMPERATURE,
@@ -71,21 +73,22 @@ _PLAIN = frozenset(
     }
 )
 FEATURES: Mapping[Dialect, frozenset[Feature]] = {
-    Dialect.VLLM: KNOWN_FEATURES | TOOL_FEATURES | {Feature.ECHO, Feature.IMAGES},
-    Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES},
-    Dialect.OPENAI: _PLAIN | TOOL_FEATURES | {Feature.IMAGES},
+    VLLM: KNOWN_FEATURES | TOOL_FEATURES | {Feature.ECHO, Feature.IMAGES},
+    SLUICE: KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES},
+    OPENAI: _PLAIN | TOOL_FEATURES | {Feature.IMAGES},
 }
 
 # Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
 _OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
-_NEUTRAL = (
-    ("n", 1),
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0.0),
-    ("repetition_penalty", 1.0),
-    ("ignore_eos", False),
-    ("echo", False),
-)
+_NEUTRAL = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "ignore_eos": False,
+    "echo": False,
+}
+_neutral_values = attrgetter(*_NEUTRAL)
 
 
 class WrittenRequest(Struct, frozen=True):
@@ -131,7 +134,7 @@ class CompletionWriter:
     def headers(self, work: Work) -> bytes:
         """The operator's header lines; for another Sluice also those with tenant, organization and salt."""
         lines = b"".join([template.line(work) for template in self.templates]) if self.templates else b""
-        if self.dialect is not Dialect.SLUICE:
+        if self.dialect is not SLUICE:
             return lines
         salt = self.cache_salt(work)
         return lines + front_headers(work.tenant, work.org, SHARED_SALT if salt is None else salt_of(salt))
@@ -152,20 +155,20 @@ class CompletionWriter:
         if adapter is None or adapter.at is not None or adapter.adapter_id in section.adapters:
             return None
         # A Sluice loads its adapters itself.
-        return adapter if section.load_adapters and self.dialect is Dialect.VLLM else None
+        return adapter if section.load_adapters and self.dialect is VLLM else None
 
     def path(self, work: Work) -> str:
         """The endpoint for this work. A raw prompt has no messages.
 
         A Sluice reports the bytes of tokens with log-probabilities in chats alone.
         """
-        exact_bytes = self.dialect is Dialect.SLUICE and work.sampling.logprobs is not None
+        exact_bytes = self.dialect is SLUICE and work.sampling.logprobs is not None
         as_ids = self.token_ids and not ((exact_bytes and work.partial is None) or self._needs_chat(work))
         return TEXT_PATH if as_ids or not work.messages else CHAT_PATH
 
     @property
     def continues(self) -> frozenset[Continue]:
-        if self.dialect is Dialect.OPENAI:
+        if self.dialect is OPENAI:
             return frozenset()
         if self.token_ids:
             return frozenset({Continue.TOKENS})
@@ -173,7 +176,7 @@ class CompletionWriter:
 
     @property
     def _by_text(self) -> frozenset[Continue]:
-        return frozenset({Continue.TEXT} if self.dialect is Dialect.VLLM and self.completes else ())
+        return frozenset({Continue.TEXT} if self.dialect is VLLM and self.completes else ())
 
     def ways(self, work: Work) -> frozenset[Continue]:
         """How the workers can resume this answer: a raw prompt has no message to complete.
@@ -194,7 +197,7 @@ class CompletionWriter:
             return False
         if work.tools or work.reasoning_effort is not None or work.template_kwargs or work.images:
             return True
-        return self.section.prompt == "auto" and self.dialect is Dialect.VLLM and bool(work.extra)
+        return self.section.prompt == "auto" and self.dialect is VLLM and bool(work.extra)
 
     def write(self, work: Work, now: float = 0.0) -> WrittenRequest:
         """Write the request. Always a stream, to time the first token and cancel by closing.
@@ -202,7 +205,7 @@ class CompletionWriter:
         The base64 of images is written into the body while it is sent.
         """
         sampling, path, partial = work.sampling, self.path(work), work.partial
-        chat, custom = path == CHAT_PATH, self.dialect is not Dialect.VLLM
+        chat, custom = path == CHAT_PATH, self.dialect is not VLLM
         running_counts = not custom and (not work.stream or sampling.echo)
         body: dict[str, Any] = {"model": self.model if work.adapter is None else self.adapter_name(work)}
         if chat:
@@ -227,7 +230,7 @@ class CompletionWriter:
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
         }
-        if self.dialect is Dialect.VLLM and sampling.n > 1 and sampling.temperature == 0:
+        if self.dialect is VLLM and sampling.n > 1 and sampling.temperature == 0:
             # vLLM refuses n > 1 with greedy sampling; top_k 1 is equivalent.
             given |= {"temperature": 1.0, "top_k": 1, "top_p": None, "min_p": None}
         for name, value in given.items():
@@ -235,9 +238,10 @@ class CompletionWriter:
                 body[name] = value
         if sampling.stop:
             body["stop"] = sampling.stop
-        for name, neutral in _NEUTRAL:
-            if (value := getattr(sampling, name)) != neutral:
-                body[name] = value
+        if (values := _neutral_values(sampling)) != tuple(_NEUTRAL.values()):
+            body |= {
+                name: value for name, value in zip(_NEUTRAL, values, strict=True) if value != _NEUTRAL[name]
+            }
         if sampling.min_tokens and (least := rest_of(sampling.min_tokens, partial)):
             body["min_tokens"] = least
         if sampling.stop_token_ids:
@@ -246,9 +250,9 @@ class CompletionWriter:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
         if sampling.logprobs is not None:
             self._add_logprobs(body, sampling.logprobs, chat)
-        if work.response_format.type is not FormatType.TEXT:
+        if work.response_format.type is not TEXT:
             self._add_format(body, work)
-        if self.dialect is Dialect.VLLM:
+        if self.dialect is VLLM:
             # With token ids vLLM leaves the echoed prompt's text out.
             if len(work.token_ids) <= MAX_ECHOED_PROMPT and not sampling.echo:
                 body["return_token_ids"] = True
@@ -258,7 +262,7 @@ class CompletionWriter:
                 body["stream_interval"] = STREAM_INTERVAL
             if running_counts:
                 body["stream_options"]["continuous_usage_stats"] = True
-        elif self.dialect is Dialect.SLUICE:
+        elif self.dialect is SLUICE:
             body["sluice"] = {"token_ids": True}
             if work.session_id is not None:
                 body["sluice"]["session_id"] = work.session_id
@@ -268,16 +272,16 @@ class CompletionWriter:
                 body["sluice"]["deadline_ms"] = min(max(1, left_ms), MAX_DEADLINE_MS)
             if work.user is not None:
                 body["user"] = work.user
-        if (self.section.send_priority or self.dialect is Dialect.SLUICE) and work.priority:
+        if (self.section.send_priority or self.dialect is SLUICE) and work.priority:
             # vLLM serves lower numbers first, Sluice higher ones. vLLM refuses a priority unless its
             # scheduling policy is ``priority``.
-            body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
+            body["priority"] = -work.priority if self.dialect is VLLM else work.priority
         data = orjson.dumps({**work.extra, **body} if work.extra else body)
         sent = _upload(parts_of_body(data, work.images)) if work.images else data
         return WrittenRequest(path, self.headers(work), sent, running_counts, custom)
 
     def _messages(self, work: Work, custom: bool) -> list[dict[str, Any]]:
-        plain, reasoning = all_plain(work.messages), None if self.dialect is Dialect.OPENAI else "reasoning"
+        plain, reasoning = all_plain(work.messages), None if self.dialect is OPENAI else "reasoning"
         return [
             {"role": m.role, "content": m.content}
             if plain or m.plain
@@ -292,7 +296,7 @@ class CompletionWriter:
             body["logprobs"] = True
             if count:
                 body["top_logprobs"] = count
-        if self.dialect is Dialect.VLLM and self.knows_vocabulary:
+        if self.dialect is VLLM and self.knows_vocabulary:
             # In vLLM's texts and bytes the parts of a character look alike; token ids differ.
             body["return_tokens_as_token_ids"] = True
 
@@ -332,7 +336,7 @@ def echoed_logprobs(work: Work) -> int:
 
 
 def supports_format(dialect: Dialect, shape: FormatType) -> bool:
-    return shape is FormatType.TEXT or dialect is not Dialect.OPENAI or shape in _OPENAI_FORMATS
+    return shape is TEXT or dialect is not OPENAI or shape in _OPENAI_FORMATS
 
 
 @lru_cache(MAX_SALTS)
