@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -207,7 +207,7 @@ class ChatTokenizer:
         Exact when :attr:`per_message`; an estimate for planning otherwise.
         """
         if self.per_message and (self._system_support.later or message.role is not Role.SYSTEM):
-            piece = self._cache.get((False, message.without_parts if message.parts else message))
+            piece = self._cache.get(message.without_parts if message.parts else message)
             if piece is None:
                 piece = self._piece(message, first=False)
             if piece is not None:
@@ -291,9 +291,9 @@ class ChatTokenizer:
 
     def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
         """The cached ids of each message of a conversation; ``None`` for a message that is not cached."""
-        keys = [(False, one.without_parts if one.parts else one) for one in messages]
+        keys: list[Hashable] = [one.without_parts if one.parts else one for one in messages]
         if keys:
-            keys[0] = True, keys[0][1]
+            keys[0] = True, keys[0]  # the first message has another frame
         return self._cache.get_all(keys)
 
     def _with_missing(
@@ -321,7 +321,7 @@ class ChatTokenizer:
         else:
             rendered = frame.around(self._controls.guard(message.content) if guarded else message.content)
         ids = self._vocabulary.shared(self._vocabulary.rendered_ids(rendered, guarded=guarded))
-        key = (first, message)
+        key = (True, message) if first else message
         size = getsizeof(key) + getsizeof(message) + sum(map(getsizeof, texts))
         self._cache.put(key, ids, size + getsizeof(ids))
         return ids

@@ -1,6 +1,6 @@
 """Values of the budget stage: a canonical prompt goes in, a plan that fits the model comes out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -156,11 +156,6 @@ class Message(Struct, frozen=True):
 
 
 system_message = partial(Message, Role.SYSTEM)
-
-
-def all_plain(messages: Sequence[Message]) -> bool:
-    """Whether each is a role and a text, nothing else: :attr:`Message.plain` without a call a message."""
-    return not [m for m in messages if m.tool_calls or m.tool_call_id or m.name or m.reasoning or m.parts]
 
 
 @dataclass(frozen=True, slots=True)

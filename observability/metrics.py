@@ -16,7 +16,7 @@ from accounting.events import JournalSynced
 from admission.events import Admitted, FirstToken, RefusedEvent
 from observability.admission_metrics import AdmissionMetrics
 from observability.event_metrics import EventMetrics, Update
-from observability.events import RequestRecord, ToolCallCounts
+from observability.events import NO_CALLS, RequestRecord, ToolCallCounts
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
@@ -97,7 +97,8 @@ GAUGES = {
 MAX_UNCOUNTED = 64
 _times_of = attrgetter(*(field for *_, field in TIMES))
 _cuts_of = attrgetter("dropped_chunks", "dropped_turns", "cut_chunks", "summarized_turns")
-_counts_of = attrgetter(*(field for *_, fields in COUNTS for field in fields.values()))
+_tokens_of = attrgetter(*COUNTS[0][-1].values())
+_others_of = attrgetter(*(field for *_, fields in COUNTS[1:] for field in fields.values()))  # mostly 0
 # Events of every request, and what counts many of them together: it costs far less than a call each.
 _Gathered = tuple[list[Any], Callable[[Sequence[Any]], None]]
 
@@ -237,9 +238,13 @@ class Metrics:
             self._versions(version).inc(count)
         for histogram, values_ms in zip(self._times, zip(*map(_times_of, records), strict=True), strict=True):
             histogram.observe(*[value_ms / 1000 for value_ms in values_ms if value_ms is not None])
-        for counter, counts in zip(self._counts, zip(*map(_counts_of, records), strict=True), strict=True):
+        for counter, counts in zip(self._counts, zip(*map(_tokens_of, records), strict=True), strict=False):
             counter.inc(sum(counts))
-        self._trimmed.inc(sum([any(_cuts_of(record)) for record in records]))
+        for record in records:
+            if record.tool_calls is not NO_CALLS or any(_cuts_of(record)) or record.merged_chunks:
+                for counter, count in zip(self._counts[3:], _others_of(record), strict=True):
+                    counter.inc(count)
+                self._trimmed.inc(any(_cuts_of(record)))
         for record in records:
             if record.fallback_kind is not None:
                 self._fallbacks(record.fallback_kind, record.fallback_reason).inc()

@@ -79,7 +79,7 @@ class PrefixWatch:
         fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
         known, new, old = len(keys), self._new, self._old
         new_keys: tuple[int, ...] = ()
-        if not new.issuperset(keys):
+        if keys and keys[-1] not in new:  # the blocks of a prefix are added and dropped together
             known = next((at for at, key in enumerate(keys) if key not in new and key not in old), known)
             new_keys = keys
         return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, new_keys)

@@ -168,6 +168,8 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
     used, fallback = answer.usage, answer.fallback
     if fallback is not None:
         row = replace(row, fallback=fallback.kind, fallback_reason=fallback.reason)
+    if used.cache_write_tokens:  # apart, since a call with more keywords builds a dict
+        row = replace(row, cache_write_tokens=used.cache_write_tokens)
     return replace(
         row,
         adapter_id=answer.adapter_id if used.input_tokens else row.adapter_id,
@@ -180,7 +182,6 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
         output_tokens=used.output_tokens,
         cached_tokens=used.cached_tokens,
         reasoning_tokens=used.reasoning_tokens,
-        cache_write_tokens=used.cache_write_tokens,
         tool_calls=sum(map(len, (answer.tool_calls, *(one.tool_calls for one in answer.others))))
         if answer.others
         else len(answer.tool_calls),

@@ -15,7 +15,6 @@ from msgspec import Struct
 from adapters.values import Adapter
 from budgeting.template import split_ending
 from budgeting.token_ids import joined
-from budgeting.values import all_plain
 from gateway.backends.partial_answer import rest_of, resumed_seed
 from gateway.backends.port import Continue, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_fields
@@ -281,11 +280,12 @@ class CompletionWriter:
         return WrittenRequest(path, self.headers(work), sent, running_counts, custom)
 
     def _messages(self, work: Work, custom: bool) -> list[dict[str, Any]]:
-        plain, reasoning = all_plain(work.messages), None if self.dialect is OPENAI else "reasoning"
+        reasoning = None if self.dialect is OPENAI else "reasoning"
         return [
-            {"role": m.role, "content": m.content}
-            if plain or m.plain
-            else message_body(m, reasoning=reasoning, custom=custom, images=work.images)
+            message_body(m, reasoning=reasoning, custom=custom, images=work.images)
+            # As ``Message.plain``, without a call a message.
+            if m.tool_calls or m.tool_call_id or m.name or m.reasoning or m.parts
+            else {"role": m.role, "content": m.content}
             for m in work.messages
         ]
 
