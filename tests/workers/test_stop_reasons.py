@@ -7,6 +7,7 @@ import json
 import pytest
 from msgspec import structs
 
+from budgeting.values import Tool
 from gateway.backends.port import Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.errors import ConnectionLost
@@ -110,3 +111,20 @@ def test_a_text_cut_by_a_filter_and_a_refusal_are_no_complete_answers(
     answer = structs.replace(answer_for(REQUEST, "I can"), finish_reason=FinishReason.CONTENT_FILTER)
     [choice] = json.loads(OpenAIDialect(chat=chat).whole(ParsedRequest(REQUEST), answer))["choices"]
     assert choice["finish_reason"] == "content_filter"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"refusal": "no"},
+        {"reasoning": "so"},
+        {"reasoning_content": "so"},
+        {"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+    ],
+)
+def test_a_piece_that_has_more_than_text_is_not_read_as_text_alone(more: dict[str, object]) -> None:
+    work = Work("gen_1", (1,), (), Sampling(max_tokens=64), tools=(Tool("f"),))
+    reader = CompletionReader(work, lambda token: b"")
+    choice = {"index": 0, "delta": {"content": "x", **more}}
+    deltas = reader.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+    assert "x" in "".join(delta.text for delta in deltas) != "x"

@@ -185,10 +185,20 @@ class CompletionReader:
             chunks.extend(map(_chunk, events))  # the chunks before a malformed one are kept
             if len(chunks) == 1 and (choices := chunks[0].choices) and not (self._ids or self._tools.began):
                 # The common case, a piece of a plain stream's text: a fast path.
-                choice = choices[0]
-                ids, message = choice.token_ids, choice.delta and _Message(choice.delta.content)
+                # Field by field: to make such a chunk and compare the two takes twice as long.
+                chunk, choice = chunks[0], choices[0]
+                ids, message = choice.token_ids, choice.delta
                 text = choice.text if message is None else message.content
-                if text and chunks[0] == _Chunk([_Choice(0, message, text=choice.text, token_ids=ids)]):
+                if (
+                    text
+                    and len(choices) == 1
+                    and chunk.error is _NULL
+                    and choice.logprobs is None
+                    and not (chunk.usage or chunk.sluice or chunk.metrics)
+                    and not (choice.index or choice.finish_reason)
+                    and (message is None or not (message.refusal or message.tool_calls))
+                    and (message is None or not (message.reasoning or message.reasoning_content))
+                ):
                     count = 1 if ids is None else len(ids)
                     self.started = True
                     self._counted += count
