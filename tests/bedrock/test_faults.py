@@ -8,6 +8,7 @@ import gc
 import ipaddress
 import os
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,12 +23,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from benchmarks.bedrock.stand_in import NORMAL, Behaviour, StandIn, stand_in
+from benchmarks.bedrock.stand_in import ANSWER, NORMAL, Behaviour, StandIn, stand_in
 from gateway.backends.bedrock.backend import BedrockBackend
+from gateway.backends.bedrock.call import EventBatches
+from gateway.backends.bedrock.transport import Transport
 from gateway.backends.bedrock.transport import failure_of as classified
+from gateway.config.backends import BedrockSection
 from gateway.contracts.events import Delta
-from resilience.failures import FailureKind
-from tests.bedrock.conftest import MakeBackend
+from resilience.failures import BackendFailure, FailureKind
+from tests.bedrock.conftest import HAIKU, MakeBackend
 from tests.bedrock.support import failure_of, threads_of, until, wait_idle, work
 from tests.conformance.harness import collect
 
@@ -241,6 +245,39 @@ async def test_cancelling_closes_the_connection_and_frees_the_thread_at_once(
             call.cancel()
     await wait_idle(backend, bedrock)
     assert time.monotonic() - started_at < 20.0
+
+
+async def test_a_call_that_is_given_up_after_its_answer_does_not_cut_the_next_call_of_its_connection(
+    bedrock: StandIn,
+) -> None:
+    section = BedrockSection(kind="bedrock", model_id=HAIKU, region="us-east-1", endpoint_url=bedrock.url)
+    refused, first_was_cut = threading.Event(), threading.Event()
+
+    def failed(region: str, failure: BackendFailure) -> None:
+        refused.set()
+        first_was_cut.wait(30)
+
+    transport = Transport(section, clock=time.monotonic, on_failure=failed)
+    loop = asyncio.get_running_loop()
+    request = {
+        "modelId": HAIKU,
+        "messages": [{"role": "user", "content": [{"text": "Hi"}]}],
+        "inferenceConfig": {},
+    }
+    bedrock.script(refusal(429, "ThrottlingException"), Behaviour(delay_s=0.02))
+    first, second = EventBatches(loop), EventBatches(loop)
+    first.thread = loop.run_in_executor(None, transport.ask, request, first)
+    await until(refused.is_set)
+    second.thread = loop.run_in_executor(None, transport.ask, request, second)
+    events, over = await second.take()
+    first.cut()
+    first_was_cut.set()
+    while not over:
+        more, over = await second.take()
+        events += more
+    assert "".join([one.text for one in events if isinstance(one, Delta)]) == "".join(ANSWER)
+    assert bedrock.connections == 1
+    await first.thread
 
 
 async def test_a_slow_reader_holds_bedrock_back_and_memory_stays_bounded(

@@ -26,7 +26,19 @@ def make_cuttable(client: Any, wire: Callable[[], Wire | None]) -> None:
         ("https", AWSHTTPSConnectionPool, AWSHTTPSConnection),
     ):
         kind = type(f"Cuttable{connection.__name__}", (_Reporting, connection), {"wire": staticmethod(wire)})
-        pools[scheme] = type(f"Cuttable{pool.__name__}", (pool,), {"ConnectionCls": kind})
+        names = {"ConnectionCls": kind, "wire": staticmethod(wire)}
+        pools[scheme] = type(f"Cuttable{pool.__name__}", (_Releasing, pool), names)
+
+
+class _Releasing:
+    """Mixed into a pool: a call loses a connection that it gives back, before another call can take it."""
+
+    wire: Callable[[], Wire | None]
+
+    def _put_conn(self, conn: Any) -> None:
+        if (wire := self.wire()) is not None:
+            wire.release()
+        super()._put_conn(conn)  # type: ignore[misc]
 
 
 class _Reporting:
