@@ -229,7 +229,7 @@ async def test_a_stream_that_never_closes_does_not_keep_a_finished_answer(
     await wait_idle(backend, bedrock)
 
 
-@pytest.mark.parametrize("behaviour", [*HANGS, Behaviour(delay_s=0.05)])
+@pytest.mark.parametrize("behaviour", [*HANGS, Behaviour(pieces=("drop ",) * 1000, delay_s=0.05)])
 async def test_cancelling_closes_the_connection_and_frees_the_thread_at_once(
     bedrock: StandIn, make: MakeBackend, behaviour: Behaviour
 ) -> None:
@@ -237,7 +237,7 @@ async def test_cancelling_closes_the_connection_and_frees_the_thread_at_once(
     backend._transport.warm()
     bedrock.always["us-east-1"] = behaviour
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(collect(backend, work())) for _ in range(8)]
+        calls = [group.create_task(collect(backend, work(max_tokens=1000))) for _ in range(8)]
         await until(lambda: len(bedrock.seen) == 8)
         await asyncio.sleep(0.1)
         started_at = time.monotonic()
