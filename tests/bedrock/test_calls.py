@@ -63,6 +63,25 @@ async def test_a_model_with_shorter_answers_than_max_tokens_is_asked_for_its_own
     assert failure.kind is FailureKind.INVALID_INPUT and len(bedrock.seen) == 3, "it is not asked in circles"
 
 
+ONE_OF_BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+DEPRECATED = "`temperature` is deprecated for this model."
+
+
+@pytest.mark.parametrize(
+    ("message", "hint", "left"),
+    [(ONE_OF_BOTH, "top_p", {"temperature": 0.0}), (DEPRECATED, "temperature", {"topP": 0.9})],
+)
+async def test_a_model_that_refuses_a_sampling_hint_is_asked_without_it(
+    bedrock: StandIn, make: MakeBackend, message: str, hint: str, left: dict[str, float]
+) -> None:
+    text = f"The model returned the following errors: {message}"
+    bedrock.script(Behaviour(status=400, error="ValidationException", message=text))
+    answer = await collect(make(), work(temperature=0.0, top_p=0.9))
+    assert answer.text == "".join(ANSWER)
+    assert bedrock.last["inferenceConfig"] == {"maxTokens": 64, **left}
+    assert answer.completion.warnings == (f"{hint} was left out, because the model refuses it",)
+
+
 async def test_the_first_piece_does_not_wait_for_the_rest(bedrock: StandIn, make: MakeBackend) -> None:
     backend, came = make(), []
     await collect(backend, work())

@@ -68,14 +68,14 @@ class InvokedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class LoweredLimit:
-    """The model's limit of an answer's tokens, which was lower than the request's ``max_tokens``."""
+class Adjusted:
+    """What was changed in the request because the model refuses it; a warning for the caller."""
 
-    tokens: int
+    warning: str
 
 
 # A ``Delta`` has no token count yet; a ``ToolBegin`` has the tool's name as it was sent to Bedrock.
-Event = Delta | ConverseStop | ConverseUsage | InvokedModel | LoweredLimit
+Event = Delta | ConverseStop | ConverseUsage | InvokedModel | Adjusted
 
 
 def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
@@ -177,7 +177,7 @@ class ConverseReader:
         self._stops = tuple(stops_for_bedrock(stops))
         self._reason: str | None = None
         self._sequence: str | None = None
-        self._lowered: tuple[str, ...] = ()
+        self._adjusted: list[str] = []
         self.usage: ConverseUsage | None = None
 
     @property
@@ -211,8 +211,8 @@ class ConverseReader:
                 self._reason, self._sequence = event.reason, event.sequence
             elif isinstance(event, ConverseUsage):
                 self.usage = event
-            elif isinstance(event, LoweredLimit):
-                self._lowered = (f"max_tokens was lowered to {event.tokens}, the limit of the model",)
+            elif isinstance(event, Adjusted):
+                self._adjusted.append(event.warning)
         if run:
             given += self._joined(run)
         if self._reason == "malformed_tool_use":
@@ -316,9 +316,9 @@ class ConverseReader:
 
     def _warnings(self) -> tuple[str, ...]:
         if not (self._left_out and self._tools.single):
-            return self._lowered
+            return tuple(self._adjusted)
         return (
-            *self._lowered,
+            *self._adjusted,
             "parallel_tool_calls is false: the first call of the model is given, "
             f"and {self._left_out} more were left out",
         )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.backends.bedrock.answer import (
+    Adjusted,
     ConverseUsage,
     Event,
     InvokedModel,
-    LoweredLimit,
     events_of_answer,
     events_of_stream,
 )
@@ -26,6 +26,10 @@ MAX_RETRY_AFTER_S = 300.0  # longest Retry-After that is used, seconds
 _TOKENS_HEADER = "x-amzn-bedrock-input-token-count"
 # A part of the message for a request whose ``maxTokens`` is more than the model answers with.
 _ANSWER_LIMIT = re.compile(r"maximum tokens you requested exceeds the model limit of (\d{1,9})")
+# Parts of the messages for hints that the model does not take: Claude 4.7 and later have neither, 4.5 and 4.6
+# take one of both.
+_NOT_TAKEN = re.compile(r"(temperature|top_p)\W* (?:is deprecated for this model|cannot both be specified)")
+_HINTS = {"temperature": "temperature", "top_p": "topP"}
 
 
 class Regions:
@@ -145,8 +149,8 @@ class Transport:
             yield InvokedModel(answer["body"].read(), int(tokens) if tokens.isdecimal() else 0)
             return
         ask = client.converse_stream if self._section.streaming else client.converse
-        answer, lowered = _in_limit(ask, request)
-        yield from lowered
+        answer, adjusted = _adjusting(ask, request)
+        yield from adjusted
         if not self._section.streaming:
             yield from events_of_answer(answer)
             return
@@ -190,17 +194,23 @@ class Transport:
         return wire
 
 
-def _in_limit(ask: Callable[..., Any], request: Mapping[str, Any]) -> tuple[Any, Sequence[Event]]:
-    """Ask; a model whose answers may not be as long as ``maxTokens`` is asked again with its own limit."""
+def _adjusting(ask: Callable[..., Any], request: Mapping[str, Any]) -> tuple[Any, Sequence[Event]]:
+    """Ask; a model that refuses ``maxTokens``, ``temperature`` or ``topP`` is asked again as it allows."""
     try:
         return ask(**request), ()
     except Exception as error:
-        config = request["inferenceConfig"]
-        limit = int(found[1]) if (found := _ANSWER_LIMIT.search(str(error))) else 0
-        if not 0 < limit < config.get("maxTokens", 0):
+        config, text = dict(request.get("inferenceConfig", {})), str(error)
+        limit = int(found[1]) if (found := _ANSWER_LIMIT.search(text)) else 0
+        hint = found[1] if (found := _NOT_TAKEN.search(text)) else ""
+        if 0 < limit < config.get("maxTokens", 0):
+            config["maxTokens"] = limit
+            warning = f"max_tokens was lowered to {limit}, the limit of the model"
+        elif config.pop(_HINTS.get(hint), None) is not None:
+            warning = f"{hint} was left out, because the model refuses it"
+        else:
             raise
-        lower = {**request, "inferenceConfig": {**config, "maxTokens": limit}}
-        return ask(**lower), [LoweredLimit(limit)]
+    answer, adjusted = _adjusting(ask, {**request, "inferenceConfig": config})
+    return answer, [Adjusted(warning), *adjusted]
 
 
 def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFailure:
