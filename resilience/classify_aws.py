@@ -3,6 +3,7 @@
 Messages contain AWS's error code, never its text, which may have parts of the prompt or an account number.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,10 @@ _TOO_LONG = (
     "context limit",
 )
 _NO_ACCESS = "operation not allowed"  # the account may not use the model
+# Words of its text that may be shown: they are the contract's, so none is a secret of the prompt.
+_SUBJECTS = re.compile(
+    r"image|document|video|tool|schema|temperature|top_p|max_tokens|stop_?sequence|prefill|guardrail|cache"
+)
 _NO_MODEL = ("model identifier is invalid", "on-demand throughput isn")
 
 _CREDENTIALS = frozenset(
@@ -129,7 +134,9 @@ def _of_answer(response: Mapping[str, Any]) -> tuple[FailureKind, str]:
             return FailureKind.ACCESS_DENIED, f"access denied ({code}): see `sluice doctor`"
         if any(sign in text for sign in _NO_MODEL):
             return FailureKind.MODEL_NOT_FOUND, "there is no such model, or only by an inference profile"
-        return FailureKind.INVALID_INPUT, "it refused the request (ValidationException)"
+        subjects = ", ".join(dict.fromkeys(_SUBJECTS.findall(text)))
+        about = f"; its text speaks of: {subjects}" if subjects else ""
+        return FailureKind.INVALID_INPUT, f"it refused the request (ValidationException{about})"
     kind = _CODES.get(code)
     if kind is FailureKind.ACCESS_DENIED:
         return kind, f"access denied ({code}): see `sluice doctor`"

@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             if act.hang_before:
                 return self._hang()
             if act.status > 200:
-                return self._refuse(act.status, act.error, act.message)
+                return self._refuse(act.status, act.error, act.message, act.retry_after)
         answer = _Answer(act, request, state.count_tokens(request))
         if operation == "converse":
             return self._send(200, answer.whole())

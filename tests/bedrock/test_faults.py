@@ -105,6 +105,19 @@ async def test_every_refusal_is_one_of_the_closed_set_and_repeats_nothing_of_its
     await wait_idle(backend)
 
 
+async def test_a_refused_request_tells_what_is_wrong_without_the_refusals_text(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    bedrock.script(
+        refusal(400, "ValidationException", "messages.0.content.1.image: my secret exceeds 5 MB maximum"),
+        refusal(400, "ValidationException", "tools.0.custom.input_schema: JSON schema is invalid. my secret"),
+    )
+    backend = make()
+    for subjects in ("image", "tool, schema"):
+        message = str(await failure_of(backend))
+        assert message.endswith(f"(ValidationException; its text speaks of: {subjects})")
+
+
 async def test_a_retry_after_is_passed_on(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(refusal(429, "ThrottlingException", retry_after="7"))
     assert (await failure_of(make())).retry_after_s == 7.0
