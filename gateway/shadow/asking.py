@@ -315,7 +315,7 @@ def _quiet(request: GenerateRequest, generation_id: str, now: float) -> Generate
 
 
 def _row(job: Job, backend: Backend, version: str, unix_time: float) -> UsageRow:
-    request = job.request
+    request, adapter = job.request, job.lease.adapter
     return UsageRow(
         generation_id=request.generation_id,
         request_id=request.request_id,
@@ -325,7 +325,8 @@ def _row(job: Job, backend: Backend, version: str, unix_time: float) -> UsageRow
         route=job.target.route.name,
         started_at=unix_time,
         intent=request.intent,
-        adapter_id=None if job.lease.adapter is None else job.lease.adapter.adapter_id,
+        adapter_id=None if adapter is None else adapter.adapter_id,
+        model=backend.model if adapter is None else adapter.adapter_id,
         prompt_version=job.target.prompt_version,
         backend=backend.kind,
         backend_name=backend.name,

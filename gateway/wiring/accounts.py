@@ -13,6 +13,7 @@ from accounting.options import LedgerOptions
 from accounting.prices import Price, PriceBook, Tariff, with_backends
 from gateway.config.backends import PriceConfig
 from gateway.config.errors import ConfigError
+from gateway.config.models import model_of
 from gateway.config.price_file import read_price_file
 from gateway.config.settings import Settings
 from gateway.keys.ceilings import NANOUSD
@@ -118,13 +119,16 @@ def leg_costs(
     now = unix_time()
 
     def cost(name: str) -> Cost:
-        found = book.price(now, name)
+        pool, _, model = name.partition("/")
+        if not model and (section := settings.backends.get(pool)) is not None:
+            model = model_of(section, settings.engine_sections) or ""
+        found = book.price(now, name, model or None)
         if found is None:
             limit = settings.fallback.limits.get(name)
             if limit is not None and limit.max_spend_usd_per_minute is not None:
                 raise ConfigError(
                     f"fallback.limits.{name}.max_spend_usd_per_minute needs a price: "
-                    f"set backends.{name}.price, or name the backend in the price file"
+                    f"set backends.{name}.price, or name the backend or its model in the price file"
                 )
             return free
         return found.cost_nanousd

@@ -225,6 +225,15 @@ def test_a_fallback_target_is_priced_by_the_same_book_as_rows(tmp_path: Path) ->
         before("local")
 
 
+def test_a_fallback_target_or_shadow_is_priced_by_its_model_too(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(FILE.replace("{backend: local, ", '{model: "anthropic.*", ', 1))
+    haiku = {"kind": "bedrock", "model_id": "anthropic.claude-3-haiku-20240307-v1:0", "region": "us-east-1"}
+    settings = Settings.model_validate({"ledger": {"prices": str(file)}, "backends": {"aws": haiku}})
+    cost = leg_costs(settings, make_prices(settings), unix_time=lambda: NOVEMBER)
+    assert cost("aws")(0, 10**6, 0, 0) == 80 * 10**6
+
+
 def test_a_backend_may_be_priced_if_a_price_covers_some_adapter_of_it_or_may_cover_its_unknown_model() -> (
     None
 ):

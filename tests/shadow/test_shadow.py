@@ -76,6 +76,7 @@ async def test_a_shadow_has_a_row_of_its_own_kind_in_no_tenants_usage(build: Bui
     assert (own.kind, own.tenant, own.generation_id) == ("request", "acme", "gen_1")
     assert (shadow.kind, shadow.tenant, shadow.key_id) == ("shadow", "", "")
     assert (shadow.backend_name, shadow.output_tokens, shadow.finish_reason) == ("other", 3, "stop")
+    assert shadow.model == rig.other.model, "prices of models hold for shadows"
     assert shadow.input_tokens == own.input_tokens
     assert shadow.billable_input_tokens == shadow.billable_output_tokens == 0
     assert shadow.generation_id == rig.store.pairs[0].pair_id
