@@ -354,6 +354,16 @@ async def test_throttled_and_failing_regions_are_replaced_before_the_first_token
     assert bedrock.regions[3:] == ["eu-west-1"], "the others cool down"
 
 
+async def test_when_all_regions_fail_the_failure_is_that_of_the_preferred_one(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    bedrock.script(refusal(429, "ThrottlingException", retry_after="7"))
+    bedrock.script(refusal(403, "AccessDeniedException"), region="us-west-2")
+    failure = await failure_of(make(regions=["us-west-2"]))
+    assert (failure.kind, failure.retry_after_s) == (FailureKind.THROTTLED, 7.0)
+    assert bedrock.regions == ["us-east-1", "us-west-2"]
+
+
 async def test_bad_input_is_told_by_the_first_region_alone(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(refusal(400, "ValidationException"))
     failure = await failure_of(make(regions=["us-west-2"]))

@@ -109,7 +109,7 @@ class Transport:
             raise failure_of(error, region=region, delivered=False) from error
 
     def _ask(self, request: Mapping[str, Any], call: EventBatches) -> BackendFailure | None:
-        failure: BackendFailure | None = None
+        first: BackendFailure | None = None  # of the preferred region: another may only lack the model
         for region in self._order():
             delivered = counted = False
             try:
@@ -121,6 +121,7 @@ class Transport:
                 if call.wire.is_cut or counted:  # the caller left, or no further event can come
                     return None
                 failure = failure_of(error, region=region, delivered=delivered)
+                first = first or failure
                 self._on_failure(region, failure)
                 if failure.kind is FailureKind.ACCESS_DENIED:
                     with self._making:  # a client never reads a rotated file of credentials again
@@ -135,7 +136,7 @@ class Transport:
                 with self._lock:
                     self._regions.answered(region)
                 return None
-        return failure
+        return first
 
     def _order(self) -> Sequence[str]:
         with self._lock:
