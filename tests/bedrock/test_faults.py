@@ -140,6 +140,18 @@ async def test_credentials_of_a_rotated_file_are_read_after_the_old_ones_were_re
     assert bedrock.keys == ["OLD", "OLD", "NEW"]
 
 
+async def test_many_calls_with_refused_credentials_make_one_new_client(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make()
+    bedrock.always["us-east-1"] = refusal(403, "ExpiredTokenException")
+    clients = set()
+    for _ in range(6):
+        assert (await failure_of(backend)).kind is FailureKind.ACCESS_DENIED
+        clients.add(backend._transport._client("us-east-1"))
+    assert len(clients) == 1
+
+
 @pytest.mark.parametrize("after", [0, 2])
 async def test_every_broken_stream_is_one_of_the_closed_set(
     bedrock: StandIn, make: MakeBackend, after: int
