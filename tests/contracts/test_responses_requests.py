@@ -13,6 +13,8 @@ from openai.types.responses import (
     ParsedResponseOutputText,
     ResponseCustomToolCall,
 )
+from openai.types.responses.input_token_count_params import InputTokenCountParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.features import Feature
@@ -198,6 +200,18 @@ def test_a_load_test_may_ask_that_no_end_token_ends_the_answer() -> None:
 def test_a_field_of_a_response_that_asks_for_nothing_is_accepted(empty: dict[str, Any]) -> None:
     request = parsed({"model": "demo", "input": "hi", **empty}).request
     assert (request.user, request.session_id, request.sampling.logprobs) == (None, None, None)
+
+
+def test_each_field_of_the_official_client_may_be_null_and_the_default_window_of_the_background_given() -> (
+    None
+):
+    names = {*ResponseCreateParamsBase.__annotations__, *InputTokenCountParams.__annotations__}
+    nothing = dict.fromkeys(names - {"model", "input"})
+    at_once = {"background_options": {"completion_window": "soonest"}}
+    assert parsed({"model": "demo", "input": "hi", **nothing, **at_once}).request.messages
+    for window in ("2h", "8h"):
+        with pytest.raises(InvalidRequest, match=r"^background_options is not supported"):
+            parsed({"model": "demo", "input": "hi", "background_options": {"completion_window": window}})
 
 
 @pytest.mark.parametrize(

@@ -189,10 +189,14 @@ class ResponsesBody(Body):
 
     neutral: ClassVar[Neutral] = {
         **SERVICE,
+        "access_programs": (None, {}),
+        "background_options": (None, {}, {"completion_window": "soonest"}),
         "client_metadata": (ANYTHING,),
         "context_management": (None, []),
         "conversation": (None,),
+        "image": (None, {}),
         "max_tool_calls": (None,),
+        "personality": (None,),
         "prompt": (None,),
         "stop": (None, []),
     }
