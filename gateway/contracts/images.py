@@ -20,7 +20,7 @@ from gateway.errors import InvalidRequest
 LONG_BYTES: Final = 65_536
 """A longer image is not parsed but left in the body: parsing one of 20 MB takes 40 ms and copies it."""
 _PIECE_BYTES: Final = 3 << 16  # bytes that are encoded as base64 at a time, which takes 0.2 ms
-ImageDetail = Literal["auto", "low", "high"]
+ImageDetail = Literal["auto", "low", "high", "original"]
 _IMAGES: Final = frozenset({Feature.IMAGES})
 _parts: Final = attrgetter("parts")
 # Matches what precedes an image: the name of a contract's field, up to the quote that begins its string.

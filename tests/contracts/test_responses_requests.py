@@ -23,6 +23,7 @@ from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.contracts.values import Contract, FormatType
 from gateway.errors import InvalidRequest
 from tests.contracts.test_openai_requests import ORIGIN as SHORT
+from tests.contracts.test_openai_requests import chat
 
 ORIGIN = structs.replace(SHORT, max_messages=100)
 
@@ -74,6 +75,17 @@ def test_an_image_of_the_users_is_a_part_of_the_message() -> None:
     found = ImageContent("https://example.org/a", "high", "input.0.content.1.image_url")
     assert request.messages == (Message(Role.USER, "?", parts=("?", found)),)
     assert Feature.IMAGES in request.needs
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original"])
+def test_an_image_may_have_each_detail_that_the_official_client_knows(detail: str) -> None:
+    url = "https://example.org/a"
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": detail}]}
+    image = {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+    response = parsed({"model": "demo", "input": [item]}).request
+    for one in (response, chat(messages=[{"role": "user", "content": [image]}]).request):
+        (found,) = one.messages[0].parts
+        assert isinstance(found, ImageContent) and found.detail == detail
 
 
 @pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])

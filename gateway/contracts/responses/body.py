@@ -20,6 +20,7 @@ from gateway.contracts.fields import (
     TextOr,
     TopP,
 )
+from gateway.contracts.images import ImageDetail
 from gateway.contracts.native import SluiceFields
 from gateway.contracts.openai_fields import SERVICE
 from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
@@ -64,7 +65,7 @@ class ItemPart(Body):
     ]
     text: Text | None = None
     image_url: Text | None = None
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: ImageDetail | None = None
     refusal: Text | None = None
 
 
