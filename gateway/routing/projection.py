@@ -64,7 +64,7 @@ class RoutingProjection(FollowedStream):
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("routing")
         self._revision: Revision | None = None
-        # The configuration that this process validated last for a change, and what became of it.
+        # The configuration that this process validated last in a thread, and what became of it.
         self._checked: tuple[Mapping[str, Any], Revision | None] = ({}, None)
         self.in_force: Stored | None = None
         self.in_force_since = 0.0
@@ -83,6 +83,13 @@ class RoutingProjection(FollowedStream):
     def number(self) -> int:
         """The number of the revision in force; 0 for the routing file while the store does not have it."""
         return 0 if self._revision is None else self._revision.number
+
+    async def prepare(self, record: Record) -> None:
+        """Validate a record in a thread before :meth:`take` applies it, which reports its faults."""
+        with suppress(RoutingFileError, KeyError, TypeError, ValueError):
+            stored = from_record(record)
+            if self._checked[1] is None or self._checked[0] != stored.draft.config:
+                self._checked = stored.draft.config, await asyncio.to_thread(self._revision_of, stored)
 
     def take(self, record: Record) -> None:
         """Apply a record, or set ``unusable`` to the reason why it cannot be applied; raises nothing."""
@@ -246,9 +253,7 @@ class RoutingProjection(FollowedStream):
         if checked is not None and config == stored.draft.config:
             revision = replace(checked, number=stored.number)
         else:
-            known = replace(self.known, adapters=None)
-            source = f"revision {stored.number}"
-            revision = make_revision(stored.number, stored.draft.config, known, source=source)
+            revision = self._revision_of(stored)
         self._revision, self.in_force, self.in_force_since = revision, stored, self.unix_time()
         self._log.info(
             "routing revision in force",
@@ -256,6 +261,11 @@ class RoutingProjection(FollowedStream):
             author=stored.author,
             action=stored.draft.action,
         )
+
+    def _revision_of(self, stored: Stored) -> Revision:
+        """Validate a stored revision. Raises RoutingFileError."""
+        known = replace(self.known, adapters=None)
+        return make_revision(stored.number, stored.draft.config, known, source=f"revision {stored.number}")
 
     async def _seed_store(self) -> None:
         """Write the first revision. Raises StateUnavailable."""

@@ -7,7 +7,7 @@ and an operator decides (``docs/state.md``).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from accounting.events import error_kind
 from gateway.state.errors import StateUnavailable
@@ -28,6 +28,7 @@ class StreamFollower(StreamProjection):
         apply: receives each record in order, exactly once; must not block. If it raises, it must have
             changed nothing; the follower stops before that record, and passes it again later.
         copy: the local copy; ``None``: nothing is in force until the store is reached.
+        prepare: does beforehand what takes long of applying a record; must not raise.
         informational: nothing is decided by the records, and applying one again changes nothing: if the store
             has lost some, the follower reads those that it has from the beginning.
     """
@@ -40,9 +41,11 @@ class StreamFollower(StreamProjection):
         *,
         copy: LocalCopy | None,
         clock: Callable[[], float],
+        prepare: Callable[[Record], Awaitable[None]] | None = None,
         informational: bool = False,
     ) -> None:
         super().__init__(store, stream, apply)
+        self._prepare = prepare
         self._informational = informational
         self._copy = copy
         self._clock = clock
@@ -101,6 +104,8 @@ class StreamFollower(StreamProjection):
         self._grown.set()
 
     async def _take(self, record: Record) -> bool:
+        if self._prepare is not None:
+            await self._prepare(record)
         try:
             self._apply(record)
         except Exception as error:

@@ -75,7 +75,7 @@ def make_control(
     known = KnownNames(tuple(base.settings.backends), model.versions.ids, adapters.registry.servable, limits)
     seed = read_seed(base.settings.routing.file, known)
     routing = RoutingProjection(state.store, known, seed, base.unix_time)
-    routing.follow(state.follow(STREAM, routing.take))
+    routing.follow(state.follow(STREAM, routing.take, prepare=routing.prepare))
     tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
     canary = CanaryDriver(
         state.store, routing, base.audit, tally, me=base.new_id("proc"), unix_time=base.unix_time

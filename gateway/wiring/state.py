@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,12 @@ class StateParts:
         return healthy or (self.url.kind == "redis" and (self._reached or copied))
 
     def follow(
-        self, stream: str, apply: Callable[[Record], None], *, informational: bool = False
+        self,
+        stream: str,
+        apply: Callable[[Record], None],
+        *,
+        prepare: Callable[[Record], Awaitable[None]] | None = None,
+        informational: bool = False,
     ) -> StreamFollower:
         """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream.
 
@@ -53,7 +58,13 @@ class StateParts:
         self._check_new(stream)
         copy = None if self.copies is None or informational else LocalCopy(self.copies, stream)
         follower = StreamFollower(
-            self.store, stream, apply, copy=copy, clock=self.clock, informational=informational
+            self.store,
+            stream,
+            apply,
+            copy=copy,
+            clock=self.clock,
+            prepare=prepare,
+            informational=informational,
         )
         self.followers[stream] = follower
         return follower

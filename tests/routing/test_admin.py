@@ -56,7 +56,12 @@ class Process:
             self.store, known=self.known, seed=self.seed, unix_time=lambda: next(seconds)
         )
         self.follower = StreamFollower(
-            self.store, STREAM, self.projection.take, copy=None, clock=asyncio.get_event_loop().time
+            self.store,
+            STREAM,
+            self.projection.take,
+            copy=None,
+            clock=asyncio.get_event_loop().time,
+            prepare=self.projection.prepare,
         )
         self.projection.follow(self.follower)
         self.admin = RoutingAdmin(self.projection, Audit(self.store, unix_time=lambda: next(seconds)))
@@ -132,7 +137,7 @@ async def test_a_changed_file_that_is_not_in_force_is_a_warning_with_the_differe
     assert any("pool" in line and "10" in line for line in warning["changes"])
 
 
-async def test_a_change_is_validated_once_and_in_a_thread_so_that_thousands_of_routes_hold_no_request_up() -> (
+async def test_every_gateway_validates_a_change_once_and_in_a_thread_so_that_many_routes_hold_nothing_up() -> (
     None
 ):
     asked: list[int] = []
@@ -142,12 +147,14 @@ async def test_a_change_is_validated_once_and_in_a_thread_so_that_thousands_of_r
             asked.append(threading.get_ident())
             return super().__contains__(name)
 
-    one = Process(MemoryStreams(), known=KnownNames(Backends({"local", "pool"}), (), ()))
-    async with running(one):
+    streams, known = MemoryStreams(), KnownNames(Backends({"local", "pool"}), (), ())
+    one, other = Process(streams, known=known), Process(streams, known=known)
+    async with running(one, other):
         asked.clear()
         await one.apply(config(90, 10))
-        assert one.weights() == {"local": 90, "pool": 10} and one.projection.number == 2
-    assert len(asked) == 2, "once for each of the two backends"
+        await until(lambda: other.projection.number == 2)
+        assert one.weights() == other.weights() == {"local": 90, "pool": 10}
+    assert len(asked) == 4, "in each gateway once for each of the two backends"
     assert threading.get_ident() not in asked
 
 
