@@ -44,7 +44,9 @@ def deploy(
     host: Annotated[
         str, typer.Option(help="Address for Serve's proxies, if they do not run yet.")
     ] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Serve's proxies.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of Serve's proxies, if they do not run yet.")
+    ] = 8000,
     address: Address = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -209,5 +211,7 @@ def _ray_errors() -> Iterator[None]:
             raise
         except RuntimeError as error:
             # Serve has no exception class for an application that cannot be deployed.
+            # An actor's error shows its traceback; its cause is the error itself.
+            reason = getattr(error, "cause", error)
             hint = "not deployed; the replicas' logs are in Ray's session folder"
-            raise RayError(f"{error}\n{hint}") from None
+            raise RayError(f"{reason}\n{hint}") from None

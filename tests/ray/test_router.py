@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from benchmarks.ray_router import Call, Router
-from ops.cli.ray import RayError, _connected, _messages, brief
+from ops.cli.ray import RayError, _connected, _messages, _ray_errors, brief
 from ops.ray.wire import RouterHint, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -68,6 +69,19 @@ def test_of_a_replica_that_did_not_start_the_cause_is_shown_and_not_the_frames()
     message = "Failed 3 times. Error:\n\x1b[36mray::Engine\x1b[39m\n  File x, line 1\nTokenizerError: no [such] folder\n"
     assert brief(message) == "Failed 3 times. Error: TokenizerError: no [such] folder"
     assert brief("") == ""
+
+
+def test_of_an_error_in_an_actor_the_cause_is_printed_and_not_the_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class ActorError(RuntimeError):
+        cause = RuntimeError("Failed to bind to address '127.0.0.1:8000'.")
+
+    with pytest.raises(typer.Exit), _ray_errors():
+        raise ActorError("\x1b[36mray::ProxyActor.ready()\x1b[39m\n  File x, line 1")
+    assert capsys.readouterr().err.startswith(
+        "sluice: Failed to bind to address '127.0.0.1:8000'.\nsluice: not"
+    )
 
 
 def test_what_keeps_a_deployment_from_running_is_printed_once_while_deploy_waits(
