@@ -38,7 +38,9 @@ MAX_OUTBOX = 10_000  # the most settlements that wait for the store: one minute 
 # Settlements per call, and the seconds between calls, during which unused tokens stay reserved.
 BATCH = 100
 SETTLE_EVERY_S = 0.02
-CLOSE_TIMEOUT_S = 1.0  # longest wait for the last settlements when the gateway stops, in seconds
+# Longest wait for the last settlements when the gateway stops, in seconds: a store that restarts in less
+# gets them all.
+CLOSE_TIMEOUT_S = 5.0
 FIGURES_FOR_S = 2.0  # seconds for which the figures of a key are reused for other requests of this process
 # Seconds for which the last answer is used while the store does not answer: longer than a timeout, the
 # cool-off and another timeout, as with a busy SQLite. Unlike own counts, it includes other processes' use.
@@ -89,6 +91,7 @@ class SharedLimits:
     timeout_s: float = TIMEOUT_S
     cool_off_s: float = COOL_OFF_S
     settle_every_s: float = SETTLE_EVERY_S
+    close_timeout_s: float = CLOSE_TIMEOUT_S
 
     def __post_init__(self) -> None:
         self._holder = self._sender = self.new_holder()
@@ -214,13 +217,18 @@ class SharedLimits:
             known.at = self.clock()
 
     async def close(self) -> None:
-        """Send the remaining settlements, if the store answers, and close it."""
+        """Send the remaining settlements, for a while also if the store does not answer, and close it."""
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while (self._batch or self._outbox) and not self.away:
-                    await self._settle_batch()
+            async with asyncio.timeout(self.close_timeout_s):
+                while self._batch or self._outbox:
+                    if not await self._settle_batch():
+                        await asyncio.sleep(self.settle_every_s)
         except TimeoutError:
-            self._lost(len(self._batch) + len(self._outbox))
+            left = len(self._batch) + len(self._outbox)
+            self._log.error(
+                "keys' limits: their store did not get the last settlements", settlements_lost=left
+            )
+            self._lost(left)
         finally:
             await self.store.close()
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gateway.config.settings import Settings, load_settings
+from gateway.keys.shared_limits import CLOSE_TIMEOUT_S
 from gateway.wiring.running import ENGINE_STOP_TIMEOUT_S, FLUSH_TIMEOUT_S
 from tests.deploy.manifests import OVERLAYS, ROOT, Manifest, faults, inputs_digest, one, rendered
 
@@ -170,7 +171,7 @@ def test_a_pod_that_stops_has_time_for_its_last_answer(
     word, seconds = gateway["lifecycle"]["preStop"]["exec"]["command"]
     assert word == "sleep"
     drain = settings_of(manifests, tmp_path).server.drain_seconds
-    needed = int(seconds) + drain + ENGINE_STOP_TIMEOUT_S + FLUSH_TIMEOUT_S
+    needed = int(seconds) + drain + ENGINE_STOP_TIMEOUT_S + FLUSH_TIMEOUT_S + CLOSE_TIMEOUT_S
     assert pod["terminationGracePeriodSeconds"] > needed + 10
 
 

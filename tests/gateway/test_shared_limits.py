@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 
 from accounting.events import (
     LimitStoreMissed,
@@ -106,6 +107,7 @@ class Process:
             timeout_s=timeout_s,
             cool_off_s=0.02,
             settle_every_s=0.001,
+            close_timeout_s=0.05,
         )
         self.limiter = KeyLimiter(Quotas(clock=store.clock), self.shared, emit=self.events.append)
 
@@ -350,3 +352,26 @@ async def test_settlements_that_wait_are_bounded_and_those_lost_are_told(store: 
         one.shared.settle("k", LIMITED.limits, None, None, 0, number + 1)
     assert one.shared.status()[1] == MAX_OUTBOX
     assert [event for event in one.events if isinstance(event, SettlementsLost)] == [SettlementsLost(1)] * 3
+
+
+async def test_a_store_that_comes_back_while_the_gateway_stops_gets_the_last_settlements(
+    store: FakeStore,
+) -> None:
+    one = Process(store, timeout_s=0.01)
+    one.shared.close_timeout_s, store.hangs = 30.0, True
+    one.shared.settle("k", LIMITED.limits, None, None, 0, 7)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(one.shared.close())
+        await until(lambda: one.shared.away)
+        store.hangs = False
+    assert [settlement.used for settlement in store.settled] == [7] and store.closed
+
+
+async def test_settlements_that_a_stop_loses_are_logged_and_counted(store: FakeStore) -> None:
+    one = Process(store)
+    store.down = True
+    one.shared.settle("k", LIMITED.limits, None, None, 0, 7)
+    with structlog.testing.capture_logs() as logs:
+        await one.shared.close()
+    assert [line["settlements_lost"] for line in logs if "settlements_lost" in line] == [1]
+    assert SettlementsLost(1) in one.events and store.closed
