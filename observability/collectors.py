@@ -142,7 +142,11 @@ def state_families(figures: tuple[bool, Mapping[str, tuple[int, str]]]) -> Itera
     uses, and the state: ``following``, ``away``, ``lost`` or ``refused``.
     """
     up, streams = figures
-    yield gauge("sluice_state_store_up", "1 while the state store is reached.", float(up))
+    yield gauge(
+        "sluice_state_store_up",
+        "1 while the state store is reached, and a SQLite file takes writes.",
+        float(up),
+    )
     yield gauge(
         "sluice_state_stream_number",
         "Last record in force in this process.",

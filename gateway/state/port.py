@@ -49,7 +49,8 @@ class StateStore(ABC):
     Invariants: the numbers of a stream are 1 to its head without gaps; of two appends with the same
     ``expected`` at most one succeeds; a record never changes, but may be deleted by ``forget``. An append
     that has returned is visible to every later read of every process, and survives the end of all processes.
-    ``healthy``: the last operation reached the store.
+    ``healthy``: the last operation reached the store. ``refuses_writes``: the last write failed though the
+    store can be read, as on a full disk.
 
     Args:
         shown: the store's url without its password.
@@ -66,7 +67,7 @@ class StateStore(ABC):
         self._announcement_listeners: dict[str, list[Callable[[str], None]]] = {}
         self._log = structlog.get_logger("state")
         self._away = False
-        self.healthy = False
+        self.healthy = self.refuses_writes = False
 
     async def open(self) -> None:
         """Connect to the store. An unreachable store is not an error here: later operations try again."""
@@ -155,9 +156,10 @@ class StateStore(ABC):
             self._notify(stream, heads.get(stream, 0))
 
     def _reached(self) -> None:
-        if self._away:
+        self.healthy = True
+        if self._away and not self.refuses_writes:
             self._log.info("state store is back", store=self._shown)
-        self._away, self.healthy = False, True
+            self._away = False
 
     def _failed(self, operation: str, reason: str) -> None:
         if not self._away:

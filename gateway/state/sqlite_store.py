@@ -111,6 +111,9 @@ class SqliteStateStore(StateStore):
             # The check after a change queries again: a commit within a tick of the file system's clock after
             # the last noticed write may not change the files' attributes.
             settled = not changed
+            if due and self.refuses_writes:
+                with contextlib.suppress(StateUnavailable):
+                    await self._run(self._writer, "write", _write_nothing)
             with contextlib.suppress(StateUnavailable):  # `healthy` shows the failure
                 found, heads = await self._run(self._reader, "watch", _look)
                 if seen is None or found[0] is seen[0]:
@@ -130,8 +133,13 @@ class SqliteStateStore(StateStore):
         except StateUnavailable as error:
             # A lock does not prevent reads: the store is reachable.
             if error.reason != LOCKED or operation == "watch":
+                readable = self.healthy
                 self._failed(operation, error.reason)
+                if file is self._writer:
+                    self.refuses_writes, self.healthy = True, readable
             raise
+        if file is self._writer:
+            self.refuses_writes = False
         self._reached()
         return result
 
@@ -144,6 +152,12 @@ def _look(connection: sqlite3.Connection) -> tuple[tuple[object, int], Mapping[s
     """Return the connection, its ``data_version``, which other connections' commits change, and the heads."""
     [(version,)] = _rows(connection, "PRAGMA data_version")
     return (connection, version), _heads(connection)
+
+
+def _write_nothing(connection: sqlite3.Connection) -> None:
+    """Write the file's first page as it is."""
+    [(version,)] = _rows(connection, "PRAGMA user_version")
+    connection.execute(f"PRAGMA user_version={version}")
 
 
 def _heads(connection: sqlite3.Connection) -> Mapping[str, int]:

@@ -80,9 +80,9 @@ class StateParts:
             raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
 
     def figures(self) -> tuple[bool, Mapping[str, tuple[int, str]]]:
-        """Return, for the metrics, whether the store is reached, and the state of each followed stream."""
+        """Return, for the metrics, whether the store works, and the state of each followed stream."""
         streams = {name: (one.number, one.state.value) for name, one in self.followers.items()}
-        return self.store.healthy, streams
+        return self.store.healthy and not self.store.refuses_writes, streams
 
     async def open(self) -> None:
         """Open the store and apply each followed stream; an unreachable store is not an error."""

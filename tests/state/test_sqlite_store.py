@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import structlog
 
 from gateway.state.errors import StateUnavailable
 from gateway.state.local_copy import LocalCopy
@@ -170,6 +172,32 @@ async def test_a_file_that_is_no_database_or_nowhere_is_an_absence(tmp_path: Pat
             await asyncio.sleep(0.05)
             task.cancel()
         await store.close()
+
+
+async def test_a_disk_that_takes_no_more_is_shown_until_it_takes_writes_again_though_the_file_is_read(
+    tmp_path: Path,
+) -> None:
+    store = on(tmp_path / "s.db")
+    await store.open()
+    await store.append("s", b"1", author="ann")
+    [(_, hard), size] = resource.getrlimit(resource.RLIMIT_FSIZE), (tmp_path / "s.db-wal").stat().st_size
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(store.run())
+        with structlog.testing.capture_logs() as logs:
+            try:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+                with pytest.raises(StateUnavailable):
+                    await store.append("s", b"2", author="ann")
+                for _ in range(30):
+                    await asyncio.sleep(0.01)
+                    assert store.healthy and store.refuses_writes
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            await until(lambda: not store.refuses_writes)
+        task.cancel()
+    events = [line["event"].partition(";")[0] for line in logs]
+    assert events == ["state store is unreachable", "state store is back"]
+    await store.close()
 
 
 async def test_a_folder_that_comes_later_is_used_then(tmp_path: Path) -> None:
