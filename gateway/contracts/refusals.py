@@ -44,9 +44,12 @@ class Readable(str):
     __slots__ = ()
 
 
-def parse(model: type[ModelT], body: bytes) -> ModelT:
-    """Validate ``body`` as ``model``. Raises InvalidRequest (InvalidJson when it is not JSON)."""
-    if len(body) > FEW_FIELDS_BYTES:
+def parse(model: type[ModelT], body: bytes, uncounted_bytes: int = FEW_FIELDS_BYTES) -> ModelT:
+    """Validate ``body`` as ``model``; one up to ``uncounted_bytes`` may have more than ``MAX_FIELDS`` fields.
+
+    Raises InvalidRequest (InvalidJson when it is not JSON).
+    """
+    if len(body) > uncounted_bytes:
         check_fields(body)
     try:
         return model.model_validate_json(body)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.contracts.native_answer import ErrorBody
 from gateway.contracts.openai_answer import OpenAIErrorBody
-from gateway.contracts.refusals import not_allowed, parse, path_of
+from gateway.contracts.refusals import FEW_FIELDS_BYTES, not_allowed, parse, path_of
 from gateway.contracts.values import CallerRole
 from gateway.errors import NotFound
 from gateway.http.authorize import caller_of, require_role
@@ -44,13 +45,18 @@ def _direct(path: str) -> ASGIApp:
     return app
 
 
+@dataclass(frozen=True, slots=True)
 class FromJson:
-    """Validates a body from its bytes: strictly, and with the gateway's own error messages."""
+    """Validates a body from its bytes, as :func:`parse` does: strictly, with the gateway's error messages."""
+
+    uncounted_bytes: int = FEW_FIELDS_BYTES
 
     def __get_pydantic_core_schema__(
         self, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(partial(parse, source), handler(source))
+        return core_schema.no_info_before_validator_function(
+            partial(parse, source, uncounted_bytes=self.uncounted_bytes), handler(source)
+        )
 
 
 T = TypeVar("T")

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
 import pytest
 import structlog
+from pydantic import TypeAdapter
 
 from gateway.admin.routing import (
     RevisionMadeBody,
@@ -22,6 +24,7 @@ from gateway.admin.routing import (
     RoutingAdmin,
 )
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
+from gateway.http.admin.routing import Configuration
 from gateway.routing.change import ConfigChange
 from gateway.routing.check import KnownNames
 from gateway.routing.projection import STREAM, RoutingProjection, Seed
@@ -29,6 +32,7 @@ from gateway.routing.revision import RoutingFileError
 from gateway.state import stream_follower
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.port import MAX_RECORD_BYTES
 from gateway.state.projection import ProjectionState
 from gateway.state.stream_follower import StreamFollower
 
@@ -426,3 +430,12 @@ async def test_a_store_with_another_last_revision_takes_no_change_of_the_one_in_
         with pytest.raises(BackendUnavailable, match="it has lost records; number 2 is in force here"):
             await one.apply(config(50, 50))
         assert len(streams.records[STREAM]) == 2
+
+
+def test_a_configuration_that_the_state_store_takes_may_have_any_number_of_fields() -> None:
+    routes = {f"r{number}": config()["routes"]["chat"] for number in range(10_000)}
+    body = orjson.dumps({"config": {"routes": routes}})
+    adapter = TypeAdapter[RouteApplyBody](Configuration)
+    assert len(adapter.validate_python(body).config["routes"]) == 10_000
+    with pytest.raises(InvalidRequest, match=r"has 60002 fields; allowed: 50000 or fewer"):
+        adapter.validate_python(body + b" " * MAX_RECORD_BYTES)

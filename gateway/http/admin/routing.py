@@ -6,9 +6,12 @@ from fastapi import APIRouter, Query
 from typing_extensions import TypedDict
 
 from gateway.admin import routing
-from gateway.http.routes import OPERATORS, ExchangeDep, Json, OperatorRoute, ServicesDep
+from gateway.http.routes import OPERATORS, ExchangeDep, FromJson, Json, OperatorRoute, ServicesDep
 from gateway.routing.change import ConfigChange
+from gateway.state.port import MAX_RECORD_BYTES
 
+# A configuration that the state store takes may have any number of routes.
+Configuration = Annotated[routing.RouteApplyBody, FromJson(uncounted_bytes=MAX_RECORD_BYTES)]
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
 Limit = Annotated[int, Query(ge=1, le=1_000, description="How many.")]
 Revision = Annotated[int, Query(ge=1, le=10**9, description="A revision's number.")]
@@ -39,7 +42,7 @@ async def show_routing(services: ServicesDep) -> routing.RevisionInForceBody:
 
 
 @router.put("/routing")
-async def apply_routing(given: Json[routing.RouteApplyBody], by: ExchangeDep) -> routing.RevisionMadeBody:
+async def apply_routing(given: Configuration, by: ExchangeDep) -> routing.RevisionMadeBody:
     """Apply a configuration."""
     return await by.services.routing.apply(given, who=by.who)
 
