@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ops.cli.console import print_json, print_lines, print_rows, screen, table_of
+from ops.cli.routes import MAX_SHOWN, _print_done, print_changes
 from ops.cli.startup import print_errors
 from tests import fork_server
 
@@ -73,3 +74,21 @@ def test_a_callers_text_cannot_look_like_another_line_of_output(capsys: pytest.C
 def test_letters_of_every_script_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines("Grüße、漫画\u3000ベルセルク 👩\u200d🚀")
     assert capsys.readouterr().out == "Grüße、漫画\u3000ベルセルク 👩\u200d🚀\n"
+
+
+def test_of_many_changed_routes_the_first_are_printed_and_the_rest_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_changes([{"path": f"route_{n}", "before": 0, "after": n} for n in range(MAX_SHOWN + 1_500)])
+    printed = capsys.readouterr().out
+    assert f"route_{MAX_SHOWN - 1} " in printed and f"route_{MAX_SHOWN} " not in printed
+    assert printed.endswith("and 1,500 more; --json has them all\n")
+
+
+def test_a_revision_that_differs_by_its_comment_alone_is_not_called_the_old_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _print_done({"changes": [], "revision": 3, "parent": 2})
+    assert (
+        capsys.readouterr().out == "no differences\nthe configuration is the same; revision 3 is in force\n"
+    )

@@ -24,6 +24,7 @@ from ops.cli.operator import (
 from ops.client import AdminError
 
 AT = ("admin", "routing")
+MAX_SHOWN = 1_000  # most differences in a table; one of 11,000 takes 20 seconds
 
 routes = command_group("routes", "Shares of backends in routes: show, change, roll back.")
 
@@ -293,8 +294,10 @@ def print_changes(changes: Any, *, stderr: bool = False) -> None:
     if not changes:
         print_lines("no differences", stderr=stderr)
         return
-    rows = ((one["path"], json.dumps(one["before"]), json.dumps(one["after"])) for one in changes)
+    rows = ((one["path"], json.dumps(one["before"]), json.dumps(one["after"])) for one in changes[:MAX_SHOWN])
     print_rows(("setting", "before", "after"), rows, stderr=stderr)
+    if (more := len(changes) - MAX_SHOWN) > 0:
+        print_lines(f"and {more:,} more; --json has them all", stderr=stderr)
 
 
 def _print_done(done: Any) -> None:
@@ -302,6 +305,6 @@ def _print_done(done: Any) -> None:
     if done["revision"] is None:
         print_lines(f"valid; nothing was changed (revision {done['parent']} is the last one)")
     elif not done["changes"]:
-        print_lines(f"no new revision; revision {done['revision']} stays in force")
+        print_lines(f"the configuration is the same; revision {done['revision']} is in force")
     else:
         print_lines(f"revision {done['revision']} is in force; undo it with: sluice routes rollback")
