@@ -1,5 +1,6 @@
 """The routing's revisions for operators: show, change, undo; each change is audited."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -164,7 +165,7 @@ class RoutingAdmin:
     async def diff(self, a: int, b: int) -> list[change.ConfigChange]:
         with operator_errors(change=False):
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
-        return change.differences(before.draft.config, after.draft.config)
+        return await _differences(before.draft, after.draft)
 
     async def audit(self, limit: int, after: int | None = None) -> list[AuditEntry]:
         with operator_errors(change=False):
@@ -213,13 +214,13 @@ class RoutingAdmin:
                 "parent": self.revisions.head,
                 "comment": draft.comment,
                 "config": draft.config,
-                "changes": change.differences(last.draft.config, draft.config),
+                "changes": await _differences(last.draft, draft),
             }
         in_force = last.number == self.revisions.head and self.revisions.unusable is None
-        if in_force and not draft.comment and change.same(draft.config, last.draft.config):
+        if in_force and not draft.comment and await _same(draft.config, last.draft.config):
             return {**_shown(last), "changes": []}  # type: ignore[typeddict-item]  # as below
         before, stored = await self.revisions.change(decide, author=who, expected=given.expected_revision)
-        changes = change.differences(before.draft.config, stored.draft.config)
+        changes = await _differences(before.draft, stored.draft)
         return {**_shown(stored), "changes": changes}  # type: ignore[typeddict-item]  # mypy: dry_run may be in it
 
     async def _audited(
@@ -254,10 +255,19 @@ class RoutingAdmin:
         while number > max(head - SEARCHED, 0):
             for stored in await self.revisions.read(number, PAGE):
                 settled = stored.draft.settled
-                if not change.same(settled, now.draft.config):
+                if not await _same(settled, now.draft.config):
                     return replace(stored, draft=replace(stored.draft, config=settled))
             number -= PAGE
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
+
+
+# In a thread: thousands of changed routes take a second.
+async def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return await asyncio.to_thread(change.same, one, other)
+
+
+async def _differences(before: Draft, after: Draft) -> list[change.ConfigChange]:
+    return await asyncio.to_thread(change.differences, before.config, after.config)
 
 
 def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -162,6 +162,23 @@ async def test_every_gateway_validates_a_change_once_and_in_a_thread_so_that_man
     assert threading.get_ident() not in asked
 
 
+async def test_configurations_are_compared_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def whole(given: Any) -> Any:
+        compared.append(threading.get_ident())
+        return given
+
+    one = Process(MemoryStreams())
+    async with running(one):
+        monkeypatch.setattr("gateway.routing.change.whole", whole)
+        await one.apply(config(90, 10))
+        await one.apply(config(90, 10), dry_run=True)
+        await one.roll_back(None)
+        await one.admin.diff(1, 2)
+    assert compared and threading.get_ident() not in compared
+
+
 async def test_an_unchanged_file_is_no_warning_after_the_weights_were_changed_by_command() -> None:
     streams, seed = MemoryStreams(), Seed("routing.yaml", config(), file="routing.yaml")
     one = Process(streams, seed=seed)
