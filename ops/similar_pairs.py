@@ -50,7 +50,7 @@ def read_pairs(path: Path) -> list[QuestionPair]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise AdminError(f"--pairs: {path} cannot be read ({error})") from None
+        raise AdminError(f"--pairs: {path} cannot be read: {getattr(error, 'strerror', error)}") from None
     pairs = [_pair(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if len(pairs) > MAX_PAIRS:
         raise AdminError(f"--pairs: {path} has {len(pairs)} pairs; allowed: at most {MAX_PAIRS}")

@@ -395,6 +395,23 @@ async def test_doctor_goes_on_after_a_routing_file_that_cannot_be_read(
     assert found["similar questions"].ok
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "verify", "--file"],
+        ["audit", "verify", "--key-file"],
+        ["prompts", "render"],
+        ["cache", "calibrate", "--model", "m", "--pairs"],
+    ],
+)
+def test_a_file_that_is_not_there_is_named_once_with_the_systems_reason(
+    words: list[str], tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "absent")])
+    assert done.exit_code == 1 and done.stderr.count("absent") == 1
+    assert done.stderr.endswith(": No such file or directory\n")
+
+
 def test_what_routes_show_prints_as_json_is_a_routing_file(tmp_path: Path) -> None:
     config = {"routes": {"chat": {"backends": [{"name": "pool", "weight": 100.0}]}}}
     for name, content in (("file", config), ("shown", {"revision": 3, "author": "ann", "config": config})):

@@ -19,7 +19,7 @@ def read_keys(variable: str, file: Path | None, environ: Mapping[str, str]) -> t
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
-            raise ConfigError(f"{where}: cannot be read ({type(error).__name__})") from None
+            raise ConfigError(f"{where}: cannot be read: {getattr(error, 'strerror', error)}") from None
     if not text and file is None:
         return ()
     keys = (text or "").split()

@@ -71,7 +71,7 @@ def render(
         if openai:
             body = json.dumps({"openai": json.loads(body)}).encode()
     except (OSError, ValueError) as error:
-        raise AdminError(f"{file}: {error}") from None
+        raise AdminError(f"{file}: {getattr(error, 'strerror', error)}") from None
     gateway.show(gateway.client().post("admin", "budget", "preview", body=body), _print_preview)
 
 

@@ -204,7 +204,9 @@ def verify(
                 found = verified(map(json.loads, lines), keys)
     except AuditBroken as error:
         raise AdminError(f"the audit log was tampered with: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise AdminError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         source = file or gateway.url
         raise AdminError(f"{source}: not an exported audit log ({type(error).__name__})") from None
     if head is not None and head not in found.hashes:
