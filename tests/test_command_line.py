@@ -386,6 +386,19 @@ async def test_doctor_goes_on_after_a_ledger_that_cannot_be_opened(
     assert "prices" in found and "s3cret" not in str(found)
 
 
+async def test_doctor_goes_on_without_the_client_of_redis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    cache = {"url": "redis://127.0.0.1:9/1"}
+    found = await doctors_checks(tmp_path, state={"url": "redis://127.0.0.1:9"}, response_cache=cache)
+    lacking = found["client of Redis"]
+    assert not lacking.ok and lacking.detail == "not installed; needed by state.url, response_cache.url"
+    assert "sluice-gateway[redis]" in lacking.hint and "state store" not in found
+    assert found["ledger"].ok and found["prices"].ok
+
+
 async def test_doctor_goes_on_after_a_routing_file_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

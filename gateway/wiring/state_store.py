@@ -88,6 +88,6 @@ def _connect(url: StateUrl) -> Redis:
         from gateway.state.redis_client import connect
     except ImportError:
         raise ConfigError(
-            f"state.url: {url.shown} needs the client of Redis: pip install 'sluice-gateway[redis]'"
+            f"state: {url.shown} needs the client of Redis: pip install 'sluice-gateway[redis]'"
         ) from None
     return connect(url.url)

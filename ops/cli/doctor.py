@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -95,6 +96,9 @@ async def examine(
     if settings is None:
         return found
     found += [_disk(settings.ledger.folder), *files_of_batches(settings), admin_keys(settings)]
+    state_url = settings.state.url
+    settings, lacking = _without_missing_redis(settings)
+    found += lacking
     # A random key, because faults of the real one are reported by ``admin_keys``.
     key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
@@ -108,7 +112,8 @@ async def examine(
     models = gateway.core.model.models
     found.append(DoctorCheck("token counting", True, models.default.tokenizer.encoder))
     state = gateway.core.base.state
-    found.append(await _opened("state store", state.url.shown, state.open, lambda: state.store.healthy))
+    store = await _opened("state store", state.url.shown, state.open, lambda: state.store.healthy)
+    found += [store] if settings.state.url == state_url else []
     found += records_lost(state)
     found.append(await _routing(gateway))
     found.append(await _published(gateway))
@@ -202,6 +207,22 @@ def files_of_batches(settings: Settings) -> list[DoctorCheck]:
     writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     hint = "set batches.folder to a folder that the gateway may write to, or batches.enabled: false"
     return [_checked("files", writable, str(Path(section.folder).absolute()), hint)]
+
+
+def _without_missing_redis(settings: Settings) -> tuple[Settings, list[DoctorCheck]]:
+    """If the client of Redis is missing: memory in place of Redis, so that the other checks go on."""
+    state, cache = settings.state, settings.response_cache
+    urls = {"state.url": state.url, "state.limits_url": state.limits_url, "response_cache.url": cache.url}
+    keys = [key for key, url in urls.items() if (url or "").startswith(("redis://", "rediss://"))]
+    if not keys or find_spec("redis") is not None:
+        return settings, []
+    url = "memory://" if "state.url" in keys else state.url
+    update = {
+        "state": state.model_copy(update={"url": url, "limits_url": None}),
+        "response_cache": cache.model_copy(update={"url": None}),
+    }
+    detail, hint = f"not installed; needed by {', '.join(keys)}", "pip install 'sluice-gateway[redis]'"
+    return settings.model_copy(update=update), [DoctorCheck("client of Redis", False, detail, hint)]
 
 
 def _existing(path: Path) -> Path:
