@@ -369,6 +369,54 @@ def test_a_revoked_key_is_gone(page: Any, live: LiveGateway) -> None:
     assert refused.status_code == 401
 
 
+def test_an_open_question_stays_with_its_key_when_another_key_is_revoked(
+    page: Any, live: LiveGateway
+) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    first, second, third = (
+        httpx.post(f"{live.url}/admin/keys", json={"tenant": "row"}, headers=headers).json()["id"]
+        for _ in range(3)
+    )
+    show(page, live, "keys")
+    rows = {name: page.locator("tr", has_text=name) for name in (first, second, third)}
+    for name in (first, second):
+        rows[name].locator("button", has_text="Revoke").click()
+    rows[first].locator("button.danger").click()
+    rows[first].wait_for(state="detached")
+    assert second in page.inner_text("[role=alertdialog]")
+    assert rows[third].locator("[role=alertdialog]").count() == 0
+
+
+def test_a_question_is_answered_and_left_by_keys_alone(page: Any, live: LiveGateway) -> None:
+    show(page, live, "routing")
+    page.locator("text=Roll back to 1").focus()
+    page.keyboard.press("Enter")
+    focused = page.locator(":focus")
+    until(page, lambda: focused.count() and focused.get_attribute("role") == "alertdialog")
+    until(page, lambda: page.locator("button.danger").count() > 0)
+    page.keyboard.press("Tab")
+    assert page.locator("[role=alertdialog] :focus").count() == 1
+    page.keyboard.press("Escape")
+    until(page, lambda: focused.count() and focused.inner_text() == "Roll back to 1")
+    assert page.locator("[role=alertdialog]").count() == 0
+
+
+def test_an_operator_whose_change_came_second_sees_the_first_one_at_once(live: LiveGateway) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with signed_in(live) as page:
+        show(page, live, "routing")
+        page.locator("button", has_text="Roll back to 2").click()
+        until(page, lambda: page.locator("button.danger").count() > 0)
+        config = httpx.get(f"{live.url}/admin/routing", headers=headers).json()["config"]
+        config["routes"]["third"] = config["routes"]["self_hosted_generation"]
+        httpx.put(f"{live.url}/admin/routing", json={"config": config}, headers=headers).raise_for_status()
+        page.click("button.danger")
+        until(page, lambda: "nothing was changed" in page.inner_text("main"))
+        until(page, lambda: "third" in page.locator("main table").first.inner_text())
+        told = page.locator("tr", has_text="nothing was changed")
+        assert told.locator("td").first.inner_text() == "2"
+
+
 def test_the_key_that_is_nearest_to_a_limit_comes_first(page: Any, live: LiveGateway) -> None:
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     limits = {"requests_per_minute": 100, "tokens_per_day": 10}

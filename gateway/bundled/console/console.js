@@ -174,7 +174,7 @@ function Request({ id }) {
 
 function Batches({ role }) {
   const [state, again] = useAsked("/v1/batches?limit=50");
-  return html`<h2>Batches of this key's tenant</h2><${Asked} state=${state}>${({ data }) => html`<${Table} rows=${data} empty="None: see docs/batches.md." columns=${[
+  return html`<h2>Batches of this key's tenant</h2><${Asked} state=${state}>${({ data }) => html`<${Table} rows=${data} by=${(one) => one.id} empty="None: see docs/batches.md." columns=${[
     ["id", (one) => one.id], ["status", (one) => one.status], ["endpoint", (one) => one.endpoint], ["model", (one) => one.model ?? "–"],
     ["done", (one) => `${number(one.request_counts.completed)} of ${number(one.request_counts.total)}`, "number"], ["failed", (one) => number(one.request_counts.failed), "number"],
     ["expires", (one) => at(one.expires_at)],

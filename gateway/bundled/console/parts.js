@@ -49,11 +49,12 @@ export const dollars = (nano) => nano === null || nano === undefined ? "–" : `
 
 // Parts
 
-export function Table({ columns, rows, empty, onRow }) {
+// `by` names a row whose cells hold a state, such as an open question: the state stays with it when rows come and go.
+export function Table({ columns, rows, empty, onRow, by }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="group" aria-label=${`table of ${columns.slice(0, 3).map(([name]) => name).join(", ")}`}><table>
     <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind ?? ""}>${name || "action"}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr>${columns.map(([, value, kind], place) => html`<td class=${kind ?? ""}>${
+    <tbody>${rows.map((row) => html`<tr key=${by?.(row)}>${columns.map(([, value, kind], place) => html`<td class=${kind ?? ""}>${
       onRow && place === 0 ? html`<a href=${onRow(row)}>${value(row)}</a>` : value(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
@@ -77,6 +78,9 @@ export function Changes({ changes }) {
   ]} />`;
 }
 
+// A new element is in the document only after its ref was called.
+const focus = (element) => queueMicrotask(() => element?.focus());
+
 // With `preview`, the action is offered once a dry run has shown what it changes; `run` gets the dry run's answer.
 export function Action({ label, says, run, done, role, preview }) {
   const [step, set] = useState("");
@@ -87,10 +91,10 @@ export function Action({ label, says, run, done, role, preview }) {
     set("asked");
     preview?.().then(setDry, (error) => set(error.message));
   };
-  if (step === "asked") return html`<div class="confirm" role="alertdialog" aria-label=${label}><p>${says}</p>
+  if (step === "asked") return html`<div class="confirm" role="alertdialog" aria-label=${label} tabindex="-1" ref=${focus} onKeyDown=${(event) => event.key === "Escape" && set(null)}><p>${says}</p>
     ${preview ? dry ? html`<${Changes} changes=${dry.changes} />` : html`<p class="quiet">loading…</p>` : null}<div class="row">
-    ${preview && !dry ? null : html`<button class="danger" onClick=${() => { set("runs"); run(dry).then(() => { set(""); done(); }, (error) => set(error.message)); }}>${label}</button>`}
-    <button onClick=${() => set("")}>Leave it as it is</button></div></div>`;
-  return html`<span><button onClick=${open} disabled=${step === "runs"}>${label}</button>
+    ${preview && !dry ? null : html`<button class="danger" onClick=${() => { set("runs"); run(dry).then(() => { set(""); done(); }, (error) => { set(error.message); done(); }); }}>${label}</button>`}
+    <button onClick=${() => set(null)}>Leave it as it is</button></div></div>`;
+  return html`<span><button ref=${step === null ? focus : null} onClick=${open} disabled=${step === "runs"}>${label}</button>
     ${step && step !== "runs" ? html` <span class="bad" role="alert">${step}</span>` : null}</span>`;
 }

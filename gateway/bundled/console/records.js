@@ -86,14 +86,14 @@ export function Adapters({ role }) {
   const [state, again] = useAsked("/admin/adapters");
   return html`<h2>Adapters</h2><${Asked} state=${state}>${(data) => html`
     <p>${data.resident.length} of ${data.places} slots used.</p>
-    <${Table} rows=${data.adapters} empty="No adapter is registered: sluice adapters add." columns=${[
+    <${Table} rows=${data.adapters} by=${(one) => one.id} empty="No adapter is registered: sluice adapters add." columns=${[
       ["id", (one) => one.id], ["state", (one) => one.state], ["aliases", (one) => one.aliases.join(", ") || "–"], ["base model", (one) => one.base_model], ["rank", (one) => number(one.rank), "number"],
       ["loaded", (one) => one.resident ? `yes, ${number(one.leases)} in use` : "no"], ["by", (one) => one.author],
       ["evaluation", (one) => one.evaluation ? html`<span class=${one.evaluation.passed ? "good" : "bad"}>${one.evaluation.passed ? "passed" : "failed"}</span>` : "none"],
       ["", (one) => html`<${Promotion} one=${one} role=${role} done=${again} />`],
     ]} />
     <h3>Aliases</h3>
-    <${Table} rows=${data.aliases} empty="No alias." columns=${[
+    <${Table} rows=${data.aliases} by=${(one) => one.alias} empty="No alias." columns=${[
       ["alias", (one) => one.alias], ["version", (one) => one.target ?? "–"], ["canary", (one) => one.canary ? `${one.canary}, ${number(one.percent, 1)} %` : "–"], ["earlier versions", (one) => one.history.join(", ") || "–"],
       ["", (one) => html`<${Action} role=${role} label="Roll back" done=${again} says=${`${one.alias} points to its previous version again, in every gateway within a second.`}
         run=${() => ask(`/admin/adapters/aliases/${encodeURIComponent(one.alias)}/rollback`, "POST", { comment: "from the console" })} />`],
@@ -117,7 +117,7 @@ export function Keys({ role }) {
     const keys = data.keys.map((one) => ({ ...one, most: limitsOf(one) })).map((one) => ({ ...one, nearest: Math.max(0, ...one.most.map((limit) => limit.used / limit.most)) }));
     const near = keys.filter((one) => one.nearest >= .8).length;
     return html`<p class=${near ? "bad" : "quiet"}>${near ? `${number(near)} of ${number(keys.length)} keys have used 80 % of a limit or more.` : "No key has used 80 % of a limit."} Keys nearest to a limit come first.</p>
-    <${Table} rows=${keys.sort((a, b) => b.nearest - a.nearest)} empty="There is no key yet: sluice keys create TENANT." columns=${[
+    <${Table} rows=${keys.sort((a, b) => b.nearest - a.nearest)} by=${(one) => one.id} empty="There is no key yet: sluice keys create TENANT." columns=${[
       ["id", (one) => one.id], ["tenant", (one) => one.tenant], ["role", (one) => one.role], ["comment", (one) => one.comment || "–"], ["last used", (one) => one.last_used_at ?? "never"],
       ["nearest limit", (one) => one.most.length ? html`<span class=${one.nearest >= .8 ? "bad" : ""}>${share(one.nearest)}</span>` : "no limit", "number"],
       ["used of limits", (one) => one.most.map(({ name, used, most }) => html`<div class=${used >= .8 * most ? "bad" : ""}>${name}: ${number(used, 2)} of ${number(most, 2)}</div>`)],

@@ -14,7 +14,7 @@ export function Routing({ role }) {
   return html`<h2>Routing</h2>
     <${Asked} state=${state}>${(data) => html`<p>Revision <b>${data.revision}</b> by ${data.author} since ${data.in_force_since}: ${data.comment || data.action}</p>
       <${Table} rows=${Object.entries(data.config.routes).flatMap(([route, config]) => config.backends.map((one) => ({ route, ...one, fallback: (config.fallback ?? []).join(", ") })))}
-        empty="No route." columns=${[["route", (one) => one.route], ["backend", (one) => one.name],
+        by=${(one) => `${one.route}/${one.name}`} empty="No route." columns=${[["route", (one) => one.route], ["backend", (one) => one.name],
           ["share", (one) => html`<svg width="90" height="12" role="img" aria-label=${`${one.weight} percent`}><rect class="bar" width=${.9 * one.weight} height="12" /></svg> ${number(one.weight, 1)} %`, "number"],
           ["fallback", (one) => one.fallback || "–"],
           ["", (one) => one.weight === 100 ? null : html`<${Action} role=${role} label=${`Promote ${one.name}`} done=${done}
@@ -22,7 +22,7 @@ export function Routing({ role }) {
             ...${change("/admin/routing/promote", { route: one.route, backend: one.name })} />`]]} />`}<//>
     <h3>Canary</h3><${Canary} role=${role} done=${done} />
     <h3>History</h3>
-    <${Asked} state=${history}>${(data) => html`<${Table} rows=${data.revisions} empty="No revision." columns=${[
+    <${Asked} state=${history}>${(data) => html`<${Table} rows=${data.revisions} by=${(one) => one.revision} empty="No revision." columns=${[
       ["revision", (one) => one.revision, "number"], ["at", (one) => one.created_at], ["by", (one) => one.author], ["comment", (one) => one.comment || one.action],
       ["changes", (one) => one.parent ? html`<${Diff} a=${one.parent} b=${one.revision} />` : "–"],
       ["", (one) => html`<${Action} role=${role} label=${`Roll back to ${one.revision}`} done=${done}
