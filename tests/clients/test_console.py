@@ -387,6 +387,17 @@ def test_an_open_question_stays_with_its_key_when_another_key_is_revoked(
     assert rows[third].locator("[role=alertdialog]").count() == 0
 
 
+def test_a_key_is_found_by_its_tenant(page: Any, live: LiveGateway) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    made = httpx.post(f"{live.url}/admin/keys", json={"tenant": "needle"}, headers=headers).json()["id"]
+    show(page, live, "keys")
+    page.fill("main input", "needl")
+    until(page, lambda: page.locator("tbody tr").count() == 1)
+    assert made in page.inner_text("tbody tr")
+    page.fill("main input", "nobody's")
+    until(page, lambda: "No key matches." in page.inner_text("main"))
+
+
 def test_a_question_is_answered_and_left_by_keys_alone(page: Any, live: LiveGateway) -> None:
     show(page, live, "routing")
     page.locator("text=Roll back to 1").focus()

@@ -145,7 +145,8 @@ function RequestSearch() {
       <button>Search</button>
     </form>
     <${Asked} state=${state}>${(data) => html`<${Table} rows=${data.requests} columns=${REQUEST_COLUMNS} onRow=${requestLink}
-      empty="None of the last 2,000 requests matches; older ones are in the ledger (Usage)." />`}<//>`;
+      empty="None of the last 2,000 requests matches; older ones are in the ledger (Usage)." />
+      ${data.requests.length < 100 ? null : html`<p class="quiet">The newest 100 that match.</p>`}`}<//>`;
 }
 
 function Request({ id }) {

@@ -113,17 +113,20 @@ function limitsOf(one) {
 
 export function Keys({ role }) {
   const [state, again] = useAsked("/admin/keys");
-  return html`<h2>Keys and limits</h2><${Asked} state=${state}>${(data) => {
+  const [text, set] = useState("");
+  return html`<h2>Keys and limits</h2>
+    <label>id, tenant, role or comment <input value=${text} maxlength="128" onInput=${(event) => set(event.target.value)} /></label><${Asked} state=${state}>${(data) => {
     const keys = data.keys.map((one) => ({ ...one, most: limitsOf(one) })).map((one) => ({ ...one, nearest: Math.max(0, ...one.most.map((limit) => limit.used / limit.most)) }));
     const near = keys.filter((one) => one.nearest >= .8).length;
+    const found = keys.filter((one) => [one.id, one.tenant, one.role, one.comment].some((value) => value.includes(text)));
     return html`<p class=${near ? "bad" : "quiet"}>${near ? `${number(near)} of ${number(keys.length)} keys have used 80 % of a limit or more.` : "No key has used 80 % of a limit."} Keys nearest to a limit come first.</p>
-    <${Table} rows=${keys.sort((a, b) => b.nearest - a.nearest)} by=${(one) => one.id} empty="There is no key yet: sluice keys create TENANT." columns=${[
+    <${Table} rows=${found.sort((a, b) => b.nearest - a.nearest).slice(0, 500)} by=${(one) => one.id} empty=${keys.length ? "No key matches." : "There is no key yet: sluice keys create TENANT."} columns=${[
       ["id", (one) => one.id], ["tenant", (one) => one.tenant], ["role", (one) => one.role], ["comment", (one) => one.comment || "–"], ["last used", (one) => one.last_used_at ?? "never"],
       ["nearest limit", (one) => one.most.length ? html`<span class=${one.nearest >= .8 ? "bad" : ""}>${share(one.nearest)}</span>` : "no limit", "number"],
       ["used of limits", (one) => one.most.map(({ name, used, most }) => html`<div class=${used >= .8 * most ? "bad" : ""}>${name}: ${number(used, 2)} of ${number(most, 2)}</div>`)],
       ["", (one) => html`<${Action} role=${role === "admin" ? role : "viewer"} label="Revoke" done=${again}
         says=${`${one.id} of ${one.tenant} is refused in every gateway within a second. This cannot be undone.`} run=${() => ask(`/admin/keys/${encodeURIComponent(one.id)}`, "DELETE")} />`],
-    ]} />`;
+    ]} />${found.length > 500 ? html`<p class="quiet">The first 500 of ${number(found.length)} keys.</p>` : null}`;
   }}<//>`;
 }
 
