@@ -112,9 +112,9 @@ def _run(options: Options, console: Console) -> Replayed:
 def _notes(options: Options, done: Replayed) -> dict[str, str]:
     trace, lexicon = done.trace, done.lexicon
     rows = f"{len(trace.arrivals):,} rows over {trace.span_s:,.1f} s"
-    lengths = f"clamped to {done.max_model_len:,} tokens: {done.report.clamped:,}"
-    measured = f"measured with /tokenize; {lexicon.overhead} tokens of overhead"
-    measured += f", longer than in the trace: {done.below_overhead:,}" if done.below_overhead else ""
+    lengths = f"{done.report.clamped:,} shortened to the model's {done.max_model_len:,} tokens"
+    measured = f"measured with /tokenize; system prompt and template add {lexicon.overhead} tokens"
+    measured += f", so {done.below_overhead:,} are longer than in the trace" if done.below_overhead else ""
     return {
         "trace": f"{trace.path} ({trace.format}, {rows})",
         "gateway": f"{options.url}, {options.contract.value} contract",

@@ -88,13 +88,17 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
         ("errors", failed, _listed(result.errors)),
         ("fallbacks", str(sum(result.fallbacks.values())), _listed(result.fallbacks)),
         ("requests/s", _number(rate(result.completed)), f"over {run.wall_s:,.1f} s"),
-        ("tokens/s in", _number(rate(tokens.input)), f"{tokens.input:,} of {tokens.asked_input:,} asked"),
+        (
+            "tokens/s in",
+            _number(rate(tokens.input)),
+            f"{tokens.input:,}; {tokens.asked_input:,} by the trace",
+        ),
         (
             "tokens/s out",
             _number(rate(tokens.output)),
-            f"{tokens.output:,} of {tokens.asked_output:,} allowed",
+            f"{tokens.output:,}; {tokens.asked_output:,} by the trace",
         ),
-        ("cached tokens", "-" if share is None else f"{share:.1%}", f"{tokens.cached:,} of the prompts'"),
+        ("cached tokens", "-" if share is None else f"{share:.1%}", f"{tokens.cached:,} of the tokens in"),
         (
             "goodput/s",
             _number(rate(result.within_slo)),
