@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.wiring.access import require_first_key
+from ops.cli.batch import _follow
 from ops.cli.doctor import admin_keys, examine
 from ops.cli.main import app, hoisted
+from ops.cli.operator import Operator
 from ops.cli.routes import read_routing
 from ops.cli.serve import banner
 from ops.client import AdminClient, AdminError
@@ -212,6 +214,21 @@ def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
     file.write_bytes(lines)
     done = CliRunner().invoke(app, ["batch", "submit", str(file), "--url", "http://127.0.0.1:9"])
     assert done.exit_code == 1 and told in done.output
+
+
+class Interrupted(Operator):
+    """An operator who presses Ctrl-C while a batch is looked at."""
+
+    def get(self, *path: str, query: Any = None) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_who_ends_the_wait_for_a_batch_knows_its_id_and_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _follow(Interrupted(), "batch_1")
+    assert "waiting for batch_1; Ctrl-C ends the wait, not the batch" in capsys.readouterr().err
 
 
 def test_to_wait_for_no_batch_is_refused() -> None:

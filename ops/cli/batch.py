@@ -130,6 +130,7 @@ def _follow(gateway: Operator, id: str) -> None:
         wait=wait_fixed(LOOK_S),
         reraise=True,
     )
+    print(f"waiting for {id}; Ctrl-C ends the wait, not the batch", file=sys.stderr)
     one = gateway.get(*AT, id)
     with Progress(console=screen(stderr=True), transient=True) as bar:
         task = bar.add_task("validating", total=None)
