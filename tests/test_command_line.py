@@ -68,6 +68,14 @@ def test_the_help_of_a_command_has_more_than_20_words(words: list[str]) -> None:
     assert len(done.stdout.split()) > 20
 
 
+def test_an_output_for_which_the_disk_is_full_is_told_without_a_traceback() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "ops.cli", "cost"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "sluice: the output could not be written: No space left on device\n"
+
+
 @pytest.mark.parametrize("words", [["evaluate", "adapter"], ["evaluate", "variant"]])
 def test_a_command_that_parses_its_own_options_names_itself(words: list[str]) -> None:
     done = fork_server.run([sys.executable, "-m", "ops.cli", *words, "--help"])

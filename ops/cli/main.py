@@ -1,5 +1,6 @@
 """The `sluice` command; a subcommand imports its implementation when it is called, so `--help` is fast."""
 
+import errno
 import gc
 import json
 import sys
@@ -29,7 +30,7 @@ from ops.cli.rollout import rollout
 from ops.cli.routes import audit, routes
 from ops.cli.sagemaker import sagemaker
 from ops.cli.shadow import shadow
-from ops.cli.startup import ConfigFile, config_path
+from ops.cli.startup import ConfigFile, config_path, print_errors
 from ops.cli.usage import usage
 from ops.planning.options import PlanOptions
 
@@ -174,4 +175,10 @@ def hoisted(words: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Entry point; typer ends the command at a closed pipe (1) and Ctrl-C (130)."""
-    app(hoisted(sys.argv[1:]))
+    try:
+        app(hoisted(sys.argv[1:]))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print_errors(f"the output could not be written: {error.strerror}")
+        sys.exit(1)
