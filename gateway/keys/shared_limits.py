@@ -308,7 +308,7 @@ class SharedLimits:
     async def _renew_all(self) -> None:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            if self._held:
+            if self._held or self.away:
                 await self._renewed()
 
     async def _renewed(self) -> bool:

@@ -246,6 +246,15 @@ async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
         last.settle(0)
 
 
+async def test_a_store_that_is_back_is_found_without_a_further_request(store: FakeStore) -> None:
+    process = Process(store)
+    async with process.running():
+        store.down = True
+        assert await process.enter() and process.shared.away
+        store.down = False
+        await until(lambda: not process.shared.away)
+
+
 @pytest.mark.parametrize("arrives", [True, False])
 async def test_what_was_used_counts_once_whether_or_not_the_first_attempt_to_send_it_arrived(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch, arrives: bool
