@@ -281,6 +281,15 @@ def test_an_unknown_level_of_the_log_is_named_with_what_is_allowed(tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [(["keys", "create", "t", "--rpm", "-1"], "'-1'"), (["drain", "--wait", "soon"], "'soon'")],
+)
+def test_a_wrong_value_of_an_option_is_repeated(words: list[str], given: str) -> None:
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and f"given: {given}" in done.stderr
+
+
 def test_the_version_is_an_option_too() -> None:
     asked = [sys.executable, "-m", "ops.cli"]
     option, word = (fork_server.run([*asked, how], check=True).stdout for how in ("--version", "version"))

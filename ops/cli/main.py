@@ -5,9 +5,10 @@ import gc
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ops.cli.adapters import adapters
 from ops.cli.admission import admission
@@ -34,8 +35,23 @@ from ops.cli.startup import ConfigFile, config_path, print_errors
 from ops.cli.usage import usage
 from ops.planning.options import PlanOptions
 
+
+class Commands(TyperGroup):
+    """The commands; a wrong value of an option is part of the message, which typer leaves out."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            reported: list[Any] = getattr(error.__cause__, "errors", list)()
+            given = (one["input"] for one in reported if one["type"] != "value_error")
+            error.message += "".join(f"; given: {value!r}" for value in given)
+            raise
+
+
 app = typer.Typer(
     name="sluice",
+    cls=Commands,
     help="A gateway in front of GPU workers: prompts, token budgets, admission, routing, accounting.",
     no_args_is_help=True,
     add_completion=False,
