@@ -325,9 +325,7 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
                 for name, others in entry.items():
                     _fall_back(setup, place, str(name), others)
         case "default_fallbacks":
-            for group in setup.groups.values():
-                group.fallbacks += [one for one in value or () if one != group.name]
-            setup.carried(place, "routes.<name>.fallback, of all routes")
+            _fall_back(setup, place, "*", value)
         case "model_group_alias":
             for alias, target in (value or {}).items():
                 name = target.get("model") if isinstance(target, dict) else target
@@ -363,8 +361,10 @@ def _fall_back(setup: ImportedSetup, place: str, name: str, others: Any) -> None
     if not groups or missing:
         setup.unsupported(f"{place}.{name}", f"{', '.join(map(str, missing)) or name} was not imported")
     for group in groups:
-        group.fallbacks += [one for one in others or () if one in setup.groups and one != group.name]
-        setup.carried(f"{place}.{name}", f"routes.{group.name}.fallback")
+        found = [one for one in others or () if one in setup.groups and one != group.name]
+        group.fallbacks += found
+        if found:
+            setup.carried(f"{place}.{name}", f"routes.{group.name}.fallback: {', '.join(found)}")
 
 
 def _callback(setup: ImportedSetup, place: str, name: str) -> None:

@@ -34,7 +34,9 @@ def write(setup: ImportedSetup, folder: Path, *, source: str, force: bool) -> li
     paths = [folder / name for name in FILES]
     there = [str(path) for path in paths if path.exists()]
     if there and not force:
-        raise UnreadableSource(f"{', '.join(there)}: is there already; --force replaces it, --out FOLDER")
+        raise UnreadableSource(
+            f"{', '.join(there)}: there already; --force replaces, --out names another folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -169,6 +169,17 @@ def test_a_file_of_another_shape_is_an_error_that_names_the_place(
         read_litellm(tmp_path / "config.yaml", {})
 
 
+@pytest.mark.parametrize("key", ["fallbacks: [{a: [gone]}]", "default_fallbacks: [gone]"])
+def test_a_fallback_to_a_model_that_was_not_imported_is_not_called_carried(tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.yaml").write_text(
+        f"model_list: [{{model_name: a, litellm_params: {{model: b}}}}]\nrouter_settings: {{{key}}}\n"
+    )
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    found = [note for note in setup.notes if "fallbacks" in note.place]
+    assert [note.outcome for note in found] == [ImportOutcome.UNSUPPORTED]
+    assert found[0].text == "gone was not imported" and setup.groups["a"].fallbacks == []
+
+
 def test_keys_that_are_no_text_or_look_like_markup_are_reported_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
