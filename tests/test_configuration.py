@@ -141,6 +141,18 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
             {"SLUICE_SERVER": "x", "SLUICE_SERVER__PORT": "1"},
             ["environment SLUICE_SERVER: server: must be a mapping, because SLUICE_SERVER__PORT sets a key"],
         ),
+        (
+            "server: {trusted_proxies: []}",
+            {"SLUICE_SERVER__TRUSTED_PROXIES": '["10.0.0.300"]'},
+            [
+                "environment SLUICE_SERVER__TRUSTED_PROXIES: server.trusted_proxies[0]: value is not a valid IPv4"
+            ],
+        ),
+        (
+            "",
+            {"SLUICE_AUTH": '{"enabled": "maybe"}'},
+            ["environment SLUICE_AUTH: auth.enabled: ", "given: 'maybe'"],
+        ),
         ("", {"SLUICE_SERVER_PORT": "9"}, ["SLUICE_SERVER_PORT: is not read; allowed: SLUICE_SERVER__PORT"]),
         (
             "server:",

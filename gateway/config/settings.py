@@ -321,7 +321,7 @@ def load_settings(
 
         def source(loc: tuple[int | str, ...]) -> str:
             # A fault that concerns several keys has no location: each of them may be at fault.
-            named = [name for keys, name in origins.items() if loc and keys[: len(loc)] == loc]
+            named = [name for keys, name in origins.items() if loc and keys[: len(loc)] == loc[: len(keys)]]
             return f"environment {', '.join(named)}" if named else file
 
         raise ConfigError(explain(error, Settings, source)) from None
