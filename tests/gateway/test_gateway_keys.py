@@ -470,6 +470,24 @@ async def test_a_note_that_can_be_neither_read_nor_deleted_refuses_its_key_and_h
         assert not any(task.done() for task in here.tasks)
 
 
+async def test_a_list_of_many_keys_lets_other_work_run_meanwhile() -> None:
+    process, turns = in_memory(MemoryStreams()), itertools.count()
+
+    async def other() -> None:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+
+    async with running(process), asyncio.TaskGroup() as tasks:
+        for _ in range(200):
+            await process.create()
+        meanwhile = tasks.create_task(other())
+        before = next(turns)
+        assert len(await process.listed()) == 200
+        assert next(turns) - before >= 10
+        meanwhile.cancel()
+
+
 async def test_a_listed_key_shows_what_it_has_used_of_each_limit_and_budget() -> None:
     process = in_memory(MemoryStreams())
     async with running(process):
