@@ -7,10 +7,10 @@ import socket
 import subprocess
 import sys
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -222,6 +222,38 @@ def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
     file.write_bytes(lines)
     done = CliRunner().invoke(app, ["batch", "submit", str(file), "--url", "http://127.0.0.1:9"])
     assert done.exit_code == 1 and told in done.output
+
+
+class RefusesBatches(BaseHTTPRequestHandler):
+    """A gateway that stores a file, refuses its batch, and deletes the file."""
+
+    deleted: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        stored = self.path == "/v1/files"
+        told = {"id": "file-1"} if stored else {"error": {"code": "window_too_short", "message": "no"}}
+        self.answer(200 if stored else 409, json.dumps(told))
+
+    def do_DELETE(self) -> None:
+        self.deleted.append(self.path)
+        self.answer(200, "{}")
+
+    def answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def test_the_file_of_a_refused_batch_is_not_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"url": "/v1/completions"}\n')
+    with HTTPServer(("127.0.0.1", 0), RefusesBatches) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = CliRunner().invoke(app, ["batch", "submit", str(tmp_path / "lines.jsonl"), "--url", url])
+        server.shutdown()
+    assert done.exit_code == 1 and "window_too_short" in done.stderr
+    assert RefusesBatches.deleted == ["/v1/files/file-1"]
 
 
 class Interrupted(Operator):

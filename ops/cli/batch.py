@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +49,12 @@ def submit(
         raise AdminError(f"{file}: {error.strerror}") from None
     client = gateway.client(UPLOAD_TIMEOUT_S)
     stored = client.upload(*FILES, file=file, fields={"purpose": "batch"})
-    made = gateway.post(*AT, input_file_id=stored["id"], endpoint=endpoint, completion_window=window)
+    try:
+        made = gateway.post(*AT, input_file_id=stored["id"], endpoint=endpoint, completion_window=window)
+    except AdminError:
+        with suppress(AdminError):  # 409 if the batch was created and only its answer was lost
+            client.delete(*FILES, stored["id"])
+        raise
     if wait:
         _follow(gateway, made["id"])
     elif gateway.as_json:
