@@ -83,7 +83,10 @@ def _print(answer: dict[str, Any], precision: float) -> None:
             f"{never['different']} of those with different meanings.",
         )
     if proposed is None:
-        print_lines(f"No threshold has a precision of {precision:g}.")
+        print_lines(
+            f"No threshold that finds a pair has a precision of {precision:g}: "
+            "give more pairs, or a lower --precision."
+        )
         return
     print_lines(
         f"Proposed: {proposed['threshold']:.3f}. It treats at most "

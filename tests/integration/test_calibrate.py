@@ -86,7 +86,7 @@ async def test_the_table_names_the_proposal_and_the_lines_to_configure(tmp_path:
 async def test_without_a_threshold_of_that_precision_the_exit_code_says_so(tmp_path: Path) -> None:
     done, _ = await calibrate(write(tmp_path, [(*PAIRS[1][:2], True), ("a b", "a b", False)]))
     assert done.exit_code == 1
-    assert "No threshold has a precision of 1." in done.stdout
+    assert "No threshold that finds a pair has a precision of 1: " in done.stdout
 
 
 def test_a_gateway_that_is_not_there_is_one_line(tmp_path: Path) -> None:
