@@ -14,13 +14,14 @@ _NO_OBJECT: Final[tuple[object, ...]] = (None, {})
 _FALSE: Final = (None, False)
 _TRUE: Final = (None, True)
 
-# LiteLLM sends these marks of Anthropic's on messages, parts and tools. Prefixes are cached without them.
-CACHE_MARK: Final[Neutral] = {"cache_control": (ANYTHING,)}
+# Anthropic's mark, which LiteLLM sends on messages, parts and tools, and OpenAI's of parts.
+# Prefixes are cached without them.
+CACHE_MARK: Final[Neutral] = {"cache_control": (ANYTHING,), "prompt_cache_breakpoint": (ANYTHING,)}
 
 # OpenAI's service options, common to chats, completions and responses.
 SERVICE: Final[Neutral] = {
     "moderation": _NULL,
-    "prompt_cache_options": _NULL,
+    "prompt_cache_options": (ANYTHING,),
     "prompt_cache_retention": (None, "in_memory", "in-memory", "24h"),
     "safety_identifier": (ANYTHING,),
     "service_tier": (None, "auto", "default"),

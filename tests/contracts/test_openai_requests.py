@@ -113,14 +113,18 @@ def test_unknown_fields_of_messages_are_the_backends_affair_as_those_of_the_body
         chat(messages=[{**TURN, **{f"frob{number}": 1 for number in range(MAX_EXTRA + 1)}}])
 
 
-def test_marks_of_caches_on_messages_parts_and_tools_have_no_effect() -> None:
-    mark = {"cache_control": {"type": "ephemeral"}}
+@pytest.mark.parametrize(
+    "mark", [{"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": {"mode": "explicit"}}]
+)
+def test_marks_of_caches_on_messages_parts_and_tools_have_no_effect(mark: dict[str, Any]) -> None:
     part, function = {"type": "text", "text": "a"}, {"name": "f", "parameters": {"type": "object"}}
     tool = {"type": "function", "function": function}
     plain = chat(messages=[{"role": "user", "content": [part]}], tools=[tool]).request
     marked = {"role": "user", "content": [{**part, **mark}], **mark}
     assert chat(messages=[marked], tools=[{**tool, **mark}]).request == plain
     assert chat(messages=[marked], tools=[{**tool, "function": {**function, **mark}}]).request == plain
+    options = {"mode": "explicit", "ttl": "30m"}
+    assert chat(messages=[marked], tools=[tool], prompt_cache_options=options).request == plain
 
 
 def test_a_budget_of_thinking_is_for_workers_that_know_it_and_null_asks_for_none() -> None:

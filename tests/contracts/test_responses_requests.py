@@ -214,6 +214,14 @@ def test_a_field_of_a_response_that_asks_for_nothing_is_accepted(empty: dict[str
     assert (request.user, request.session_id, request.sampling.logprobs) == (None, None, None)
 
 
+def test_openais_marks_of_caches_have_no_effect_on_a_response() -> None:
+    part = {"type": "input_text", "text": "hi"}
+    plain = parsed({"model": "demo", "input": [{"role": "user", "content": [part]}]}).request
+    marked = {"role": "user", "content": [{**part, "prompt_cache_breakpoint": {"mode": "explicit"}}]}
+    body = {"model": "demo", "input": [marked], "prompt_cache_options": {"mode": "explicit", "ttl": "12h"}}
+    assert parsed(body).request == plain
+
+
 def test_each_field_of_the_official_client_may_be_null_and_the_default_window_of_the_background_given() -> (
     None
 ):

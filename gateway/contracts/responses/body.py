@@ -22,7 +22,7 @@ from gateway.contracts.fields import (
 )
 from gateway.contracts.images import ImageDetail
 from gateway.contracts.native import SluiceFields
-from gateway.contracts.openai_fields import SERVICE
+from gateway.contracts.openai_fields import CACHE_MARK, SERVICE
 from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
 
 MAX_METADATA: Final = 16  # most pairs of ``metadata``, as at OpenAI
@@ -59,7 +59,7 @@ _LABELS: Final[Neutral] = MappingProxyType(
 class ItemPart(Body):
     """A part of a message, a tool's output or a reasoning item: a text, or an image of a user or a tool."""
 
-    neutral: ClassVar[Neutral] = {**_LABELS, "file_id": (None,)}
+    neutral: ClassVar[Neutral] = {**_LABELS, **CACHE_MARK, "file_id": (None,)}
     type: Literal[
         "input_text", "output_text", "refusal", "reasoning_text", "summary_text", "text", "input_image"
     ]
