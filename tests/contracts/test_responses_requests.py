@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 from openai.types.responses import (
+    CustomTool,
+    FunctionTool,
     ParsedResponseFunctionToolCall,
     ParsedResponseOutputMessage,
     ParsedResponseOutputText,
@@ -15,6 +17,7 @@ from openai.types.responses import (
 )
 from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from openai.types.shared import Reasoning
 
 from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.features import Feature
@@ -212,6 +215,23 @@ def test_a_load_test_may_ask_that_no_end_token_ends_the_answer() -> None:
 def test_a_field_of_a_response_that_asks_for_nothing_is_accepted(empty: dict[str, Any]) -> None:
     request = parsed({"model": "demo", "input": "hi", **empty}).request
     assert (request.user, request.session_id, request.sampling.logprobs) == (None, None, None)
+
+
+def test_the_official_clients_reasoning_and_tools_of_an_answer_may_be_sent_again() -> None:
+    """As it dumps them, with null for each field that it knows; or with the defaults."""
+    tools = [FunctionTool(type="function", name="a"), CustomTool(type="custom", name="b")]
+    dumped = [tool.model_dump(by_alias=True) for tool in tools]
+    body = {"model": "demo", "input": "hi"}
+    again = {"reasoning": Reasoning(effort="low").model_dump(), "tools": dumped}
+    assert [tool.name for tool in parsed({**body, **again}).request.tools] == ["a", "b"]
+    default = {
+        "reasoning": {"mode": "standard", "context": "auto"},
+        "tools": [{**AGENT["tools"][0], "async": False}],
+    }
+    assert parsed({**body, **default}).request.tools
+    for field, value in (("context", "all_turns"), ("mode", "pro")):
+        with pytest.raises(InvalidRequest, match=rf"^reasoning\.{field} is not supported"):
+            parsed({**body, "reasoning": {field: value}})
 
 
 def test_openais_marks_of_caches_have_no_effect_on_a_response() -> None:

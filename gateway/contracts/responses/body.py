@@ -115,6 +115,7 @@ class PlainTool(Body):
     """A function or a custom tool; unlike in chats, its fields are not nested."""
 
     neutral: ClassVar[Neutral] = {
+        "async": (None, False),
         "defer_loading": (None, False),
         "output_schema": (None,),
         "allowed_callers": (None,),
@@ -173,6 +174,8 @@ class ReasoningBody(Body):
     """``reasoning``; no summary is ever made: the answer contains the reasoning itself."""
 
     neutral: ClassVar[Neutral] = {
+        "context": (None, "auto"),
+        "mode": (None, "standard"),
         "summary": (None, "auto", "concise", "detailed"),
         "generate_summary": (None, "auto", "concise", "detailed"),
     }
