@@ -104,6 +104,16 @@ def test_on_a_cpu_blocks_are_whole_vectors_and_the_pool_leaves_memory_to_others(
     assert made["dtype"] == "float32"
 
 
+def test_on_a_cpu_a_prompt_is_computed_whole_if_a_step_holds_the_longest_one() -> None:
+    for section, chunked in (
+        ({}, False),
+        ({"max_num_batched_tokens": 4095}, None),
+        ({"extra_args": {"enable_chunked_prefill": True}}, True),
+    ):
+        made = on_cpu(arguments(**section), free_bytes=1 << 34, kv_configured=False)
+        assert made.get("enable_chunked_prefill") is chunked
+
+
 def test_on_a_cpu_a_configured_pool_size_is_kept() -> None:
     asked = arguments(kv_cache_bytes=123456789)
     assert on_cpu(asked, free_bytes=1 << 34, kv_configured=False)["kv_cache_memory_bytes"] == 123456789

@@ -103,6 +103,18 @@ async def test_vllm_samples_with_every_seed_that_the_gateway_accepts(
     assert (await collect(vllm.backend, work)).completion.usage.output_tokens > 0
 
 
+async def test_more_seeded_prompts_than_a_step_holds_are_all_answered(vllm: Specimen) -> None:
+    works = [
+        replace(
+            vllm.work(QUESTION, temperature=1.0, seed=number, max_tokens=2), token_ids=(5 + number,) * 1000
+        )
+        for number in range(12)
+    ]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(collect(vllm.backend, work)) for work in works]
+    assert all(task.result().tokens for task in tasks)
+
+
 async def test_a_top_k_beyond_the_vocabulary_takes_all_of_it(vllm: Specimen) -> None:
     work = vllm.work(QUESTION, temperature=1.0, top_k=10**9, seed=1, max_tokens=4)
     assert (await collect(vllm.backend, work)).tokens == 4

@@ -1,6 +1,7 @@
 """vLLM's arguments from the engine's section of the configuration; does not import vLLM."""
 
 import difflib
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -89,6 +90,9 @@ def on_cpu(arguments: Mapping[str, Any], *, free_bytes: int, kv_configured: bool
     changed["block_size"] = -(-arguments["block_size"] // CPU_BLOCK_MULTIPLE) * CPU_BLOCK_MULTIPLE
     if arguments["dtype"] == "auto":
         changed["dtype"] = "float32"
+    if arguments.get("max_model_len", math.inf) <= arguments["max_num_batched_tokens"]:
+        # A prompt in parts ends vLLM 0.32 on a CPU if its request has a seed.
+        changed.setdefault("enable_chunked_prefill", False)
     if "kv_cache_memory_bytes" not in arguments and not kv_configured:
         changed["kv_cache_memory_bytes"] = min(CPU_KV_BYTES, int(free_bytes * CPU_KV_SHARE))
     return changed

@@ -137,6 +137,8 @@ class VllmBackend(OnVllm):
             features |= {Feature.TOOLS, Feature.ALLOWED_TOOLS}
         if engine is None or engine.shape.takes_images:
             features |= {Feature.IMAGES}
+        if engine is not None and not engine.shape.takes_seeds:
+            features -= {Feature.SEED}
         return features if self.slots.places else features - {Feature.LORA}
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:

@@ -28,6 +28,8 @@ def name_of(key: str) -> str:
 class EngineShape(EngineFacts):
     """The limits of a loaded vLLM; ``pools``: it makes vectors and does not generate.
 
+    ``takes_seeds``: false where a seeded prompt that is computed in parts would end vLLM (0.32 on a CPU).
+
     Each of its data-parallel ``engines`` has ``max_num_seqs`` and ``total_blocks`` of its own.
     """
 
@@ -36,3 +38,4 @@ class EngineShape(EngineFacts):
     max_loras: int = 0
     takes_images: bool = False
     pools: bool = False
+    takes_seeds: bool = True

@@ -81,6 +81,8 @@ class VllmEngine:
             max_loras=max_loras,
             takes_images=bool(config.model_config.is_multimodal_model),
             pools=config.model_config.runner_type == "pooling",
+            takes_seeds=config.device_config.device_type != "cpu"
+            or not config.scheduler_config.enable_chunked_prefill,
             details={
                 "vllm": version,
                 "device": str(config.device_config.device_type),
@@ -218,7 +220,7 @@ class VllmEngine:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            seed=sampling.seed,
+            seed=sampling.seed if self.shape.takes_seeds else None,
             stop=list(sampling.stop),
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
