@@ -226,7 +226,7 @@ def test_the_official_clients_reasoning_and_tools_of_an_answer_may_be_sent_again
     assert [tool.name for tool in parsed({**body, **again}).request.tools] == ["a", "b"]
     default = {
         "reasoning": {"mode": "standard", "context": "auto"},
-        "tools": [{**AGENT["tools"][0], "async": False}],
+        "tools": [{**AGENT["tools"][0], "async": False, "allowed_callers": ["direct"]}],
     }
     assert parsed({**body, **default}).request.tools
     for field, value in (("context", "all_turns"), ("mode", "pro")):

@@ -118,7 +118,7 @@ class PlainTool(Body):
         "async": (None, False),
         "defer_loading": (None, False),
         "output_schema": (None,),
-        "allowed_callers": (None,),
+        "allowed_callers": (None, ["direct"]),
     }
     type: Literal["function", "custom"]
     name: Name
