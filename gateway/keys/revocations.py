@@ -9,6 +9,7 @@ gateway that receives an announcement or finds a note does the same. A duplicate
 import asyncio
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -159,7 +160,7 @@ class Revocations:
             for key_id, author in list(self._unstored.items()):
                 note = self._folder / key_id
                 if not note.exists():
-                    note.write_text(author)
+                    _write(note, author)
         except OSError as error:
             self._log.error("a revocation is not noted on disk", reason=error_kind(error))
 
@@ -176,6 +177,18 @@ class Revocations:
         except OSError as error:
             self._log.error("notes of revocations cannot be read", reason=error_kind(error))
             return {}
+
+
+def _write(note: Path, author: str) -> None:
+    """Make a note at once, so that no process reads one without its author. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=note.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(author)
+        os.replace(temporary, note)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 def _author(note: Path) -> str:
