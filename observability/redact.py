@@ -22,6 +22,8 @@ MAX_DEPTH = 6  # depth up to which a value is examined; deeper values are redact
 
 _WORDS = re.compile(r"[^a-z0-9]+")
 # Each pattern with strings of which every match contains one: searching for these first is far cheaper.
+# Callers choose the texts, so a pattern takes linear time: it begins only where a run of its first characters
+# begins, and gives back none of them (``+`` after a quantifier).
 _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("earer", "EARER", "asic ", "ASIC "),
      re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {REDACTED}"),
@@ -29,15 +31,20 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("sk-", "slc_", "slc-", "hf_", "xox", "ghp_"),
      re.compile(r"\b(sk-|slc[_-]|hf_|xox[abp]-|ghp_)[^\s\"',;]+"), rf"\1{REDACTED}"),
     (("AKIA", "ASIA"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"), REDACTED),
-    (("eyJ",), re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"), REDACTED),
+    (("eyJ",),
+     re.compile(
+         r"(?a)(?<![\w-])(?=[\w-]*+\.[\w-]{8,})([\w-]*?)\beyJ[\w-]{8,}+\.[\w-]++(?:\.[\w-]*)?"
+     ),
+     rf"\1{REDACTED}"),
     (("-----BEGIN",), re.compile(r"-----BEGIN [A-Z ]+-----[\s\S]*?(?:-----END [A-Z ]+-----|\Z)"), REDACTED),
-    (("://",), re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/@]+@"), rf"\1:{REDACTED}@"),
+    (("://",),
+     re.compile(r"(?ai)(?<![\w+.-])([\w+.-]++://[^\s/:@]*+):[^\s/@]++@"), rf"\1:{REDACTED}@"),
     # name=value and name: value, as in URLs, connection strings and messages of libraries.
     (("ey=", "ey:", 'ey"', "ey'", "oken=", "oken:", 'oken"', "oken'", "OKEN", "_KEY", "ecret", "ECRET",
       "assword", "ASSWORD", "asswd", "ignature", "redential"),
      re.compile(
-         r"(?i)((?:[\w-]*(?:secret|password|passwd|signature|credential|access[_-]?key|api[_-]?key|"
-         r"private[_-]?key|(?:auth|security|access|session|refresh)[_-]?token)[\w-]*"
+         r"(?i)((?:(?<![\w-])(?=[\w-]*?(?:secret|password|passwd|signature|credential|access[_-]?key|"
+         r"api[_-]?key|private[_-]?key|(?:auth|security|access|session|refresh)[_-]?token))[\w-]++"
          # Words follow "key:" in messages too: only what is long, or has a digit, is taken for a secret.
          r"|(?<![\w])(?:key|token)"
          r"(?![\"']?\s*:\s*[\"']?(?:[^\s\"',;&}\d]{1,15}|[^\s\"',;&}]{1,7})(?:[\s\"',;&}]|\Z))"
