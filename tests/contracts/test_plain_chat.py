@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -95,6 +96,15 @@ def test_a_body_of_very_many_fields_objects_or_arrays_is_refused_first(item: byt
 def test_signs_of_fields_and_arrays_in_a_text_are_not_counted(sign: str) -> None:
     body = json.dumps({"input": [sign * 2 * FEW_FIELDS_BYTES]}).encode()
     check_fields(body)
+
+
+@pytest.mark.parametrize("end", ['"', "\\", '\\\n"'])
+def test_a_text_without_an_end_is_read_once(end: str) -> None:
+    body = b":" * (MAX_FIELDS + 1) + b'"' + b'\\"' * 200_000 + end.encode()
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match="fields; allowed"):
+        check_fields(body)
+    assert time.process_time() - began < 2
 
 
 TEXTS = st.sampled_from(["", " ", "Hi", "Hi\x00", "a\tb", "日本", "\ud800", "x" * 129, "x" * 257]) | st.text(
