@@ -5,9 +5,10 @@ from itertools import pairwise
 
 # Western marks end a sentence before a blank; the others (CJK, Devanagari, Arabic, Urdu, Armenian, Ethiopic,
 # Burmese) anywhere. Closing quotes and brackets belong to the sentence. A line end ends a sentence, too.
+# The search begins at the first of several marks and gives none back: its time grows with the length alone.
 _CLOSING = "\"'”’»)\\]」』）】"
 _END = re.compile(
-    rf"[.!?…]+[{_CLOSING}]*(?=\s|$)"
+    rf"(?<![.!?…])[.!?…]++[{_CLOSING}]*+(?=\s|$)"
     rf"|[。！？｡．؟۔।॥։።၊။]+[{_CLOSING}]*"
     r"|\n+"
 )
