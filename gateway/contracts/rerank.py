@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
 
 import orjson
 from msgspec import structs
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.embeddings import PooledAnswer, PooledRequest
@@ -25,7 +25,8 @@ from gateway.contracts.refusals import not_allowed, required
 
 MAX_DOCUMENTS: Final = 2_048  # most documents of one request; Cohere has 1,000, and advises fewer
 CONTRACT: Final = "rerank"
-TokenLimit = Annotated[int, Field(ge=1, le=1 << 24)]
+TokenLimit = Annotated[int, Field(ge=0, le=1 << 24), AfterValidator(lambda given: given or None)]
+"""0 is vLLM's default and no limit."""
 
 
 class Document(Body):

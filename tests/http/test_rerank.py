@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.contracts.rerank import RerankBody
 from gateway.testing import fake_services
 from tests.http.conftest import Connect
 
@@ -33,6 +34,11 @@ async def test_documents_come_back_the_most_relevant_first(connect: Connect) -> 
     assert "document" not in bare["results"][0]
 
 
+def test_a_limit_of_zero_tokens_which_is_the_default_of_vllm_is_no_limit() -> None:
+    body = RerankBody.model_validate({**ASKED, "max_tokens_per_doc": 0, "max_tokens_per_query": 0})
+    assert (body.max_tokens_per_doc, body.max_tokens_per_query) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("texts", "scores"),
     [(("q", "aaa"), [3.0]), (("q", ["a", "aa"]), [1.0, 2.0]), ((["q", "r"], ["a", "aa"]), [1.0, 2.0])],
@@ -55,7 +61,7 @@ async def test_pairs_have_a_score_each(connect: Connect, texts: tuple[Any, Any],
         ("/v1/rerank", {"documents": ["a"] * 2_049}, "documents"),
         ("/v1/rerank", {"query": ""}, "query"),
         ("/v2/rerank", {"top_n": -1}, "top_n"),
-        ("/v2/rerank", {"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        ("/v2/rerank", {"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ("/v2/rerank", {"rank_fields": ["title"]}, "rank_fields"),
         ("/v2/rerank", {"colour": "red"}, "colour"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
