@@ -760,6 +760,15 @@ def test_a_worker_that_was_started_without_tools_is_reported_as_such() -> None:
     assert "was started without --enable-auto-tool-choice" in str(failure)
 
 
+def test_a_budget_of_thinking_is_named_when_the_worker_was_started_without_reasoning() -> None:
+    message = (
+        "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-config"
+    )
+    body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
+    failure = failure_of(400, json.dumps(body).encode(), "", model="base")
+    assert (failure.kind, failure.param) == (FailureKind.INVALID_INPUT, "thinking_token_budget")
+
+
 def test_an_unusable_key_is_told_to_the_operator_without_the_key() -> None:
     assert "api_key_env" in str(failure_of(401, b"", "", model="base"))
 

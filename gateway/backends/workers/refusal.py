@@ -57,6 +57,8 @@ _ENGINE_DEAD = "enginecore encountered an issue"
 _REFUSED_BODY = re.compile(r"\d+ validation errors?:\s+\{.*?'loc': \('body', '(\w+)'")
 # A part of vLLM's message for tools when it was started without their options.
 _NO_TOOLS = "--tool-call-parser"
+# The same, for a budget of thinking without the options of reasoning.
+_NO_REASONING = "thinking_token_budget is set but reasoning_config"
 
 _STATUS_OF_TYPE: Mapping[str, int] = {
     "invalid_request_error": 400,
@@ -188,6 +190,8 @@ def _failure(
             )
         if param is None and any(sign in words for sign in _NO_IMAGES):
             param = "messages"
+        if param is None and _NO_REASONING in words:
+            param = "thinking_token_budget"
         named = f": {param}" if param else ""
         hint = "; set max_tokens_field of its pool" if _refuses_limit_field(reported.param, words) else ""
         return invalid_input(f"the worker refused the request{named}{code}{hint}", param)
