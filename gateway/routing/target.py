@@ -104,8 +104,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         return Target(route, version, None, request.adapter_id)
     serving = weights_serving(route, model, fleet.backends)
     if serving and caller.may_use(model):
-        if not generates(fleet.backends[serving[0][0]]):
-            raise UnknownModel(f"model {request.model!r} generates no text; it is for vectors", param="model")
+        _require_text(request, fleet.backends[serving[0][0]])
         return Target(route, version, None, request.adapter_id, model, serving)
     if model in adapters.ids:
         if request.adapter_id not in (None, model):
@@ -120,10 +119,16 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
             raise Forbidden(
                 f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
             )
+        _require_text(request, fleet.backends[model])
         return Target(route, version, model, request.adapter_id)
     require_known([fleet.backends[one] for one in route.backends])
     known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters))
     raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
+
+
+def _require_text(request: GenerateRequest, backend: Backend) -> None:
+    if not generates(backend):
+        raise UnknownModel(f"model {request.model!r} generates no text", param="model")
 
 
 def _usable_names(
@@ -133,12 +138,9 @@ def _usable_names(
     allowed = caller.routes
     offered = adapters.offered
     named = {one for one in adapters.servable if offered.usable(one, caller.adapters, caller.models)}
-    backends = {
-        one
-        for one in (fleet.backends if allowed is None else route.backends)
-        if caller.may_use(fleet.backends[one].model)
-    }
-    served = {one for name in route.backends if caller.may_use(one := fleet.backends[name].model)}
+    usable = {name for name, one in fleet.backends.items() if generates(one) and caller.may_use(one.model)}
+    backends = usable if allowed is None else usable.intersection(route.backends)
+    served = {fleet.backends[name].model for name in usable.intersection(route.backends)}
     aliases = {alias for alias, of in (*fleet.aliases.items(), *caller.aliases) if of in served}
     others = [
         one

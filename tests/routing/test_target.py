@@ -233,6 +233,20 @@ def test_a_model_that_makes_vectors_alone_is_no_chat_model() -> None:
         resolve(request, REVISION, fleet, AdapterRegistry())
 
 
+def test_a_backend_that_makes_vectors_alone_is_no_chat_model_and_no_suggestion_for_one() -> None:
+    fleet = Fleet({**FLEET.backends, "vectors": Silent("vectors", model="bge-m3")})
+    caller = Caller("t", CallerRole.CALLER, "key_1")
+    for name, answer in (
+        ("vectors", "'vectors' generates no text"),
+        ("mars", "known: big, demo, local, pool$"),
+    ):
+        request = GenerateRequest(
+            "r", "g", caller, contract=Contract.CHAT, arrived_at=0.0, created=0, route="chat", model=name
+        )
+        with pytest.raises(UnknownModel, match=answer):
+            resolve(request, REVISION, fleet, AdapterRegistry())
+
+
 def test_a_model_that_makes_vectors_is_unknown_like_any_other_to_a_key_that_may_not_use_it() -> None:
     fleet = Fleet({**FLEET.backends, "vectors": Silent("vectors", model="bge-m3")})
     routes = {"chat": {"backends": [{"name": "local", "weight": 100}, {"name": "vectors", "weight": 0}]}}
