@@ -110,6 +110,10 @@ class RedisStateStore(StateStore):
         await self._ask("forget", self._client.eval(_FORGET, 2, *keys, stream, str(up_to)))
 
     async def heads(self) -> Mapping[str, int]:
+        if self.refuses_writes:
+            with contextlib.suppress(StateUnavailable):
+                await self._ask("write", self._client.delete(f"{self._heads_key}:none"))
+                self.refuses_writes = False
         found = await self._ask("heads", self._client.hgetall(self._heads_key))
         return {stream.decode(): int(number) for stream, number in found.items()}
 
@@ -147,10 +151,9 @@ class RedisStateStore(StateStore):
         try:
             answer = await ask(self._client, operation, command)
         except StateUnavailable as error:
+            self._failed(operation, error.reason)
             if error.writes_refused:
-                self._reached()
-            else:
-                self._failed(operation, error.reason)
+                self.refuses_writes = self.healthy = True
             raise
         self._reached()
         return answer

@@ -44,6 +44,30 @@ async def test_after_a_restart_no_idle_connection_of_before_fails_a_command(serv
     await store.close()
 
 
+async def test_a_redis_that_takes_no_writes_is_shown_until_it_takes_them_again_though_it_is_read(
+    server: RedisServer,
+) -> None:
+    store = redis_store(server)
+    await store.append("s", b"1", author="ann")
+    async with Redis(host="127.0.0.1", port=server.port) as client, asyncio.TaskGroup() as group:
+        task = group.create_task(store.run())
+        with capture_logs() as logs:
+            await client.replicaof("127.0.0.1", 1)
+            with pytest.raises(StateUnavailable):
+                await store.append("s", b"2", author="ann")
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                assert store.healthy and store.refuses_writes
+            await client.replicaof("no", "one")
+            await until(lambda: not store.refuses_writes and len(logs) == 2)
+        task.cancel()
+    assert [line["event"].partition(";")[0] for line in logs] == [
+        "state store is unreachable",
+        "state store is back",
+    ]
+    await store.close()
+
+
 async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_and_all_catch_up(
     server: RedisServer,
 ) -> None:
