@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -132,8 +133,8 @@ def _reach(address: str) -> None:
 
 
 def brief(message: str) -> str:
-    """The first and the last line of Serve's message, without the traceback between."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    """The first and the last line of Serve's message, without colors and the traceback between."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines() if line.strip()]
     return " ".join(lines if len(lines) <= 2 else (lines[0], lines[-1]))
 
 
@@ -166,11 +167,11 @@ def proxies(reported: ServeStatus) -> dict[str, str]:
 def shown(reported: ApplicationStatusOverview) -> dict[str, Any]:
     return {
         "status": reported.status.value,
-        "message": reported.message,
+        "message": brief(reported.message),
         "deployments": {
             name: {
                 "status": one.status.value,
-                "message": one.message,
+                "message": brief(one.message),
                 "replicas": {
                     str(getattr(state, "value", state)): count for state, count in one.replica_states.items()
                 },
@@ -195,7 +196,7 @@ def _print(status: ServeStatus, name: str, as_json: bool) -> None:
     )  # fmt: skip
     for deployment, one in values["deployments"].items():
         replicas = ", ".join(f"{count} {state.lower()}" for state, count in one["replicas"].items())
-        table.add_row(deployment, one["status"], replicas, plain(brief(one["message"])))
+        table.add_row(deployment, one["status"], replicas, plain(one["message"]))
     for node, state in values["proxies"].items():
         table.add_row("proxy", state, "", node)
     screen().print(table)

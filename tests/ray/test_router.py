@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from benchmarks.ray_router import Call, Router
-from ops.cli.ray import RayError, _connected, _messages, _ray_errors, brief
+from ops.cli.ray import RayError, _connected, _messages, _ray_errors, brief, shown
 from ops.ray.wire import RouterHint, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -69,6 +69,20 @@ def test_of_a_replica_that_did_not_start_the_cause_is_shown_and_not_the_frames()
     message = "Failed 3 times. Error:\n\x1b[36mray::Engine\x1b[39m\n  File x, line 1\nTokenizerError: no [such] folder\n"
     assert brief(message) == "Failed 3 times. Error: TokenizerError: no [such] folder"
     assert brief("") == ""
+
+
+def test_the_status_as_json_has_a_line_of_a_message_without_traceback_and_colors() -> None:
+    message = "Failed 3 times.\n\x1b[36mray::start()\x1b[39m\n  File x\n\x1b[1;31mError:\x1b[0m no folder"
+    deployment = SimpleNamespace(
+        status=SimpleNamespace(value="UNHEALTHY"), message=message, replica_states={}
+    )
+    reported: Any = SimpleNamespace(
+        status=deployment.status, message=message, deployments={"engine": deployment}
+    )
+    values = shown(reported)
+    assert (
+        values["message"] == values["deployments"]["engine"]["message"] == "Failed 3 times. Error: no folder"
+    )
 
 
 def test_of_an_error_in_an_actor_the_cause_is_printed_and_not_the_traceback(
