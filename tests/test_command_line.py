@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -68,10 +69,11 @@ def test_the_help_of_a_command_has_more_than_20_words(words: list[str]) -> None:
     assert len(done.stdout.split()) > 20
 
 
-def test_an_output_for_which_the_disk_is_full_is_told_without_a_traceback() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_for_which_the_disk_is_full_is_told_without_a_traceback(unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
-        words = [sys.executable, "-m", "ops.cli", "cost"]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        words, env = [sys.executable, "-m", "ops.cli", "cost"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
     assert done.returncode == 1
     assert done.stderr == "sluice: the output could not be written: No space left on device\n"
 

@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -197,4 +198,6 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         print_errors(f"the output could not be written: {error.strerror}")
+        # Python writes the rest when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
