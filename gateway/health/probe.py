@@ -2,7 +2,7 @@
 
 import asyncio
 import wave
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
@@ -127,9 +127,8 @@ class HealthProbe:
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
         """Generate a few tokens on all backends concurrently, outside admission and accounting."""
-        names = list(self.fleet.backends)
         async with asyncio.TaskGroup() as tasks:
-            probes = tasks.create_task(self.probe(names))
+            probes = tasks.create_task(self.probe(self.fleet.backends))
             gpus = tasks.create_task(self.gpus())
             workers = tasks.create_task(self.inspections.now())
         results = probes.result()
@@ -137,7 +136,7 @@ class HealthProbe:
         # Healthy enough to serve: every route still has a healthy backend.
         served = all(healthy & set(names) for names in self.routes().values())
         body: dict[str, object] = {
-            "status": "healthy" if len(healthy) == len(names) else "degraded" if served else "unhealthy",
+            "status": "healthy" if len(healthy) == len(results) else "degraded" if served else "unhealthy",
             "backends": results,
             "workers": {name: [asdict(one) for one in found] for name, found in workers.result().items()},
             **self._engine_now(),
@@ -148,7 +147,7 @@ class HealthProbe:
         }
         return bool(healthy) and served, body
 
-    async def probe(self, names: Sequence[str]) -> dict[str, Mapping[str, object]]:
+    async def probe(self, names: Iterable[str]) -> dict[str, Mapping[str, object]]:
         """Probe each of these backends with a little work; return its latency or failure."""
         async with asyncio.TaskGroup() as tasks:
             probes = {name: tasks.create_task(self._probe(self.fleet.backends[name])) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,6 +71,14 @@ async def test_backends_are_asked_at_once_so_that_two_that_hang_take_the_time_of
     assert one.active == two.active == 0, "nothing is left of what was given up"
     [first], [second] = one.calls, two.calls
     assert first.generation_id != second.generation_id, "two backends may stand on one engine"
+
+
+async def test_a_model_that_its_pool_no_longer_serves_when_the_probes_begin_is_left_out() -> None:
+    backends = {name: ScriptedBackend(name) for name in ("pool/one", "pool/two")}
+    asyncio.get_running_loop().call_soon(backends.pop, "pool/two")
+    healthy, report = await probe(fleet=Fleet(backends), routes=lambda: {"chat": ["pool/one"]}).deep()
+    assert healthy and report["status"] == "healthy"
+    assert list(report["backends"]) == ["pool/one"]  # type: ignore[call-overload]
 
 
 async def test_a_backend_that_fails_is_told_by_its_kind() -> None:
