@@ -16,7 +16,7 @@ from accounting.events import JournalSynced
 from admission.events import Admitted, FirstToken, RefusedEvent
 from observability.admission_metrics import AdmissionMetrics
 from observability.event_metrics import EventMetrics, Update
-from observability.events import NO_CALLS, RequestRecord, ToolCallCounts
+from observability.events import RequestRecord, ToolCallCounts
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
@@ -97,6 +97,7 @@ GAUGES = {
 MAX_UNCOUNTED = 64
 _times_of = attrgetter(*(field for *_, field in TIMES))
 _cuts_of = attrgetter("dropped_chunks", "dropped_turns", "cut_chunks", "summarized_turns")
+TOKEN_KINDS = len(COUNTS[0][-1])
 _tokens_of = attrgetter(*COUNTS[0][-1].values())
 _others_of = attrgetter(*(field for *_, fields in COUNTS[1:] for field in fields.values()))  # mostly 0
 # Events of every request, and what counts many of them together: it costs far less than a call each.
@@ -238,11 +239,12 @@ class Metrics:
             self._versions(version).inc(count)
         for histogram, values_ms in zip(self._times, zip(*map(_times_of, records), strict=True), strict=True):
             histogram.observe(*[value_ms / 1000 for value_ms in values_ms if value_ms is not None])
-        for counter, counts in zip(self._counts, zip(*map(_tokens_of, records), strict=True), strict=False):
+        tokens, others = self._counts[:TOKEN_KINDS], self._counts[TOKEN_KINDS:]
+        for counter, counts in zip(tokens, zip(*map(_tokens_of, records), strict=True), strict=True):
             counter.inc(sum(counts))
         for record in records:
-            if record.tool_calls is not NO_CALLS or any(_cuts_of(record)) or record.merged_chunks:
-                for counter, count in zip(self._counts[3:], _others_of(record), strict=True):
+            if any(seldom := _others_of(record)):
+                for counter, count in zip(others, seldom, strict=True):
                     counter.inc(count)
                 self._trimmed.inc(any(_cuts_of(record)))
         for record in records:

@@ -25,7 +25,7 @@ from resilience.retry import Attempt
 
 # The sampling hints that may be dropped in the native contract; the values are the hints' names.
 HINTS = (Feature.TEMPERATURE, Feature.TOP_P, Feature.TOP_K, Feature.MIN_P, Feature.SEED)
-# As constants, as NATIVE.
+# As constants, as in ``gateway.contracts.values``.
 NOTHING, OTHER_SEED, SHORTER_CONTEXT = Remedy.NOTHING, Remedy.OTHER_SEED, Remedy.SHORTER_CONTEXT
 FIELDS_PASSED = Feature.FIELDS_PASSED
 _SEED_BITS = 0x7FFF_FFFF  # seeds that the gateway makes have 31 bits, which every backend accepts

@@ -39,10 +39,8 @@ class HealthOutcome(StrEnum):
     """Failed: an error, or the degraded text because the backend failed."""
 
 
-SERVED, FAILED = (
-    HealthOutcome.SERVED,
-    HealthOutcome.FAILED,
-)  # as constants, as NATIVE
+# As constants, as in ``gateway.contracts.values``.
+SERVED, FAILED = HealthOutcome.SERVED, HealthOutcome.FAILED
 
 
 def outcome(record: RequestRecord) -> HealthOutcome:

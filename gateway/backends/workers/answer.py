@@ -99,7 +99,8 @@ class _Chunk(msgspec.Struct):
 # Replaces a message whose events have been read, so that its tokens are counted like those of a text.
 _COUNTED = _Message("-")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
-STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR  # as constants, as NATIVE
+# As constants, as in ``gateway.contracts.values``.
+STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 _chunk = msgspec.json.Decoder(_Chunk).decode
 _lax_chunk = msgspec.json.Decoder(_Chunk, strict=False).decode
 
