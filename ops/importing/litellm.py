@@ -50,6 +50,7 @@ _NO_KEY = frozenset({"none", "empty", "dummy", "fake-key", "sk-none", "not-neede
 _SECRET = re.compile(r"key|token|secret|auth|password", re.IGNORECASE)
 _LIMITS = "limits are of keys: sluice keys create --rpm --tpm"
 _RETRIES = "a request has at most 4 further calls, over workers and fallbacks together"
+_AT_ONCE = "admission limits what runs at once: docs/admission.md"
 _MONEY = 1_000_000
 
 # Providers whose services have an API other than OpenAI's.
@@ -67,6 +68,11 @@ PARAMS: Mapping[str, tuple[ImportOutcome, str]] = {
     "tags": (_U, "no selection by tag; callers name a model or a route"),
     "api_version": (_U, "give api_base as .../openai/v1, which needs no version"),
     "cooldown_time": (_D, "backends.<name>.eject_seconds is of the whole pool; a Retry-After holds"),
+    "max_parallel_requests": (_D, _AT_ONCE),
+    "litellm_credential_name": (_D, "set the variable of backends.<name>.api_key_env; no key was copied"),
+    "drop_params": (_D, "if it is true, set backends.<name>.unknown_fields: drop"),
+    "max_budget": (_D, "budgets are of keys: sluice keys create"),
+    "budget_duration": (_D, "see max_budget"),
 }
 SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "num_retries": (_D, _RETRIES),
@@ -88,8 +94,8 @@ SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "redis_password": (_D, "see redis_host; it was not copied"),
     "redis_url": (_D, "see redis_host; it was not copied"),
     "store_model_in_db": (_U, "models are in this file; routes change by `sluice routes`"),
-    "max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
-    "global_max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
+    "max_parallel_requests": (_D, _AT_ONCE),
+    "global_max_parallel_requests": (_D, _AT_ONCE),
     "alerting": (_D, "alert on /metrics; rules are in deploy/"),
     "tag_filtering": (_U, "no selection by tag"),
 }
@@ -115,7 +121,9 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
     )
     for section in ("router_settings", "litellm_settings", "general_settings"):
         with values_of("LiteLLM", f"{path}: {section}"):
-            for key, value in (data.pop(section, None) or {}).items():
+            settings = (data.pop(section, None) or {}).items()
+            # Those of one model come first: the others are for models that have none.
+            for key, value in sorted(settings, key=lambda setting: setting[0] == "default_fallbacks"):
                 _setting(setup, f"{section}.{key}", key, value)
     if not any(note.place == "general_settings.master_key" for note in setup.notes):
         setup.different("general_settings.master_key", "keys are required here: set SLUICE_ADMIN_KEY")
@@ -321,7 +329,7 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
         case "routing_strategy":
             setup.different(place, "weights between backends; in a pool affinity, then the least load")
         case "fallbacks":
-            for entry in value or ():
+            for entry in sorted(value or (), key=lambda entry: "*" in entry):
                 for name, others in entry.items():
                     _fall_back(setup, place, str(name), others)
         case "default_fallbacks":
@@ -356,10 +364,12 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
 
 
 def _fall_back(setup: ImportedSetup, place: str, name: str, others: Any) -> None:
-    groups = setup.groups.values() if name == "*" else [setup.groups[name]] if name in setup.groups else []
+    # "*" is for models that have no fallbacks of their own.
+    groups = [one for one in setup.groups.values() if one.name == name or (name == "*" and not one.fallbacks)]
     missing = [one for one in others or () if one not in setup.groups]
-    if not groups or missing:
-        setup.unsupported(f"{place}.{name}", f"{', '.join(map(str, missing)) or name} was not imported")
+    if missing or not groups:
+        what = ", ".join(map(str, missing)) or ("a model without fallbacks" if name == "*" else name)
+        setup.unsupported(f"{place}.{name}", f"{what} was not imported")
     for group in groups:
         found = [one for one in others or () if one in setup.groups and one != group.name]
         group.fallbacks += found

@@ -180,6 +180,22 @@ def test_a_fallback_to_a_model_that_was_not_imported_is_not_called_carried(tmp_p
     assert found[0].text == "gone was not imported" and setup.groups["a"].fallbacks == []
 
 
+@pytest.mark.parametrize(
+    "default", ["default_fallbacks: [c], fallbacks: [{a: [b]}]", "fallbacks: [{'*': [c]}, {a: [b]}]"]
+)
+def test_default_fallbacks_are_for_models_that_have_none_of_their_own(tmp_path: Path, default: str) -> None:
+    models = [{"model_name": name, "litellm_params": {"model": name}} for name in "abc"]
+    (tmp_path / "config.yaml").write_text(
+        f"model_list: {json.dumps(models)}\nlitellm_settings: {{{default}}}\n"
+    )
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert {name: group.fallbacks for name, group in setup.groups.items()} == {
+        "a": ["b"],
+        "b": ["c"],
+        "c": [],
+    }
+
+
 def test_keys_that_are_no_text_or_look_like_markup_are_reported_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
