@@ -64,7 +64,7 @@ class NoTokenizer(BudgetError):
         else:
             super().__init__(
                 f"the tokenizer of {model} is not readable here and its workers cannot be asked for tokens; "
-                f"send messages, or name its folder as models.{model}.tokenizer"
+                f"name its folder as models.{model}.tokenizer, or send a chat, which needs none"
             )
 
 

@@ -160,8 +160,8 @@ class LearnedCounter:
         return self._had(None if self._workers is None else self._workers.decode(token_ids))
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Always raises NoTokenizer: the vocabulary is not known here."""
-        raise NoTokenizer(self._model, later=False)
+        """Always raises ValueError: the vocabulary is not known here."""
+        raise ValueError(f"the tokenizer of {self._model} is not readable here")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Always empty: the vocabulary is not known here."""

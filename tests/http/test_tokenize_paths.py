@@ -7,12 +7,14 @@ import pytest
 
 from accounting.keys import KeyLimits
 from accounting.quotas import Quotas
+from budgeting.estimating import EstimatingCounter
+from budgeting.learned_counter import LearnedCounter
 from gateway.contracts.tokenizing import MAX_IDS
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import BackendUnavailable
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.text_threads import TextThreads
-from gateway.testing import fake_services
+from gateway.testing import FakeText, fake_services
 
 
 @dataclass
@@ -40,6 +42,20 @@ async def test_token_strings_are_given_when_asked_for(connect: Any) -> None:
     async with connect(fake_services()) as client:
         body = {"prompt": "a", "return_token_strs": True}
         assert (await client.post("/tokenize", json=body)).json()["token_strs"] == ["<1>", "<97>"]
+
+
+async def test_token_strings_of_a_model_that_only_its_workers_tokenize_are_refused_by_name(
+    connect: Any,
+) -> None:
+    text = FakeText()
+    text.tokenizer = LearnedCounter("qwen", EstimatingCounter(), None)
+    text.encode_chat = lambda *_, **__: (7, 8)  # type: ignore[method-assign]
+    async with connect(fake_services(text=lambda model: text)) as client:
+        refused = await client.post("/tokenize", json={"messages": [TURN], "return_token_strs": True})
+        counted = await client.post("/tokenize", json={"messages": [TURN]})
+    assert (refused.status_code, counted.json()["tokens"]) == (400, [7, 8])
+    assert refused.json()["error"]["param"] == "return_token_strs"
+    assert "messages" not in refused.json()["error"]["message"]
 
 
 async def test_messages_are_rendered_with_the_generation_prompt_unless_told_otherwise(connect: Any) -> None:
