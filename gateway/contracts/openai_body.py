@@ -40,7 +40,13 @@ class MessagePart(StrictObject):
     """
 
     def unknown(self, path: str) -> tuple[str, ...]:
-        return tuple(f"{path}.{name}" for name in self.__pydantic_extra__ or () if name not in self.neutral)
+        return tuple(f"{path}.{name}" for name in _unknown(self))
+
+
+def _unknown(body: StrictObject) -> dict[str, Any]:
+    """The fields that Sluice does not know, except those that are null, which ask for nothing."""
+    given = (body.__pydantic_extra__ or {}).items()
+    return {name: value for name, value in given if value is not None and name not in body.neutral}
 
 
 def check_known(body: StrictObject, passable: Collection[str] = (), at: tuple[int | str, ...] = ()) -> None:
@@ -118,7 +124,7 @@ class OpenAIBody(NativeSampling):
         arguments = passed.get("vllm_xargs")
         if isinstance(arguments, dict) and (hosts := openai_fields.TRANSFERS & arguments.keys()):
             raise not_allowed("vllm_xargs", f"has {min(hosts)}", "other names")
-        unknown = {name: value for name, value in given.items() if name not in self.neutral}
+        unknown = _unknown(self)
         names = (*unknown, *in_messages)
         if len(names) > MAX_EXTRA:
             raise InvalidRequest(

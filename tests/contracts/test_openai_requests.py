@@ -668,7 +668,11 @@ def test_unknown_fields_are_bounded_and_plain(fields: dict[str, Any]) -> None:
         {"stream_options": {"include_usage": False}, "stream": False},
         {"messages": [{"role": "assistant", "content": None}, TURN]},
         {"messages": [{"role": "assistant", "content": [], "tool_calls": None}, TURN]},
+        {"repetition_detection": None, "session_id": None},
+        {"messages": [{**TURN, "frob": None}]},
     ],
 )
 def test_what_clients_send_by_default_and_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
-    assert chat(**fields).request.messages[-1].content == SECRET
+    request = chat(**fields).request
+    assert request.messages[-1].content == SECRET
+    assert not request.needs and not request.extra
