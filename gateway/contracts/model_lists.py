@@ -93,6 +93,7 @@ def _codex_model(card: ModelCard, place: int) -> dict[str, Any]:
         "slug": card.id,
         "display_name": card.id,
         "description": None,
+        "default_reasoning_level": None,
         "supported_reasoning_levels": [],
         "shell_type": "shell_command",
         "visibility": "list",
@@ -107,6 +108,7 @@ def _codex_model(card: ModelCard, place: int) -> dict[str, Any]:
         "truncation_policy": {"mode": "tokens", "limit": output},
         "supports_parallel_tool_calls": True,
         **({} if length is None else {"context_window": length}),
+        "auto_compact_token_limit": None,
         "experimental_supported_tools": [],
         "input_modalities": ["text"],
     }

@@ -1,7 +1,9 @@
 """``/v1/models``: the models that a key may use, in the format of each contract's clients."""
 
+from hashlib import blake2b
 from typing import Annotated, Literal
 
+import orjson
 from fastapi import Depends, Header, Query, Request, Response
 from typing_extensions import TypedDict
 
@@ -91,7 +93,13 @@ async def list_models(
         return json_of(anthropic_models(listed, created, 20 if limit is None else limit, after_id, before_id))
     data = [_body(card, created, services) for card in cards]
     body: ModelListBody = {"object": "list", "sluice_role": exchange.known_caller.role.value, "data": data}
-    return body if client_version is None else json_of({**body, "models": codex_models(cards)})
+    if client_version is None:
+        return body
+    models = codex_models(cards)
+    answer = json_of({**body, "models": models})
+    tag = blake2b(orjson.dumps(models), digest_size=8).hexdigest()
+    answer.headers.update({"etag": f'"{tag}"', "x-models-etag": f'"{tag}"'})
+    return answer
 
 
 @router.get("/{id:path}", response_model=ModelBody | AnthropicModel, responses=errors(404, model=_Error))

@@ -212,14 +212,21 @@ async def test_errors_of_the_models_have_anthropics_shape_to_its_clients(connect
 
 async def test_codex_finds_the_fields_that_its_reader_demands(connect: Any) -> None:
     async with connect(fake_services()) as client:
-        found = (await client.get("/v1/models?client_version=0.169.0")).json()
+        answer = await client.get("/v1/models?client_version=0.169.0")
+        again = await client.get("/v1/models?client_version=0.169.0")
+    async with connect(fake_services(models=lambda caller: ())) as client:
+        other = await client.get("/v1/models?client_version=0.169.0")
+    assert answer.headers["etag"] == answer.headers["x-models-etag"] == again.headers["etag"]
+    assert other.headers["etag"] != answer.headers["etag"]
+    found = answer.json()
     assert [one["slug"] for one in found["models"]] == [card["id"] for card in found["data"]]
     first = found["models"][0]
     assert {
         "slug", "display_name", "description", "supported_reasoning_levels", "shell_type", "visibility",
         "supported_in_api", "priority", "upgrade", "base_instructions", "supports_reasoning_summaries",
         "support_verbosity", "default_verbosity", "apply_patch_tool_type", "truncation_policy",
-        "supports_parallel_tool_calls", "experimental_supported_tools",
+        "supports_parallel_tool_calls", "experimental_supported_tools", "default_reasoning_level",
+        "auto_compact_token_limit",
     } <= set(first)  # fmt: skip
     assert first["base_instructions"]
     assert (first["context_window"], first["truncation_policy"]) == (4096, {"mode": "tokens", "limit": 512})
