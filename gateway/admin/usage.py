@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from accounting.values import Kind
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.times import TIMES, Time
 from gateway.errors import InvalidRequest
+from gateway.routing.change import require_route
 from gateway.shadow.report import make_report
 
 DEFAULT_PAIRS = 1_000
@@ -127,13 +128,16 @@ class ShadowQuery(BaseModel):
 class ShadowAdmin:
     """Makes reports of the pairs in the ledger's database, whichever process wrote them."""
 
-    def __init__(self, pairs: ShadowPairStore) -> None:
+    def __init__(self, pairs: ShadowPairStore, routes: Callable[[], Collection[str]]) -> None:
         self._pairs = pairs
+        self._routes = routes
         # A report takes a thread for seconds, so there is one at a time.
         self._one = asyncio.Lock()
 
     async def report(self, query: ShadowQuery) -> dict[str, Any]:
-        """Compare the newest pairs. Raises LedgerUnavailable."""
+        """Compare the newest pairs. Raises LedgerUnavailable; UnknownRoute for one without pairs."""
         async with self._one:
             pairs = await self._pairs.newest(query.limit, route=query.route, since=query.since)
+            if query.route is not None and not pairs:
+                require_route(query.route, self._routes())
             return dict(await asyncio.to_thread(make_report, pairs))

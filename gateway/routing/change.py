@@ -1,6 +1,6 @@
 """Pure functions that change the weights of a routing configuration, and that compare two configurations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,17 @@ def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, fl
     return {**config, "routes": {**config["routes"], route: {**changed, "backends": entries}}}
 
 
-def weights_of(config: Mapping[str, Any], route: str) -> dict[str, float]:
-    """Return a route's weights by backend. Raises UnknownRoute."""
-    routes = config["routes"]
+def require_route(route: str, routes: Collection[str]) -> None:
+    """Raises UnknownRoute."""
     if route not in routes:
         known = ", ".join(sorted(routes))
         raise UnknownRoute(f"route {route!r} is not configured; known: {known}", param="route")
+
+
+def weights_of(config: Mapping[str, Any], route: str) -> dict[str, float]:
+    """Return a route's weights by backend. Raises UnknownRoute."""
+    routes = config["routes"]
+    require_route(route, routes)
     return {entry["name"]: float(entry.get("weight", WHOLE)) for entry in routes[route]["backends"]}
 
 
