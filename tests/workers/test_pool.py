@@ -34,6 +34,7 @@ from tests.integration.live import gateway
 from tests.scripted import ScriptedBackend
 from tests.workers.raw_worker import (
     RawWorker,
+    Request,
     answers,
     make,
     make_pool,
@@ -82,6 +83,26 @@ async def test_connections_are_kept_and_used_again() -> None:
         for _ in range(10):
             await collect(backend, work())
         assert state_of(backend)[0].connections == 1
+
+
+@pytest.mark.parametrize("header", [(), ("connection: close",)])
+async def test_the_only_connection_that_a_worker_closes_after_each_answer_is_replaced_at_once(
+    header: tuple[str, ...],
+) -> None:
+    async def once(request: Request) -> None:
+        await request.whole(200, b"{}", *header)
+        request.close()
+
+    worker = RawWorker([once])
+    await worker.start()
+    backend = make(worker.url, max_connections=1)
+    client = next(iter(backend._workers.values())).client
+    for _ in range(20):
+        answer = await client.get("/v1/tokens", timeout_s=30, body=b"{}")
+        assert answer.status == 200
+        await asyncio.sleep(0)  # the turn in which the closing is seen
+    client.close()
+    await worker.die()
 
 
 async def test_a_connection_idle_for_long_is_not_used_again() -> None:

@@ -31,7 +31,7 @@ class Connection(asyncio.Protocol):
     Args:
         made: called once, when the connection is made.
         free: called when the connection can take another request.
-        gone: called once, when the connection has closed.
+        gone: called at :meth:`close`, and when the connection has closed.
     """
 
     def __init__(
@@ -191,6 +191,7 @@ class Connection(asyncio.Protocol):
         self.busy = False
         if self._transport is not None:
             self._transport.abort()
+            self._gone(self)
 
     # The transport's callbacks.
 
