@@ -1,8 +1,8 @@
 """Files of callers: uploads, and the results of batches."""
 
 import asyncio
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import BinaryIO, Final, TypeVar
 
 import structlog
@@ -109,6 +109,19 @@ class Files:
         if found is None:
             raise NotFound(f"no file '{path_of([file_id])}' is stored", param=param)
         return found
+
+    async def content(self, file_id: str) -> Iterator[bytes]:
+        """The content in pieces, of which the first has been read. Raises NotFound, BackendUnavailable."""
+        pieces = self.storage.chunks(file_id)
+        try:
+            return chain([await asyncio.to_thread(next, pieces, b"")], pieces)
+        except OSError as error:
+            self._log.error("file not read", file=file_id, reason=str(error))
+            if isinstance(error, FileNotFoundError):
+                raise NotFound(f"the content of '{file_id}' is gone", param="file_id") from error
+            raise BackendUnavailable(
+                "the file cannot be read now: its storage fails", retry_after_ms=RETRY_MS
+            ) from error
 
     async def page(
         self, tenant: str, *, after: str | None, limit: int, purpose: str | None, newest: bool

@@ -94,9 +94,9 @@ async def show_file(file_id: str, exchange: ExchangeDep) -> Response:
 async def file_content(file_id: str, exchange: ExchangeDep) -> Response:
     """One file's content."""
     row = await exchange.services.files.get(exchange.tenant, file_id)
-    chunks = exchange.services.files.storage.chunks(row.file_id)
+    content = await exchange.services.files.content(row.file_id)
     headers = {"content-length": str(row.bytes)}
-    return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
+    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
 
 
 @router.delete("/{file_id}", response_model=DeletedBody)

@@ -79,6 +79,20 @@ async def test_a_files_content_has_each_header_once(serving: Any) -> None:
     assert len(headers.multi_items()) == len(headers)
 
 
+async def test_a_content_that_is_gone_or_cannot_be_read_is_an_error_not_a_broken_answer(
+    serving: Any, tmp_path: Path
+) -> None:
+    async with serving() as client:
+        gone, unreadable, empty = [(await uploaded(client, text)).json()["id"] for text in (LINE, LINE, b"")]
+        path = {one.name: one for one in (tmp_path / "files").glob("*/*")}
+        path[gone].unlink()
+        path[unreadable].unlink()
+        path[unreadable].mkdir()
+        answers = [await client.get(f"/v1/files/{one}/content") for one in (gone, unreadable, empty)]
+    assert [fault(one)[:2] for one in answers[:2]] == [(404, "not_found"), (503, "backend_unavailable")]
+    assert (answers[2].status_code, answers[2].content) == (200, b"")
+
+
 async def test_a_null_character_reaches_no_database(serving: Any) -> None:
     """PostgreSQL refuses one in any text; the request then looked like an outage of the database."""
     form = (
