@@ -213,8 +213,11 @@ class CanaryDriver(FollowedStream):
             revision = stored.number
         except _AlreadyApplied:
             revision = self.routing.head
-        except (_Overridden, UnknownRoute, InvalidRequest, RoutingFileError):
+        except _Overridden:
             await self._overridden(state)
+            return
+        except (UnknownRoute, InvalidRequest, RoutingFileError) as error:
+            await self._overridden(state, str(error)[:1_000])
             return
         await self.put(in_force(state, self.unix_time(), revision))
         await self.audit.record(
@@ -225,8 +228,10 @@ class CanaryDriver(FollowedStream):
             result=f"revision {revision}",
         )
 
-    async def _overridden(self, state: CanaryState) -> None:
-        reason = "the route was changed by somebody else; its weights were left as they are"
+    async def _overridden(
+        self, state: CanaryState, why: str = "the route was changed by somebody else"
+    ) -> None:
+        reason = f"{why}; its weights were left as they are"
         if state.ended:
             reason = f"{state.reason}; {reason}"
         await self.put(end(state, Phase.OVERRIDDEN, reason, self.unix_time()))

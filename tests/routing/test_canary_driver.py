@@ -25,6 +25,7 @@ from gateway.routing.projection import STREAM as ROUTING
 from gateway.routing.projection import RoutingProjection, Seed
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.port import MAX_RECORD_BYTES
 from gateway.state.projection import LatestRecord
 from gateway.state.stream_follower import StreamFollower
 from observability.events import RequestRecord
@@ -305,6 +306,17 @@ async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None
         assert (canary["phase"], one.share) == ("overridden", 30.0)
         await window(found)
         assert one.share == 30.0
+
+
+async def test_a_canary_whose_routing_is_too_long_for_a_record_ends_with_that_as_its_reason() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        longest = MAX_RECORD_BYTES - 200  # a canary's step adds a backend and the weights without it
+        config = {"routes": {"chat": {**CONFIG["routes"]["chat"], "degraded_text": "x" * longest}}}
+        await one.routing.apply(RouteApplyBody(config=config), who=ME)
+        canary: Any = (await one.admin.start(ORDER, who=ME))["canary"]
+        assert (canary["phase"], one.share) == ("overridden", 0.0)
+        assert "record of 10" in canary["reason"] and "somebody else" not in canary["reason"]
 
 
 async def test_a_revision_of_the_canary_that_has_not_arrived_is_not_taken_for_an_override() -> None:
