@@ -148,7 +148,7 @@ class Completion(Struct, frozen=True):
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
     and the tokens of all texts. ``stop_sequence`` is the stop string that ended the first text, where the
     backend reports it. For a resumed answer ``usage`` counts the request's own prompt and this call's tokens.
-    ``warnings`` tell the caller what the backend could not do.
+    ``warnings`` tell the caller what the backend could not do; ``context_full``: it reports a full context.
     """
 
     finish_reason: FinishReason
@@ -157,6 +157,7 @@ class Completion(Struct, frozen=True):
     others: tuple[FinishReason, ...] = ()
     warnings: tuple[str, ...] = ()
     stop_sequence: str | None = None
+    context_full: bool = False
 
 
 DeltaSink = Callable[[Delta], Awaitable[None]]

@@ -59,6 +59,7 @@ class Answer(Struct, frozen=True):
 
     ``output_text``, ``finish_reason``, ``stop_sequence`` (the stop string that ended it, if known),
     ``logprobs``, ``reasoning`` and ``tool_calls`` belong to the first choice; ``others`` are the others.
+    ``context_full``: the backend reports that the context, not ``max_tokens``, ended it.
     ``events`` has the first choice in order; it is empty if there is only text, or reasoning before text.
     """
 
@@ -83,6 +84,7 @@ class Answer(Struct, frozen=True):
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     stop_sequence: str | None = None
+    context_full: bool = False
     events: tuple[Delta, ...] = ()
 
     @property

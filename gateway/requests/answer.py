@@ -48,6 +48,7 @@ def respond(
         stream.text(),  # with more keywords the call would build a dict
         finish_reason=completion.finish_reason,
         stop_sequence=completion.stop_sequence,
+        context_full=completion.context_full,
         usage=usage,
         timings=Timings(
             # ``round`` takes ten times as long.

@@ -129,7 +129,9 @@ async def test_bedrocks_stop_reasons_become_finish_reasons(
     bedrock: StandIn, make: MakeBackend, reported: str, meant: FinishReason
 ) -> None:
     bedrock.script(Behaviour(stop_reason=reported))
-    assert (await collect(make(), work())).completion.finish_reason is meant
+    completion = (await collect(make(), work())).completion
+    assert completion.finish_reason is meant
+    assert completion.context_full is (reported == "model_context_window_exceeded")
 
 
 @pytest.mark.parametrize("streaming", [True, False])

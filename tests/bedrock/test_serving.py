@@ -88,6 +88,10 @@ def test_a_gateway_may_have_bedrock_alone(tmp_path: Path, bedrock: StandIn) -> N
         assert "".join(event["delta"] for event in events if event["type"] == "token") == "".join(ANSWER)
         assert events[-1]["type"] == "done"
 
+        bedrock.script(Behaviour(stop_reason="model_context_window_exceeded"))
+        cut = ask(live, "/v1/messages", model="bedrock", max_tokens=100).json()
+        assert cut["stop_reason"] == "model_context_window_exceeded"
+
         _loops_through_a_tool(live, bedrock)
 
         bedrock.script(Behaviour(status=429, error="ThrottlingException"))

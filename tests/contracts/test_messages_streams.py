@@ -106,6 +106,13 @@ def test_each_finish_reason_has_its_stop_reason(reason: FinishReason, reserve: i
     assert json.loads(DIALECT.whole(asked, replace(plain, budget=budget)))["stop_reason"] == said
 
 
+def test_a_context_that_the_backend_found_full_is_no_limit_of_the_caller() -> None:
+    asked = ParsedRequest(replace(REQUEST, sampling=Sampling(max_tokens=10, stop=("x",))))
+    plain = answer_for(asked.request, "x", finish_reason=FinishReason.LENGTH, usage=Usage(1, 1))
+    answer = replace(plain, budget=type(plain.budget)(0, 0, 1, 0, 10, (), 0), context_full=True)
+    assert json.loads(DIALECT.whole(asked, answer))["stop_reason"] == "model_context_window_exceeded"
+
+
 @pytest.mark.parametrize(("tokens", "said"), [(8, "max_tokens"), (9, "model_context_window_exceeded")])
 def test_a_call_that_a_stop_sequence_cuts_has_not_filled_the_context(tokens: int, said: str) -> None:
     asked = ParsedRequest(replace(REQUEST, sampling=Sampling(max_tokens=10, stop=("x",))))

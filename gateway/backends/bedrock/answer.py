@@ -302,7 +302,12 @@ class ConverseReader:
             rest.append(Delta(text, missing, cached_tokens=cached_tokens))
         usage = structs.replace(usage, reasoning_tokens=min(self._reasoning, usage.output_tokens))
         completion = Completion(
-            reason, usage, self._queue_wait_s, warnings=self._warnings(), stop_sequence=self._stop_sequence()
+            reason,
+            usage,
+            self._queue_wait_s,
+            warnings=self._warnings(),
+            stop_sequence=self._stop_sequence(),
+            context_full=self._reason == "model_context_window_exceeded",
         )
         return rest, completion
 

@@ -103,8 +103,8 @@ def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
         return "stop_sequence"
     sampling, room = asked.request.sampling, answer.budget.generation_reserve
     # If a stop string cuts a call, the finish reason is LENGTH too, but room is left.
-    full = not sampling.stop or answer.usage.output_tokens >= room
-    if answer.finish_reason is FinishReason.LENGTH and full and room < (sampling.max_tokens or 0):
+    full = room < (sampling.max_tokens or 0) and (not sampling.stop or answer.usage.output_tokens >= room)
+    if answer.finish_reason is FinishReason.LENGTH and (full or answer.context_full):
         return "model_context_window_exceeded"
     return STOP_REASONS[answer.finish_reason]
 
