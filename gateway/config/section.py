@@ -1,9 +1,11 @@
 """The base of every section of the configuration."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from gateway.config.yaml_file import arms
 
 
 def _compiles(pattern: str) -> str:
@@ -33,6 +35,18 @@ class Section(BaseModel):
     """The base class: a section refuses unknown keys and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, data: Any) -> Any:
+        """Refuse true and false for a number: pydantic would read them as 1 and 0."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            kinds = arms(cls.model_fields[name].annotation) if name in cls.model_fields else []
+            if isinstance(value, bool) and bool not in kinds and {int, float} & set(kinds):
+                raise ValueError(
+                    f"{name}: is {value}, which YAML makes of yes, no, on and off too; allowed: a number"
+                )
+        return data
 
 
 class AffinitySection(Section):

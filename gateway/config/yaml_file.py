@@ -149,7 +149,7 @@ def _found(
         elif part != "[key]" and not all(get_origin(one) is Literal or _is(one, Enum) for one in at):
             keys.append(part)
             sections = [one for one in at if _is(one, BaseModel)]
-            at = [arm for one in at for arm in _arms(_inner(one, part))]
+            at = [arm for one in at for arm in arms(_inner(one, part))]
     return tuple(keys), sections
 
 
@@ -166,10 +166,10 @@ def _inner(annotation: Any, part: int | str) -> Any:
     return next(iter(get_args(annotation)[-1 if isinstance(part, str) else 0 :]), None)
 
 
-def _arms(annotation: Any) -> list[Any]:
+def arms(annotation: Any) -> list[Any]:
     """Return the members of a union, or the type itself, without ``Annotated``."""
     if get_origin(annotation) is Annotated:
-        return _arms(get_args(annotation)[0])
+        return arms(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [arm for one in get_args(annotation) for arm in _arms(one)]
+        return [arm for one in get_args(annotation) for arm in arms(one)]
     return [annotation]
