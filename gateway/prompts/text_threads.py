@@ -112,7 +112,12 @@ class TextThreads:
             self.at_work.setdefault(tenant, []).append(job)
             self._free -= 1
             self._free_for_large -= job.chars > LARGE_CHARS
-            self._pool.submit(self._do, job).add_done_callback(partial(self._left_thread, tenant, job))
+            try:
+                doing = self._pool.submit(self._do, job)
+            except RuntimeError as error:  # the system starts no further thread
+                doing = Future()
+                doing.set_exception(error)
+            doing.add_done_callback(partial(self._left_thread, tenant, job))
 
     def _do(self, job: _TextJob) -> Any:
         """Called in the thread."""

@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -73,6 +75,31 @@ async def test_a_tenant_has_one_large_text_at_work_and_leaves_threads_to_smaller
         )
         blocked.open("first", "second", "other large")
     assert sorted(blocked.begun[2:]) == ["other large", "second"]
+    assert (count(threads.at_work), count(threads.waiting)) == (0, 0)
+
+
+async def test_a_text_for_which_no_thread_can_be_started_fails_alone_and_gives_its_place_back() -> None:
+    class NoThreadOnce(ThreadPoolExecutor):
+        asked = 0
+
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            self.asked += 1
+            if self.asked == 2:
+                raise RuntimeError("can't start new thread")
+            return super().submit(*args, **kwargs)
+
+    threads, blocked = TextThreads(1), BlockedWork()
+    threads._pool = NoThreadOnce(1)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(threads.run("one", LARGE, blocked.work("first")))
+        second = asyncio.gather(threads.run("two", LARGE, lambda: "second"), return_exceptions=True)
+        third = group.create_task(threads.run("three", LARGE, lambda: "third"))
+        await until(lambda: blocked.begun == ["first"])
+        blocked.open("first")
+        async with asyncio.timeout(60):
+            assert (await first, await third) == ("first", "third")
+            [failed] = await second
+    assert isinstance(failed, RuntimeError)
     assert (count(threads.at_work), count(threads.waiting)) == (0, 0)
 
 
