@@ -433,7 +433,8 @@ async def test_hundreds_of_faulty_calls_leave_no_thread_no_file_and_no_memory(
         f"memory {memory / 1e6:.0f} → {process.memory_info().rss / 1e6:.0f} MB"
     )
     assert threads <= 8 and threads_of(backend) <= 8
-    assert process.num_fds() <= files + 16, "what is open are the connections of two pools"
+    # What stays open are the connections of two pools; the stand-in's threads close those that were cut.
+    await until(lambda: process.num_fds() <= files + 16)
     assert process.memory_info().rss - memory < 30e6
     assert backend._calls == set() and backend.load.running == 0
     assert len(asyncio.all_tasks()) == 1
