@@ -24,6 +24,8 @@ MAX_REASON = 200  # longest logged reason, in characters
 # The errors of an operation if Redis is unreachable, refuses the command, or does not know it. uvloop raises
 # RuntimeError where redis-py writes to a connection that has just been closed.
 REDIS_ERRORS = (RedisError, OSError, RuntimeError)
+# Redis is read and takes no writes: its last snapshot failed, or it lacks replicas. redis-py has no classes.
+_REFUSALS = ("MISCONF ", "NOREPLICAS ")
 
 
 def connect(url: str, *, key: str = "state.url", max_connections: int = MAX_CONNECTIONS) -> Redis:
@@ -65,7 +67,7 @@ async def ask(client: Redis, operation: str, command: object) -> Any:
         if isinstance(error, ConnectionError):
             with contextlib.suppress(*REDIS_ERRORS):
                 await client.connection_pool.disconnect(inuse_connections=False)
-        refused = isinstance(error, ReadOnlyError | OutOfMemoryError)
+        refused = isinstance(error, ReadOnlyError | OutOfMemoryError) or str(error).startswith(_REFUSALS)
         raise StateUnavailable(operation, _reason_of(error), writes_refused=refused) from error
     end_if_cancelled(cancels)
     return answer

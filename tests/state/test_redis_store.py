@@ -44,21 +44,43 @@ async def test_after_a_restart_no_idle_connection_of_before_fails_a_command(serv
     await store.close()
 
 
+async def bgsave(client: Redis, status: str) -> None:
+    await client.bgsave()
+    async with asyncio.timeout(30):
+        while (found := await client.info("persistence"))["rdb_bgsave_in_progress"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert found["rdb_last_bgsave_status"] == status
+
+
+@pytest.mark.parametrize("why", ["READONLY", "NOREPLICAS", "MISCONF"])
 async def test_a_redis_that_takes_no_writes_is_shown_until_it_takes_them_again_though_it_is_read(
-    server: RedisServer,
+    server: RedisServer, why: str
 ) -> None:
-    store = redis_store(server)
+    store, snapshot = redis_store(server), server.folder / "dump.rdb"
     await store.append("s", b"1", author="ann")
     async with Redis(host="127.0.0.1", port=server.port) as client, asyncio.TaskGroup() as group:
         task = group.create_task(store.run())
         with capture_logs() as logs:
-            await client.replicaof("127.0.0.1", 1)
+            if why == "READONLY":
+                await client.replicaof("127.0.0.1", 1)
+            elif why == "NOREPLICAS":
+                await client.config_set("min-replicas-to-write", 1)
+            else:
+                snapshot.mkdir()  # no snapshot can be written
+                await client.config_set("save", "900 1")
+                await bgsave(client, "err")
             with pytest.raises(StateUnavailable):
                 await store.append("s", b"2", author="ann")
             for _ in range(30):
                 await asyncio.sleep(0.01)
                 assert store.healthy and store.refuses_writes
-            await client.replicaof("no", "one")
+            if why == "READONLY":
+                await client.replicaof("no", "one")
+            elif why == "NOREPLICAS":
+                await client.config_set("min-replicas-to-write", 0)
+            else:
+                snapshot.rmdir()
+                await bgsave(client, "ok")
             await until(lambda: not store.refuses_writes and len(logs) == 2)
         task.cancel()
     assert [line["event"].partition(";")[0] for line in logs] == [
