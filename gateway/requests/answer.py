@@ -45,11 +45,11 @@ def respond(
         f"{outcome.model}+{adapter_id}" if adapter_id else outcome.model,
         adapter_id or outcome.model,
         trace_id,
-        stream.text(),  # with more keywords the call would build a dict
-        finish_reason=completion.finish_reason,
+        stream.text(),
+        completion.finish_reason,
+        usage,  # with more keywords the call would build a dict
         stop_sequence=completion.stop_sequence,
         context_full=completion.context_full,
-        usage=usage,
         timings=Timings(
             # ``round`` takes ten times as long.
             queue_wait_ms=((stream.admission_wait_s + completion.queue_wait_s) * 1_000_000 + 0.5) // 1 / 1000,
