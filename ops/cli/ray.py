@@ -43,11 +43,15 @@ def deploy(
         Path | None, typer.Option(help="Working folder on every node; default: the current one.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address for Serve's proxies, if they do not run yet.")
-    ] = "0.0.0.0",
+        str | None,
+        typer.Option(help="Address for Serve's proxies, if they do not run yet.", show_default="0.0.0.0"),
+    ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of Serve's proxies, if they do not run yet.")
-    ] = 8000,
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Port of Serve's proxies, if they do not run yet.", show_default="8000"
+        ),
+    ] = None,
     address: Address = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +71,7 @@ def deploy(
 
         name = settings.ray.application
         place = ClusterPlace(str(config.resolve()), str((folder or Path.cwd()).resolve()), name)
-        serve.start(http_options={"host": host, "port": port})
+        _start_proxies(serve, host=host, port=port)
         try:
             with _messages(serve, name):
                 serve.run(make_application(settings, place), name=name, route_prefix="/")
@@ -122,6 +126,17 @@ def _connected(address: str) -> Any:
                 hint += ", or set RAY_AUTH_MODE=token if it was started with one"
             raise RayError(f"--address: {address}: no Ray cluster answers ({first}); {hint}") from None
     return serve
+
+
+def _start_proxies(serve: Any, **given: str | int | None) -> None:
+    """Start Serve's proxies. Raises RayError: they run already, with another value than the given one."""
+    running = serve.context._get_global_client(raise_if_no_controller_running=False)
+    if running is None:
+        serve.start(http_options={"host": "0.0.0.0", "port": 8000} | {k: v for k, v in given.items() if v})
+        return
+    for name, value in given.items():
+        if value not in (None, used := getattr(running.http_config, name)):
+            raise RayError(f"--{name} is {value}; this cluster's proxies have {used} until `serve shutdown`")
 
 
 def _reach(address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import typer
 
 from benchmarks.ray_router import Call, Router
-from ops.cli.ray import RayError, _connected, _messages, _ray_errors, brief, shown
+from ops.cli.ray import RayError, _connected, _messages, _ray_errors, _start_proxies, brief, shown
 from ops.ray.wire import RouterHint, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -96,6 +97,23 @@ def test_of_an_error_in_an_actor_the_cause_is_printed_and_not_the_traceback(
     assert capsys.readouterr().err.startswith(
         "sluice: Failed to bind to address '127.0.0.1:8000'.\nsluice: not"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({}, None),
+        ({"host": "127.0.0.1", "port": 8000}, None),
+        ({"port": 9000}, "--port is 9000; this cluster's proxies have 8000"),
+    ],
+)
+def test_an_address_that_the_running_proxies_do_not_have_is_refused(
+    given: dict[str, Any], refused: str | None
+) -> None:
+    running = SimpleNamespace(http_config=SimpleNamespace(host="127.0.0.1", port=8000))
+    serve = SimpleNamespace(context=SimpleNamespace(_get_global_client=lambda **_: running))
+    with pytest.raises(RayError, match=refused) if refused else nullcontext():
+        _start_proxies(serve, **{"host": None, "port": None, **given})
 
 
 def test_what_keeps_a_deployment_from_running_is_printed_once_while_deploy_waits(
