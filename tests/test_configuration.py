@@ -125,7 +125,11 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
             {},
             ["chaos.faults[0].kind: Input should be 'slow' or 'hang'; given: 'slowly'"],
         ),
-        ("server:", {}, ["sluice.yaml: server: Input should be a valid dictionary; given: None"]),
+        (
+            "server:",
+            {},
+            ["sluice.yaml: server: Input should be a valid dictionary; given: None", "leave it out"],
+        ),
         ("server: {port: yes}", {}, ["server: port: is True, which YAML makes of yes, no"]),
         ("", {"SLUICE_SERVER__PORT": "true"}, ["environment SLUICE_SERVER__PORT: server: port: is True"]),
         ("admission: {tpot_slo_ms: off}", {}, ["admission: tpot_slo_ms: is False", "allowed: a number"]),

@@ -127,6 +127,8 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
     if kind == "union_tag_not_found":
         return f"{where}: {key}.{fault['ctx']['discriminator'].strip(chr(39))}: Field required"
     message = _MEMBER.sub(r"\1", fault["msg"].partition(" or instance of ")[0])  # without the name of a class
+    if key and fault["input"] is None and kind in ("model_type", "dict_type"):
+        value += ", since it has no keys; leave it out"
     if kind == "tuple_type":
         message = "Input should be a valid list"  # YAML has no tuples
     if kind == "string_pattern_mismatch" and "https?://" in fault["ctx"]["pattern"]:
