@@ -133,6 +133,11 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ("server: {port: yes}", {}, ["server: port: is True, which YAML makes of yes, no"]),
         ("", {"SLUICE_SERVER__PORT": "true"}, ["environment SLUICE_SERVER__PORT: server: port: is True"]),
         ("admission: {tpot_slo_ms: off}", {}, ["admission: tpot_slo_ms: is False", "allowed: a number"]),
+        (
+            "admission: {watermark_low: 0.97, watermark_high: 0.9}",
+            {},
+            ["admission: watermark_low: 0.97 is above watermark_high (0.9); allowed: at most as much"],
+        ),
         ("1: 2", {}, ["sluice.yaml: [1]: Keys should be strings; given: 1"]),
         ("", {"SLUICE_SERVR__PORT": "1"}, ["environment SLUICE_SERVR__PORT", "servr"]),
         ("", {"MAX_MODEL_LEN": "abc"}, ["environment MAX_MODEL_LEN", "valid integer", "abc"]),

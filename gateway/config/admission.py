@@ -1,8 +1,9 @@
 """The section ``admission``, and the degradation rung, which routes use too."""
 
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from admission.ladder import Rung
 from admission.values import AdmissionLimits
@@ -58,6 +59,16 @@ class AdmissionConfig(Section):
     aging_seconds: Annotated[float, Field(ge=0)] = 10.0
     tpot_slo_ms: Annotated[float, Field(gt=0)] | None = 250.0
     ladder: tuple[RungConfig, ...] | None = None
+
+    @model_validator(mode="after")
+    def _watermarks_in_order(self) -> Self:
+        """Refuse watermarks that contradict each other; one beyond another's default is allowed."""
+        names = [name for name in type(self).model_fields if name.startswith("watermark_")]
+        for name, above in pairwise(name for name in names if name in self.model_fields_set):
+            mark, most = getattr(self, name), getattr(self, above)
+            if mark > most:
+                raise ValueError(f"{name}: {mark} is above {above} ({most}); allowed: at most as much")
+        return self
 
     def limits(self) -> AdmissionLimits:
         return AdmissionLimits(
