@@ -107,7 +107,7 @@ class KeyShown(TypedDict):
     aliases: dict[str, str]
     limits: dict[str, int]
     budget: dict[str, float]
-    model_limits: dict[str, dict[str, float]]
+    model_limits: dict[str, dict[str, int | float]]
     expires_at: str | None
     expired: bool
     comment: str
@@ -121,7 +121,7 @@ class KeyListed(KeyShown):
 
     used: dict[str, int]
     spent: dict[str, float]
-    model_used: dict[str, dict[str, float]]
+    model_used: dict[str, dict[str, int | float]]
 
 
 class KeyChangedBody(KeyListed):

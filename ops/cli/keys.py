@@ -15,11 +15,12 @@ from ops.client import AdminError
 AT = ("admin", "keys")
 # Short names of the limits on the command line.
 SHORT = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "tpd": "tokens_per_day"}
+BUDGET = ("usd_per_day", "usd_per_month")
 
 # What `--remove` takes: a field of the key, and the limit within it.
 REMOVED = {
     **{short: ("limits", name) for short, name in SHORT.items()},
-    **{name: ("budget", name) for name in ("usd_per_day", "usd_per_month")},
+    **{name: ("budget", name) for name in BUDGET},
     **{name: (name, None) for name in ("routes", "adapters", "models", "aliases", "model_limits")},
     "expires": ("expires_at", None),
 }
@@ -62,7 +63,7 @@ class Granted:
         list[str] | None,
         typer.Option(
             metavar="MODEL:LIMIT=N",
-            help="A limit for one model (rpm, tpm, tpd, usd_per_day, usd_per_month), repeatable.",
+            help=f"A limit for one model ({', '.join((*SHORT, *BUDGET))}), repeatable.",
         ),
     ] = None
     expires: Annotated[
@@ -179,8 +180,11 @@ def _model_limits(given: Sequence[str]) -> dict[str, dict[str, float]]:
             found.setdefault(model, {})[SHORT.get(name, name)] = _number(amount)
         except ValueError:
             model = ""
-        if not model:
-            raise AdminError(f"--model-limit {text!r}; allowed: MODEL:LIMIT=N, as qwen3-8b:tpm=100000")
+        if not model or name not in (*SHORT, *SHORT.values(), *BUDGET):
+            limits = ", ".join((*SHORT, *BUDGET))
+            raise AdminError(
+                f"--model-limit {text!r}; allowed: MODEL:LIMIT=N, as qwen3-8b:tpm=100000; limits: {limits}"
+            )
     return found
 
 

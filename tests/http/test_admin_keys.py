@@ -11,6 +11,8 @@ import pytest
 from gateway.admin.keys import KeyBody, KeyChangeBody
 from gateway.errors import NoSuchKey
 from gateway.testing import ADMIN_KEY, OPERATOR_KEY, fake_services
+from ops.cli.keys import Granted
+from ops.client import AdminError
 from tests.http.conftest import Connect
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -74,6 +76,14 @@ class FakeKeyAdmin:
         self.revoked.append((key_id, who))
 
 
+def test_the_command_names_the_limits_that_a_model_may_have() -> None:
+    limits = Granted(model_limit=["small:rpm=5", "small:usd_per_day=0.5"]).body["model_limits"]
+    assert limits == {"small": {"requests_per_minute": 5, "usd_per_day": 0.5}}
+    for wrong in ("small:foo=1", "small:rpm=many", "rpm=5"):
+        with pytest.raises(AdminError, match="limits: rpm, tpm, tpd, usd_per_day, usd_per_month"):
+            _ = Granted(model_limit=[wrong]).body
+
+
 async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
     admin = FakeKeyAdmin()
     body = {
@@ -91,6 +101,7 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         made = await client.post("/admin/keys", json=body, headers=ADMIN)
         assert made.status_code == 201
         assert made.json() == {**SHOWN, "key": "slc_1_2", "warnings": []}
+        assert '"tokens_per_minute":10,' in made.text
         assert made.headers["cache-control"] == "no-store"
         [(order, who)] = admin.orders
         assert (order.tenant, order.role, order.max_priority, who) == ("acme", "operator", 1, "key_3")
