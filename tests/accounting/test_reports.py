@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select, text
+from sqlalchemy import Select, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import accounting.shadow_pairs  # noqa: F401 - its table is one of the ledger's
@@ -30,6 +31,7 @@ from accounting.stored_responses import ResponseStore, StoredResponse
 from accounting.tables import generations, metadata
 from accounting.values import UsageRow
 from benchmarks.ledger_postgres import NoPostgres, postgres
+from gateway.admin.usage import RowsQuery, UsageAdmin
 from tests.accounting.test_ledger import Events, ledger_for, row, running, until, url_of
 from tests.usage_rows import newest_rows
 
@@ -494,3 +496,16 @@ async def test_a_gateway_whose_clock_is_wrong_takes_no_live_lease_and_takes_thos
         await answers.delete("acme", made.response_id)
         for store in (lines, other_lines, answers, other_answers):
             await store.close()
+
+
+async def test_a_page_of_rows_is_short_unless_more_are_asked_for() -> None:
+    limits: list[int] = []
+
+    async def read(query: Select[Any]) -> list[dict[str, Any]]:
+        limits.append(query.compile().params["param_1"])
+        return []
+
+    usage = UsageAdmin(read)
+    assert await usage.rows(RowsQuery()) == {"rows": [], "next": None}
+    await usage.rows(RowsQuery(limit=10_000))
+    assert limits == [1_000, 10_000]
