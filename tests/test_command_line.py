@@ -182,6 +182,7 @@ def test_the_wait_for_a_batch_outlasts_a_restart_of_the_gateway_and_no_refusal()
         done = CliRunner().invoke(app, words)
         server.shutdown()
     assert done.exit_code == 1 and "404 Not Found" in done.output
+    assert "" not in done.stderr.splitlines(), "no line of a bar that only a terminal has"
     assert next(statuses, None) is None
 
 

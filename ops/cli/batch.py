@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import opened, print_json, print_rows, print_text, screen
+from ops.cli.console import opened, print_json, print_rows, print_text, progress_bar
 from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
 from ops.client import AdminError, GatewayAway
 
@@ -127,7 +127,6 @@ def _url_of(file: Path, line: bytes) -> str:
 
 
 def _follow(gateway: Operator, id: str) -> None:
-    from rich.progress import Progress
     from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
     through_restarts = Retrying(
@@ -138,7 +137,7 @@ def _follow(gateway: Operator, id: str) -> None:
     )
     print(f"waiting for {id}; Ctrl-C ends the wait, not the batch", file=sys.stderr)
     one = gateway.get(*AT, id)
-    with Progress(console=screen(stderr=True), transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("validating", total=None)
         while one["status"] not in ENDED:
             counts = one["request_counts"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines, print_rows, screen
+from ops.cli.console import print_lines, print_rows, progress_bar
 from ops.cli.operator import Operator, command_group, operator_command
 
 cache = command_group("cache", "The response cache: calibrate its threshold.")
@@ -34,13 +34,11 @@ def calibrate(
 
     Example: sluice cache calibrate --pairs pairs.jsonl --model BAAI/bge-m3
     """
-    from rich.progress import Progress
-
     from gateway.shadow.statistics import wilson
     from ops.similar_pairs import EMBED_TIMEOUT_S, JudgedPairs, embedded, read_pairs, unique_texts
 
     judged = read_pairs(pairs)
-    with Progress(console=screen(stderr=True), transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("questions embedded", total=len(unique_texts(judged)))
         vectors = embedded(
             gateway.client(EMBED_TIMEOUT_S), model, judged, lambda count: bar.advance(task, count)

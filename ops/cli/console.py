@@ -15,6 +15,7 @@ from ops.client import AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
 
@@ -36,6 +37,14 @@ def screen(*, stderr: bool = False) -> Console:
 
     own = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Screen(width=None if own else PIPE_WIDTH, stderr=stderr)
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error that is removed at its end; without a terminal it writes nothing."""
+    from rich.progress import Progress
+
+    console = screen(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:
