@@ -66,6 +66,9 @@ def publish() -> None:
     from ops.sagemaker.signals import EVERY_ENV, EVERY_S, InstanceSignals, metric_data
     from ops.sagemaker.signals import publish as run
 
+    # A proxy of the environment is for AWS, not for the gateway beside this process.
+    around = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    os.environ["no_proxy"] = f"{around},127.0.0.1" if around else "127.0.0.1"
     parent = os.getppid()
     endpoint, variant = os.environ[ENDPOINT_ENV], os.environ.get(VARIANT_ENV, VARIANT)
     url = f"http://127.0.0.1:{os.environ.get('SLUICE_SERVER__PORT', PORT)}"
@@ -169,9 +172,11 @@ def _aws(region: str | None) -> Aws:
     need_modules("boto3", extra="bedrock")
     import boto3
 
-    from ops.sagemaker.deploy import Aws
+    from ops.sagemaker.deploy import Aws, EndpointError
 
     session = boto3.session.Session(region_name=region)
+    if session.region_name is None:
+        raise EndpointError("no AWS region is set; give --region or AWS_DEFAULT_REGION")
     services = ("sagemaker", "application-autoscaling")
     return Aws({s: session.client(s, config=_bounded()) for s in services}, time.monotonic, time.sleep)
 

@@ -132,6 +132,7 @@ def served(
             AWS_SECRET_ACCESS_KEY="x",
             AWS_DEFAULT_REGION="us-east-1",
             AWS_EC2_METADATA_DISABLED="true",
+            HTTP_PROXY="http://127.0.0.1:1",
         ) as (url, process, log):
             yield url, pings_until_healthy(url, process, log), cloud, process
     finally:
@@ -173,7 +174,7 @@ def test_a_bad_invocation_is_a_client_error_with_a_code(served: Served) -> None:
     assert answer.status_code == 422 and answer.json()["error"]["code"] == "invalid_request"
 
 
-def test_what_the_endpoint_scales_on_reaches_cloudwatch(served: Served) -> None:
+def test_what_the_endpoint_scales_on_reaches_cloudwatch_also_where_a_proxy_is_set(served: Served) -> None:
     _, _, cloud, _ = served
     end = time.monotonic() + 60
     while not cloud.bodies and time.monotonic() < end:

@@ -392,6 +392,16 @@ def test_a_cloud_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatc
     assert "sluice: AWS: Could not connect" in done.output and "Traceback" not in done.output
 
 
+def test_a_region_that_is_set_nowhere_is_asked_for_by_its_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    done = CliRunner().invoke(app, ["sagemaker", "status", "sluice"])
+    assert (done.exit_code, "--region" in done.output) == (1, True)
+
+
 METRICS = """\
 # TYPE sluice_admission_queue_depth gauge
 sluice_admission_queue_depth{backend="local",class="high"} 1.0
