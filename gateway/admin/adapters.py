@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Final, NotRequired
 
 from pydantic import Field
@@ -195,9 +196,8 @@ class AdapterAdmin:
             try:
                 verified = await check(given.location, sha256=given.sha256)
             except AdapterRejected as error:
-                raise AdapterRejected(
-                    error.code, f"{without_secrets(given.location)}: {error.detail}"
-                ) from error
+                detail = error.detail.removeprefix(f"{Path(given.location).name}: ")
+                raise AdapterRejected(error.code, f"{without_secrets(given.location)}: {detail}") from error
             return lambda catalogue: changes.register(
                 catalogue,
                 given.id,

@@ -277,6 +277,9 @@ async def test_an_adapter_comes_from_s3_and_what_is_not_there_or_not_allowed_is_
         with pytest.raises(AdapterRejected) as caught:
             await one.admin.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
         assert caught.value.code is Rejection.NOT_FOUND
+        for missing in (tmp_path / "b", tmp_path / "b.tar.gz"):
+            with pytest.raises(AdapterRejected, match=f"not_found: {missing}: no such f"):
+                await one.admin.add(AddBody(id="v2", location=str(missing)), who="key_1")
         bucket.error = FetchError("s3://bucket/b: not allowed")
         with pytest.raises(AdapterNotHere, match="not allowed"):
             await one.admin.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
