@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -50,6 +50,7 @@ class BackgroundRun:
         """Whether another gateway has run the response again, or ended it."""
         self.unsaved: StoredResponse | None = None
         """The ended response, if the database could not be reached to store it."""
+        self.held = ExitStack()
         self._stored = stored
         self._room = stored.section.max_bytes
         self._log = structlog.get_logger("gateway.responses")
@@ -198,7 +199,8 @@ class BackgroundResponses:
     A response whose gateway died is run again once by another gateway with the same database. If a client has
     received events of its stream, which a new run could not continue, it is ended as failed instead.
     ``look_s`` is the time between two heartbeats of all responses here, in seconds; ``counted`` gives a block
-    that counts as in flight, and raises Draining on entry if the gateway is stopping.
+    that counts as in flight, and raises Draining on entry if the gateway is stopping; ``reporting`` gives one
+    that raises nothing, in which a drain waits for the database to take an answer.
     """
 
     stored: StoredResponses = field(default_factory=StoredResponses)
@@ -206,6 +208,7 @@ class BackgroundResponses:
     _: KW_ONLY
     look_s: float = LOOK_S
     counted: Callable[[], AbstractContextManager[None]] = nullcontext
+    reporting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __post_init__(self) -> None:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
@@ -316,12 +319,15 @@ class BackgroundResponses:
         finally:
             if begun.unsaved is None:
                 del self._runs[key]
+            elif key in self._runs:
+                begun.held.enter_context(self.reporting())
 
     async def _say_alive(self) -> None:
         for key, begun in list(self._runs.items()):
             if begun.unsaved is not None:
                 await self.stored.store.finish(begun.unsaved)
                 del self._runs[key]
+                begun.held.close()
             if not begun.ended:
                 await begun.keep_alive()
 

@@ -115,7 +115,9 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
         embeddings=embeddings,
         responses=responses,
-        background=BackgroundResponses(responses, base.clock, counted=in_flight.counted),
+        background=BackgroundResponses(
+            responses, base.clock, counted=in_flight.counted, reporting=in_flight.reporting
+        ),
         batches=make_batches(core),
     )
 

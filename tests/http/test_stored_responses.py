@@ -838,6 +838,32 @@ async def test_a_response_whose_lease_ended_while_the_database_was_away_is_left_
                 await asyncio.sleep(0.01)
 
 
+class Unwritable(ResponseStore):
+    """A store whose database takes no end of a response for a time."""
+
+    away = True
+
+    async def finish(self, response: StoredResponse) -> bool:
+        if self.away:
+            raise LedgerUnavailable("the database is away")
+        return await super().finish(response)
+
+
+async def test_a_drain_waits_for_the_database_to_take_an_answer_that_has_ended(rig: ResponsesRig) -> None:
+    rig.store_type = Unwritable
+    requests = InFlightRequests()
+    async with rig.serving() as client, asyncio.timeout(60):
+        rig.background.reporting = requests.reporting
+        store: Any = rig.background.stored.store
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        while not requests.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        requests.drain()
+        store.away = False
+        await requests.drained()
+        assert (await rig.row(path)).status == "completed"
+
+
 class Stopped(ResponseStore):
     """The store of a gateway that is stopped, as by SIGSTOP, until ``goes_on``."""
 
