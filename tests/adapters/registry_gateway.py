@@ -82,7 +82,6 @@ async def gateway(
     clock: Callable[[], float] = lambda: 0.0,
     unix_time: Callable[[], float] = lambda: 1_800_000_000.0,
     fetcher: Callable[[S3Prefix], Fetcher] = no_fetcher,
-    preload_timeout_s: float = 5.0,
     s3_prefixes: Sequence[str] = ("s3://bucket", "s3://adapters/team"),
     routed: Callable[[str], Sequence[str]] = lambda adapter_id: (),
     workers: Sequence[Any] = (),
@@ -113,7 +112,7 @@ async def gateway(
         emit=events.append,
         clock=clock,
         unix_time=unix_time,
-        preload_timeout_s=preload_timeout_s,
+        preload_timeout_s=30.0,
     )
     loader.attach_workers(lambda: workers)
     orders = AdapterOrders(state, me=str(folder), load=loader.preload_ordered)

@@ -397,7 +397,7 @@ async def test_pinned_and_demanded_adapters_are_loaded_before_the_loader_is_warm
 
 
 async def test_the_loader_is_warm_in_time_though_an_adapter_is_broken_or_never_loads(tmp_path: Path) -> None:
-    async with gateway(MemoryStreams(), tmp_path / "1", preload_timeout_s=0.05) as one:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
         await active(one, tmp_path, "a", "b")
         await one.admin.pin("a", True, who="key")
         engine = FakeEngine(broken={"a"})
@@ -405,6 +405,7 @@ async def test_the_loader_is_warm_in_time_though_an_adapter_is_broken_or_never_l
             assert engine.log == ["load a"]
         engine = FakeEngine()
         engine.may_load.clear()
+        one.loader.preload_timeout_s = 0.05
         async with RunningLoader(one, engine, 3):
             assert engine.adapters == {}
             engine.may_load.set()

@@ -23,6 +23,7 @@ from gateway.wiring.serving import first_ready
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
 from tests.scripted import Script, ScriptedBackend
+from tests.virtual_time import in_virtual_time
 
 HANGS = Script(delay_s=3600.0)
 
@@ -59,9 +60,9 @@ def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
     return HealthProbe(**(settings | changes))
 
 
-async def test_backends_are_asked_at_once_so_that_two_that_hang_take_the_time_of_one() -> None:
+def test_backends_are_asked_at_once_so_that_two_that_hang_take_the_time_of_one() -> None:
     one, two = ScriptedBackend("one", scripts=(HANGS,)), ScriptedBackend("two", scripts=(HANGS,))
-    healthy, report = await probe(one, two, ScriptedBackend("three"), probe_timeout_s=0.5).deep()
+    healthy, report = in_virtual_time(probe(one, two, ScriptedBackend("three")).deep())
     results: Any = report["backends"]
     assert healthy and report["status"] == "degraded"
     assert {name: result.get("error") for name, result in results.items()} == {

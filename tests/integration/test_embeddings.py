@@ -268,6 +268,6 @@ def test_a_caller_who_leaves_frees_the_engine_in_process(live: LiveGateway) -> N
             f"{live.url}/v1/embeddings",
             json={"model": "demo", "input": texts},
             headers=live.headers,
-            timeout=0.3,
+            timeout=httpx.Timeout(30, read=0.3),
         )
     live.wait_until_idle()
