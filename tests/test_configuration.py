@@ -105,6 +105,11 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
             ["backends.b.engine: there is no engines.c; allowed: a"],
         ),
         (
+            "engines: {a: {}}\nbackends: {b: {kind: engine, engine: [a]}}",
+            {},
+            ["backends.b.engine: Input should be a valid string; given: an array of 1 item"],
+        ),
+        (
             "engines: {a: {}}\nbackends: {a: {kind: engine}}\nengine: {served_model_name: x}",
             {},
             ["engines.a: backends.a is another backend"],

@@ -179,7 +179,7 @@ class Settings(Section):
         if isinstance(engines, dict) and engines and isinstance(backends, dict | None):
             wanted = isinstance(engine, dict) and {"kind", "model"} & engine.keys()
             own = backends or ({"local": {"kind": "engine"}} if wanted else {})
-            on = {one.get("engine") for one in own.values() if isinstance(one, dict)}
+            on = [one.get("engine") for one in own.values() if isinstance(one, dict)]
             more = {name: {"kind": "engine", "engine": name} for name in engines if name not in on}
             backends = {**more, **own}
             data = {**data, "backends": backends}

@@ -146,7 +146,7 @@ def _found(
     for part in loc:
         kinds = [one for one in at if _is(one, BaseModel) and "kind" in one.model_fields]
         tagged = [one for one in kinds if part in get_args(one.model_fields["kind"].annotation)]
-        if tagged:
+        if tagged and len(kinds) > 1:  # else it is a key with the name of a kind
             at = tagged
         elif part != "[key]" and not all(get_origin(one) is Literal or _is(one, Enum) for one in at):
             keys.append(part)
