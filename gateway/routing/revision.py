@@ -135,7 +135,7 @@ def _without_unknown_keys(data: Any, error: ValidationError) -> Any:
         at = rest
         for part in path:
             at = at[part]
-        del at[key]
+        at.pop(key, None)  # a YAML alias is the same mapping at another path
     return rest
 
 

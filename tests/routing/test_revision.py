@@ -133,6 +133,17 @@ def test_all_faults_are_told_at_once_also_those_beside_unknown_keys() -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
+def test_an_unknown_key_of_a_route_that_two_names_share_is_told_for_both(tmp_path: Path) -> None:
+    shared = (
+        "routes:\n  one: &one\n    backends: [{name: mars, weight: 100}]\n    timout_ms: 1\n  two: *one\n"
+    )
+    (tmp_path / "routing.yaml").write_text(shared)
+    seed = read_seed(str(tmp_path / "routing.yaml"), KNOWN)
+    for name in ("one", "two"):
+        assert f"unknown key 'routes.{name}.timout_ms'" in str(seed.fault)
+        assert f"routes.{name}.backends[0]" in str(seed.fault), "the other faults are told too"
+
+
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RoutingFileError, match="cannot be read"):
         load_yaml(tmp_path / "routing.yaml", RoutingFileError)
