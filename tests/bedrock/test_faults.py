@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,27 @@ async def faulty_calls(backend: BedrockBackend, bedrock: StandIn, count: int) ->
         for _ in range(8):
             group.create_task(caller(count // 8))
     await wait_idle(backend)
+
+
+async def test_a_call_for_which_no_thread_can_be_started_is_refused_and_never_made(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    class NoThreadOnce(ThreadPoolExecutor):
+        refused = False
+
+        def _adjust_thread_count(self) -> None:
+            if not self.refused:
+                self.refused = True
+                raise RuntimeError("can't start new thread")
+            super()._adjust_thread_count()  # type: ignore[misc]
+
+    backend = make()
+    backend._threads = NoThreadOnce(1)
+    failure = await failure_of(backend)
+    assert failure.kind is FailureKind.BACKEND_UNAVAILABLE and "can't start new thread" in str(failure)
+    assert (await collect(backend, work())).text
+    assert len(bedrock.seen) == 1, "the thread of the next call leaves the refused one out"
+    assert backend.load.running == 0
 
 
 async def test_hundreds_of_faulty_calls_leave_no_thread_no_file_and_no_memory(

@@ -151,9 +151,11 @@ class BedrockBackend:
         call = EventBatches(loop)
         try:
             call.thread = loop.run_in_executor(self._threads, self._transport.ask, request, call)
-        except RuntimeError as error:
+        except RuntimeError as error:  # stopped, or no thread can be started: then a later one finds the call
+            call.cut()
             self._lanes.leave()
-            raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped") from error
+            text = f"{self.name} takes no call: {error}"
+            raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, text) from error
         self._calls.add(call)
         call.thread.add_done_callback(partial(self._thread_ended, call))
         try:
