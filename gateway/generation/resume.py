@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from budgeting.template import split_ending
 from gateway.backends.port import Backend, Continue
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FormatType
@@ -45,8 +46,15 @@ def resumes_exactly(backend: Backend, job: Job) -> bool:
 
 
 def _resumable(backend: Backend, job: Job) -> bool:
-    shaped = job.request.must_call or job.request.response_format.type is not FormatType.TEXT
-    return job.request.sampling.n == 1 and (not shaped or Continue.SHAPED in backend.continues)
+    request, ways = job.request, backend.continues
+    # An echoed prompt is text that was not generated. A worker gets a caller's own ending in messages, where
+    # it cannot complete another one.
+    if request.sampling.n > 1 or request.sampling.echo:
+        return False
+    if split_ending(request.template_kwargs)[0] and Continue.EVENTS not in ways:
+        return False
+    shaped = request.must_call or request.response_format.type is not FormatType.TEXT
+    return not shaped or Continue.SHAPED in ways
 
 
 def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Spelling) -> Resumption | None:

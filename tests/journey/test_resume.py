@@ -360,6 +360,20 @@ async def test_an_undelivered_broken_answer_is_generated_anew_rather_than_resume
     assert work.partial is None
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"sampling": Sampling(echo=True)}, {"template_kwargs": {"add_generation_prompt": False}}],
+    ids=["echo", "own ending"],
+)
+async def test_a_whole_answer_that_no_worker_can_resume_is_made_again(
+    build_rig: Build, ask: Ask, asked: dict[str, Any]
+) -> None:
+    pool = backend(breaking(3), WHOLE)
+    rig = build_rig(backends=[pool], spelling=SPELLING)
+    check_whole(rig, await rig.run(ask(**asked)))
+    assert [work.partial for work in pool.calls] == [None, None]
+
+
 async def test_a_deadline_ends_the_wait_with_what_there_is(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(backends=[restarting(breaking(4, GONE), restart_s=30)], spelling=SPELLING)
     began = time.monotonic()

@@ -136,4 +136,3 @@ async def test_an_echo_that_breaks_off_is_not_resumed() -> None:
         with pytest.raises(BackendFailure) as broken:
             await collect(backend, work(ids=[5, 6], messages=(), sampling=echo))
     assert broken.value.kind is FailureKind.STREAM_BROKEN
-    assert make_writer("base").ways(work(ids=[5, 6], messages=(), sampling=echo)) == frozenset()

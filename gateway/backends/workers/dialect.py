@@ -13,7 +13,6 @@ import orjson
 from msgspec import Struct
 
 from adapters.values import Adapter
-from budgeting.template import split_ending
 from budgeting.token_ids import joined
 from gateway.backends.partial_answer import rest_of, resumed_seed
 from gateway.backends.port import Continue, Work
@@ -178,17 +177,10 @@ class CompletionWriter:
         return frozenset({Continue.TEXT} if self.dialect is VLLM and self.completes else ())
 
     def ways(self, work: Work) -> frozenset[Continue]:
-        """How the workers can resume this answer: a raw prompt has no message to complete.
-
-        An answer with an echoed prompt cannot be resumed: its text contains more than what was generated.
-        """
-        if work.sampling.echo:
-            return frozenset()
+        """How the workers can resume this answer: a raw prompt has no message to complete."""
         if not work.messages and self.continues:
             return frozenset({Continue.TOKENS})
-        if not self._needs_chat(work):
-            return self.continues
-        return frozenset() if split_ending(work.template_kwargs)[0] else self._by_text
+        return self._by_text if self._needs_chat(work) else self.continues
 
     def _needs_chat(self, work: Work) -> bool:
         """Whether the worker's own parsers are needed, which work on chats alone."""
