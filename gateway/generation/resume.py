@@ -124,7 +124,8 @@ def _after(had: str, text: str) -> tuple[str, str]:
 
 
 def _tokens_of(event: Delta) -> Delta:
-    return Delta("", event.tokens, event.cached_tokens, event.queue_wait_s, event.index, (), event.token_ids)
+    figures = event.cached_tokens, event.queue_wait_s, event.index, event.logprobs, event.token_ids
+    return Delta("", event.tokens, *figures)
 
 
 class SplicedStream:

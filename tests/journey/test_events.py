@@ -153,6 +153,19 @@ async def test_only_a_texts_own_logprobs_are_with_it(build_rig: Build, ask: Ask,
     assert all(text.text and len(text.logprobs) == 1 for text in texts)
 
 
+async def test_a_resumed_answer_with_reasoning_has_the_logprobs_of_tokens_without_text(
+    build_rig: Build, ask: Ask
+) -> None:
+    def piece(text: str) -> Delta:
+        return Delta(text, 1, logprobs=(TokenLogprob(text.encode(), -0.5),))
+
+    whole = Script(events=(Reasoning("Hm.", 1), piece("Done"), piece(""), piece("!")), token_ids=IDS[:4])
+    rig = build_rig(backends=[backend(replace(whole, failure=BROKEN, breaks_after=1), whole)])
+    sink = await rig.run(ask(stream=True, sampling=Sampling(logprobs=1)))
+    assert sink.answer is not None, sink.error
+    assert [one.data for delta in sink.deltas for one in delta.logprobs] == [b"Done", b"", b"!"]
+
+
 @pytest.mark.parametrize("k", [1, 6])
 @pytest.mark.parametrize("continues", [frozenset({Continue.TOKENS, Continue.TEXT}), frozenset[Continue]()])
 async def test_a_backend_that_cannot_resume_events_ends_a_broken_stream_with_an_error(
