@@ -44,6 +44,7 @@ class Continue(StrEnum):
     TEXT = "text"  # from an assistant message that it completes (prefill)
     SHAPED = "shaped"  # with one of these: also an answer whose shape is constrained
     EVENTS = "events"  # with TOKENS: also an answer with reasoning or tool calls
+    CHATS = "chats"  # with TOKENS: by text where the prompt is messages, for tools, images or the template
 
 
 @dataclass(frozen=True, slots=True)

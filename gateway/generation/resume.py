@@ -47,12 +47,14 @@ def resumes_exactly(backend: Backend, job: Job) -> bool:
 
 def _resumable(backend: Backend, job: Job) -> bool:
     request, ways = job.request, backend.continues
-    # An echoed prompt is text that was not generated. A worker gets a caller's own ending in messages, where
-    # it cannot complete another one.
+    # The text of an answer with an echoed prompt contains more than what was generated.
     if request.sampling.n > 1 or request.sampling.echo:
         return False
-    if split_ending(request.template_kwargs)[0] and Continue.EVENTS not in ways:
-        return False
+    if (request.tools or job.images or request.template_variables) and Continue.EVENTS not in ways:
+        # Workers get messages, and cannot complete an answer beside the ending that the caller asks for.
+        ending, _ = split_ending(request.template_kwargs)
+        if ending or ways == {Continue.TOKENS}:
+            return False
     shaped = request.must_call or request.response_format.type is not FormatType.TEXT
     return not shaped or Continue.SHAPED in ways
 

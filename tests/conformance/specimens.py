@@ -131,7 +131,7 @@ async def vllm_worker(folder: Path, url: str, prompt: str) -> AsyncIterator[Spec
     """Run a pool of one worker, which is a real ``vllm serve``."""
     async with remote(url, "vllm", make_adapters(folder), model="base", prompt=prompt) as specimen:
         if prompt == "auto":  # the check found that tokenizer and template are the gateway's
-            assert specimen.backend.continues == {Continue.TOKENS}
+            assert Continue.TOKENS in specimen.backend.continues
         yield replace(specimen, exact_ids=prompt == "auto")
 
 

@@ -362,8 +362,12 @@ async def test_an_undelivered_broken_answer_is_generated_anew_rather_than_resume
 
 @pytest.mark.parametrize(
     "asked",
-    [{"sampling": Sampling(echo=True)}, {"template_kwargs": {"add_generation_prompt": False}}],
-    ids=["echo", "own ending"],
+    [
+        {"sampling": Sampling(echo=True)},
+        {"template_kwargs": {"add_generation_prompt": False}},
+        {"reasoning_effort": "low"},
+    ],
+    ids=["echo", "own ending", "template's variable"],
 )
 async def test_a_whole_answer_that_no_worker_can_resume_is_made_again(
     build_rig: Build, ask: Ask, asked: dict[str, Any]

@@ -150,7 +150,7 @@ async def test_a_vllm_of_the_same_tokenizer_and_template_gets_token_ids(dialect:
     worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=of_bytes)
     async with pool(worker, dialect=dialect) as backend:
         assert (await collect(backend, work(ids=[5, 6], cache_salt="acme"))).text == "Hello there"
-        assert backend.continues == {Continue.TOKENS}
+        assert backend.continues == {Continue.TOKENS, Continue.CHATS}
     (request,) = worker.requests
     assert request.path.endswith("/v1/completions") and request.body["prompt"] == [5, 6]
     assert {"cache_salt", "return_token_ids"} <= set(request.body)

@@ -49,7 +49,7 @@ def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:
     }
     assert ways == {
         (Dialect.VLLM, False): {Continue.TEXT},
-        (Dialect.VLLM, True): {Continue.TOKENS},
+        (Dialect.VLLM, True): {Continue.TOKENS, Continue.CHATS},
         (Dialect.SLUICE, False): frozenset(),
         (Dialect.SLUICE, True): {Continue.TOKENS},
         (Dialect.OPENAI, False): frozenset(),

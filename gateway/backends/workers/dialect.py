@@ -169,7 +169,7 @@ class CompletionWriter:
         if self.dialect is OPENAI:
             return frozenset()
         if self.token_ids:
-            return frozenset({Continue.TOKENS})
+            return frozenset({Continue.TOKENS, Continue.CHATS} if self._by_text else {Continue.TOKENS})
         return self._by_text
 
     @property
