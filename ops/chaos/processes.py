@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ops.chaos.scenario import TestbedError
+from ops.chaos.errors import TestbedError
 
 STOP_WITHIN_S = 20.0
 LOG_CHARACTERS = 3000

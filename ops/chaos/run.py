@@ -17,10 +17,11 @@ from dataclasses import KW_ONLY, dataclass
 import psutil
 
 from ops.chaos.caller import ChaosCaller
+from ops.chaos.errors import TestbedError
 from ops.chaos.figures import Scrape, grown, holdings_of, read_ledger, read_metrics, read_seams
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import AppliedFault, ExpectedAnswers, outcome_of
-from ops.chaos.scenario import FaultAction, Scenario, TestbedError
+from ops.chaos.scenario import FaultAction, Scenario
 from ops.chaos.testbed import Testbed
 from ops.chaos.timeline import Timeline
 from ops.chaos.workload import TITLES, ChaosRequest, ObservedAnswer, text_of

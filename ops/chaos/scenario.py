@@ -11,29 +11,11 @@ from pydantic import Field, model_validator
 from gateway.config.chaos import FaultRule
 from gateway.config.section import Section
 from gateway.config.yaml_file import read_yaml
+from ops.chaos.errors import ScenarioError
 
 ROLE = r"^(gateway|engine|bedrock|worker:[0-9]{1,2})$"
 Role = Annotated[str, Field(pattern=ROLE)]
 Settings = dict[str, Any]
-
-
-class ChaosError(Exception):
-    """The run cannot start or continue; the message is ready to print.
-
-    ::
-
-        ChaosError
-        ├── ScenarioError   the file is invalid
-        └── TestbedError    a process cannot be started, reached or found
-    """
-
-
-class ScenarioError(ChaosError):
-    """The scenario's file cannot be read, or one of its keys or values is invalid."""
-
-
-class TestbedError(ChaosError):
-    """A process does not start, a gateway does not answer, a role has no process."""
 
 
 class Verdict(StrEnum):

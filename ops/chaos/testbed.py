@@ -18,8 +18,9 @@ import psutil
 import yaml
 
 from gateway.config.engine import BUNDLED
+from ops.chaos.errors import TestbedError
 from ops.chaos.processes import Process, engine_pids
-from ops.chaos.scenario import BedrockFault, ScenarioStart, TestbedError
+from ops.chaos.scenario import BedrockFault, ScenarioStart
 from ops.client import AdminClient, AdminError
 from ops.free_ports import free_ports
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ops.chaos.scenario import ChaosError
+from ops.chaos.errors import ChaosError
 from ops.cli.console import screen, write_figures
 from ops.cli.operator import Operator, given, with_options
 from ops.cli.startup import need_modules
@@ -112,7 +112,8 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
     from pydantic import ValidationError
 
     from gateway.config.yaml_file import explain
-    from ops.chaos.scenario import Scenario, ScenarioError
+    from ops.chaos.errors import ScenarioError
+    from ops.chaos.scenario import Scenario
 
     data = scenario.model_dump()
     data["load"] |= given(streams=streams, for_s=for_s)

@@ -1,21 +1,25 @@
-"""`sluice import`: converts configurations of other gateways to Sluice's."""
+"""`sluice import`: converts configurations of other gateways to Sluice's.
+
+The readers and all settings are imported only when it runs.
+"""
+
+from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ops.cli.console import plain, print_json, print_text, screen, table_of
 from ops.cli.operator import AsJson
 from ops.cli.startup import one_line_errors
-from ops.importing.litellm import read_litellm
-from ops.importing.values import ImportedSetup, ImportOutcome, UnreadableSource
-from ops.importing.vllm_router import read_arguments, read_values
-from ops.importing.writer import write
+
+if TYPE_CHECKING:
+    from ops.importing.values import ImportedSetup
 
 imports = typer.Typer(
     name="import",
@@ -34,6 +38,8 @@ def litellm(file: Source, out: Out = Path(), force: Force = False, as_json: AsJs
 
     Example: sluice import litellm config.yaml --out .
     """
+    from ops.importing.litellm import read_litellm
+
     _run(lambda: read_litellm(file), file.name, out, force=force, as_json=as_json)
 
 
@@ -48,6 +54,8 @@ def vllm_router(
 
     Example: sluice import vllm-router -- --static-backends http://gpu-1:8000 --static-models llama
     """
+    from ops.importing.vllm_router import read_arguments
+
     _run(lambda: read_arguments(arguments), "vllm-router", out, force=force, as_json=as_json)
 
 
@@ -65,10 +73,15 @@ def production_stack(
 
     Example: sluice import production-stack values.yaml --release vllm
     """
+    from ops.importing.vllm_router import read_values
+
     _run(lambda: read_values(file, release), file.name, out, force=force, as_json=as_json)
 
 
 def _run(read: Callable[[], ImportedSetup], source: str, out: Path, *, force: bool, as_json: bool) -> None:
+    from ops.importing.values import ImportOutcome, UnreadableSource
+    from ops.importing.writer import write
+
     with one_line_errors(UnreadableSource, OSError):
         setup = read()
         paths = write(setup, out, source=source, force=force)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +32,8 @@ def fetch(
 
     Example: sluice models fetch --config /etc/sluice/sluice.yaml
     """
+    import asyncio
+
     from gateway.config.errors import ConfigError
     from gateway.config.settings import load_settings
     from gateway.weights.source import prepare

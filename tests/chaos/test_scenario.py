@@ -11,16 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.chaos.errors import ChaosError, ScenarioError
 from ops.chaos.processes import engine_pids
-from ops.chaos.scenario import (
-    NEVER,
-    ChaosError,
-    FaultAction,
-    RandomFaults,
-    Scenario,
-    ScenarioError,
-    load_scenario,
-)
+from ops.chaos.scenario import NEVER, FaultAction, RandomFaults, Scenario, load_scenario
 from ops.chaos.timeline import Timeline
 
 SHIPPED = sorted((Path(__file__).parents[2] / "ops" / "chaos" / "scenarios").glob("*.yaml"))
