@@ -119,6 +119,9 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
         "model_list",
         "prompts are counted by the workers' /tokenize, or estimated; to count exactly, set engine.tokenizer",
     )
+    setup.different(
+        "model_list", "images are refused but for models with models.<model>.images: docs/images.md"
+    )
     for section in ("router_settings", "litellm_settings", "general_settings"):
         with values_of("LiteLLM", f"{path}: {section}"):
             settings = (data.pop(section, None) or {}).items()
@@ -168,6 +171,10 @@ class _Model:
         weight = self._first("weight", "rpm", "tpm")
         order = int(params.pop("order", 1))
         self._prices(section)
+        if self.info.pop("supports_vision", False):
+            setup.sections.setdefault("models", {})[model] = {"images": {}}
+            place = f"{self.place}.model_info.supports_vision"
+            setup.different(place, "models.<model>.images; correct its formula of an image's tokens")
         setup.add(self.name, Deployment(base, section, weight, order))
         setup.carried(self.place, f"{self.name!r} is answered by {model!r}" + (f" at {base}" if base else ""))
         for key in params:

@@ -233,6 +233,25 @@ def test_a_model_of_bedrocks_converse_is_reported_as_it_is_written(tmp_path: Pat
     assert any(note.text == "'nova' is answered by 'us.amazon.nova-lite-v1:0'" for note in setup.notes)
 
 
+def test_a_model_with_vision_takes_images_and_the_report_says_that_others_do_not(tmp_path: Path) -> None:
+    models = [
+        {
+            "model_name": "seer",
+            "litellm_params": {"model": "gpt-4o"},
+            "model_info": {"supports_vision": True},
+        },
+        {
+            "model_name": "blind",
+            "litellm_params": {"model": "gpt-3"},
+            "model_info": {"supports_vision": False},
+        },
+    ]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models}))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert configurations(setup)[0]["models"] == {"gpt-4o": {"images": {}}}
+    assert any(note.place == "model_list" and "images are refused" in note.text for note in setup.notes)
+
+
 def test_a_price_of_input_alone_is_carried_and_the_missing_one_is_reported(tmp_path: Path) -> None:
     model = {"model_name": "a", "litellm_params": {"model": "hosted_vllm/b", "api_base": "http://gpu-1:8000"}}
     priced = {**model, "model_info": {"input_cost_per_token": 0.000002}}
