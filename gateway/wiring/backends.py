@@ -1,5 +1,6 @@
 """The layer of backends: in-process engines, pools of workers, Bedrock, and injected faults."""
 
+import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from gateway.wiring.fleet import FleetParts, make_pool
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts, make_engine_summarizer
 from gateway.wiring.served_models import ServedModels
+from gateway.wiring.worker_connections import check_key_variables
 from observability.collectors import WorkerStatus, plain, worker_families
 from observability.events import EngineFigures
 from observability.scrape import ScrapeCollector
@@ -114,6 +116,7 @@ def make_backends(
 
     If the engine runs elsewhere, ``engine_pool`` makes the backends of kind ``engine``.
     """
+    check_key_variables(base.settings.backends, os.environ)
     stats, text = base.rolling_stats, model.models.default
     backends: dict[str, Backend] = {}
     gates: dict[str, str] = {}

@@ -27,10 +27,23 @@ class WorkerConnections:
     client: Callable[[str, int, float], WorkerClient]
 
 
+def check_key_variables(backends: Mapping[str, object], environ: Mapping[str, str]) -> None:
+    """Raise ConfigError with all variables of keys that are not set."""
+    faults = [
+        f"backends.{name}.api_key_env: the variable {variable} is not set; set it, or leave the key out"
+        for name, section in backends.items()
+        if isinstance(section, OpenAIBackend)
+        and (variable := section.api_key_env) is not None
+        and not environ.get(variable)
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
 def make_connections(
     name: str, section: OpenAIBackend, headers: Headers, environ: Mapping[str, str]
 ) -> WorkerConnections:
-    """Read the key and the certificates; nothing connects yet. Raises ConfigError."""
+    """Read the key, whose variable is set, and the certificates; nothing connects yet. Raises ConfigError."""
     place = f"backends.{name}"
     urls = [url.rstrip("/") for url in section.base_urls]
     fixed = tuple((key, value) for key, value in section.headers.items() if "{" not in value)
@@ -56,10 +69,6 @@ def make_connections(
 
 def _key(place: str, section: OpenAIBackend, environ: Mapping[str, str]) -> ApiKey:
     variable, file = section.api_key_env, section.api_key_file
-    if variable is not None and not environ.get(variable):
-        raise ConfigError(
-            f"{place}.api_key_env: the variable {variable} is not set; set it, or leave the key out"
-        )
     try:
         return ApiKey(environ[variable] if variable else None, Path(file) if file else None)
     except UnusableKey as error:

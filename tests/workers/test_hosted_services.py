@@ -22,7 +22,7 @@ from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.wiring.build import build
-from gateway.wiring.worker_connections import make_connections
+from gateway.wiring.worker_connections import check_key_variables, make_connections
 from resilience.failures import BackendFailure, FailureKind
 from tests.integration.live import gateway
 from tests.workers.authority import Authority, TunnelProxy
@@ -187,6 +187,15 @@ def test_a_key_file_that_holds_no_key_is_refused_without_its_content(tmp_path: P
     assert not content.strip() or content.strip() not in str(caught.value)
     with pytest.raises(UnusableKey, match="cannot be read"):
         ApiKey(path=tmp_path / "gone")
+
+
+def test_all_variables_of_keys_that_are_not_set_are_named_at_once() -> None:
+    backends = {f"b{number}": section(api_key_env=f"KEY_{number}") for number in range(4)}
+    with pytest.raises(ConfigError) as caught:
+        check_key_variables({**backends, "open": section()}, {"KEY_0": "k", "KEY_2": ""})
+    assert [line.partition(" is not set")[0] for line in str(caught.value).splitlines()] == [
+        f"backends.b{number}.api_key_env: the variable KEY_{number}" for number in (1, 2, 3)
+    ]
 
 
 async def test_headers_are_sent_with_fields_of_the_request_and_none_of_the_callers_own() -> None:
