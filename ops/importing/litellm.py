@@ -229,8 +229,12 @@ class _Model:
         if (variable := self._key(provider)) is not None:
             section["api_key_env"] = variable
         for key, ours in _TIMEOUTS.items():
-            if key in params:
-                section[ours] = float(params.pop(key))
+            if params.get(key) is None:
+                params.pop(key, None)
+            elif (value := self._text(key)) is None:
+                setup.unsupported(f"{where}.{key}", "its variable is not set; set it when you import")
+            else:
+                section[ours] = float(value)
                 setup.carried(f"{where}.{key}", f"backends.<name>.{ours}")
         self._headers(section)
         if isinstance(ca_file := params.pop("ssl_verify", None), str):

@@ -252,6 +252,21 @@ def test_a_model_with_vision_takes_images_and_the_report_says_that_others_do_not
     assert any(note.place == "model_list" and "images are refused" in note.text for note in setup.notes)
 
 
+def test_a_timeout_from_the_environment_is_carried_or_reported_as_one_without_its_variable(
+    tmp_path: Path,
+) -> None:
+    params = {"model": "b", "timeout": "os.environ/SLOW", "stream_timeout": "os.environ/GONE"}
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"model_list": [{"model_name": "a", "litellm_params": params}]})
+    )
+    setup = read_litellm(tmp_path / "config.yaml", {"SLOW": "90"})
+    backend = configurations(setup)[0]["backends"]["a"]
+    assert backend["total_timeout_seconds"] == 90 and "first_token_timeout_seconds" not in backend
+    outcomes = {note.place.rpartition(".")[2]: note.outcome for note in setup.notes}
+    assert outcomes["timeout"] is ImportOutcome.CARRIED
+    assert outcomes["stream_timeout"] is ImportOutcome.UNSUPPORTED
+
+
 def test_a_price_of_input_alone_is_carried_and_the_missing_one_is_reported(tmp_path: Path) -> None:
     model = {"model_name": "a", "litellm_params": {"model": "hosted_vllm/b", "api_base": "http://gpu-1:8000"}}
     priced = {**model, "model_info": {"input_cost_per_token": 0.000002}}
