@@ -15,7 +15,7 @@ from benchmarks.ledger_postgres import NoPostgres, postgres, programs
 from gateway.state.redis_client import connect
 from gateway.state.redis_store import RedisStateStore
 from tests.accounting.test_ledger import row
-from tests.deploy.commands import run_documented
+from tests.deploy.commands import documented, run_documented
 from tests.state.servers import RedisServer, free_port, redis_server
 
 WAIT_S = 60.0
@@ -58,11 +58,13 @@ def store_of(server: RedisServer) -> RedisStateStore:
 async def test_a_redis_restored_from_its_snapshot_has_the_streams_and_keeps_them(tmp_path: Path) -> None:
     if shutil.which("redis-cli") is None:
         pytest.skip("redis-cli is not installed: scripts/test-env installs it with redis-server")
-    with redis_server(tmp_path / "first") as first:
+    with redis_server(tmp_path / "first", password="secret") as first:
         store = store_of(first)
         for number in range(1, 4):
             await store.append("routing", b"%d" % number, author="ops")
-        run_documented("backup-redis", "redis-cli", REDIS=first.url.rpartition("/")[0], B=str(tmp_path))
+        url = documented()["backup-redis"].rpartition("# ")[2].strip().replace("PASSWORD", "secret")
+        address = url.replace("HOST:6379", f"127.0.0.1:{first.port}")
+        run_documented("backup-redis", "redis-cli", REDIS=address, B=str(tmp_path))
         before = await store.read("routing")
         await store.close()
     second = RedisServer(tmp_path / "second")
