@@ -41,14 +41,15 @@ class Gateway:
 
         Engines load in the background: the gateway is alive before it is ready.
 
-        Raises PromptChanged, and in an ExceptionGroup: RoutingFileError if the state store has no revision
-        either; EngineStartError, FetchError, TimeoutError if there is no other backend.
+        Raises PromptChanged, ConfigError, LedgerUnavailable, and in an ExceptionGroup: RoutingFileError if
+        the state store has no revision either; EngineStartError, FetchError, TimeoutError if there is no
+        other backend.
         """
         core = self.core
         ledger, state = core.accounts.ledger, core.base.state
-        await ledger.open()
         await state.open()
         try:
+            await ledger.open()
             await core.model.publishing.publish()
             async with asyncio.TaskGroup() as loops:
                 stores = [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from gateway.config.errors import ConfigError
 from gateway.config.state import StateConfig
 from gateway.state.idempotency import IdempotencyStore
 from gateway.state.local_copy import LocalCopy
@@ -85,7 +86,12 @@ class StateParts:
         return self.store.healthy and not self.store.refuses_writes, streams
 
     async def open(self) -> None:
-        """Open the store and apply each followed stream; an unreachable store is not an error."""
+        """Open the store and apply each followed stream; an unreachable store is not an error.
+
+        Raises ConfigError: the file's folder cannot be made, and there are no copies to serve with.
+        """
+        if self.url.path is not None and self.copies is not None and not self.copies.is_dir():
+            _make_folder(self.url.path.parent)
         await self.store.open()
         async with asyncio.TaskGroup() as starts:
             for follower in self.followers.values():
@@ -121,6 +127,16 @@ def make_state(
         copies=copies,
         clock=clock,
     )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"state.url: the folder {folder} cannot be made ({error.strerror}); "
+            "allowed: a file in a folder that the gateway may write to"
+        ) from None
 
 
 def _forget_deleted(path: Path, copies: Path) -> None:

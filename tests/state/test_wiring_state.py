@@ -117,6 +117,24 @@ async def test_a_deleted_file_does_not_come_back_from_its_copies(tmp_path: Path)
     assert copy.head() == 0
 
 
+async def test_a_start_is_refused_while_the_files_folder_cannot_be_made_and_there_are_no_copies(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    url, copies = f"sqlite:///{tmp_path}/file/state.db", tmp_path / "copies"
+    lost = state_of(url, copies)
+    with pytest.raises(ConfigError, match=r"state\.url: the folder .*/file cannot be made"):
+        await lost.open()
+    assert lost.copies is not None
+    lost.copies.mkdir(parents=True)
+    await lost.open()
+    made = state_of(f"sqlite:///{tmp_path}/new/state.db")
+    await made.open()
+    assert made.ready
+    for state in (lost, made):
+        await state.close()
+
+
 async def test_doctor_says_of_which_stream_the_store_has_lost_records(tmp_path: Path) -> None:
     (tmp_path / "state.db").touch()
     state = state_of(f"sqlite:///{tmp_path / 'state.db'}", tmp_path / "copies")
