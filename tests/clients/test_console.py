@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,9 +171,19 @@ def test_every_view_shows_hostile_texts_and_runs_none_of_them(
     show(page, live, view)
     text = page.inner_text("main")
     assert text and "undefined" not in text and "[object" not in text
+    assert re.search(r"\d-\d\dT\d\d:", text) is None, "all times are shown in one form"
     assert page.query_selector("[role=alert]") is None
     if view in ("requests", "keys"):
         assert sum(payload in text for payload in PAYLOADS) == len(PAYLOADS)
+
+
+def test_a_list_without_requests_speaks_of_matches_only_after_a_search(page: Any, live: LiveGateway) -> None:
+    page.route("**/admin/console/requests*", lambda route: route.fulfill(json={"requests": []}))
+    show(page, live, "requests")
+    assert "No request since the start" in page.inner_text("main")
+    page.fill("main input", "nobody")
+    page.click("main form button")
+    until(page, lambda: "None of the last 2,000 requests matches" in page.inner_text("main"))
 
 
 def test_a_request_is_found_and_shown_with_its_stages(page: Any, live: LiveGateway) -> None:

@@ -117,7 +117,7 @@ function Now() {
     ]} />
     <h3>Last decisions</h3>
     <${Table} rows=${live.decisions} empty="None yet." columns=${[
-      ["at", (one) => one.at], ["decision", (one) => one.decision ?? one.kind ?? "–"], ["backend", (one) => one.backend],
+      ["at (UTC)", (one) => at(one.at)], ["decision", (one) => one.decision ?? one.kind ?? "–"], ["backend", (one) => one.backend],
       ["tenant", (one) => one.tenant ?? "–"], ["reason", (one) => one.reason ?? "–"], ["waited", (one) => ms(one.waited_ms ?? one.wait_ms), "number"],
     ]} />
     <h3>Last requests</h3>
@@ -145,7 +145,7 @@ function RequestSearch() {
       <button>Search</button>
     </form>
     <${Asked} state=${state}>${(data) => html`<${Table} rows=${data.requests} columns=${REQUEST_COLUMNS} onRow=${requestLink}
-      empty="None of the last 2,000 requests matches; older ones are in the ledger (Usage)." />
+      empty=${/text=[^&]|=true/.test(path) ? "None of the last 2,000 requests matches; older ones are in the ledger (Usage)." : "No request since the start; older ones are in the ledger (Usage)."} />
       ${data.requests.length < 100 ? null : html`<p class="quiet">The newest 100 that match.</p>`}`}<//>`;
 }
 

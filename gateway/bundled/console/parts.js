@@ -44,7 +44,7 @@ export function useAsked(path) {
 export const number = (value, digits = 0) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
 export const share = (value) => value === null || value === undefined ? "–" : `${number(value * 100, 1)} %`;
 export const ms = (value) => value === null || value === undefined ? "–" : `${number(value, value < 10 ? 1 : 0)} ms`;
-export const at = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19);
+export const at = (time) => new Date(typeof time === "number" ? time * 1000 : time).toISOString().replace("T", " ").slice(0, 19);
 export const dollars = (nano) => nano === null || nano === undefined ? "–" : `$ ${number(nano / 1e9, 4)}`;
 
 // Parts

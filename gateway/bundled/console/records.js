@@ -121,7 +121,7 @@ export function Keys({ role }) {
     const found = keys.filter((one) => [one.id, one.tenant, one.role, one.comment].some((value) => value.includes(text)));
     return html`<p class=${near ? "bad" : "quiet"}>${near ? `${number(near)} of ${number(keys.length)} keys have used 80 % of a limit or more.` : "No key has used 80 % of a limit."} Keys nearest to a limit come first.</p>
     <${Table} rows=${found.sort((a, b) => b.nearest - a.nearest).slice(0, 500)} by=${(one) => one.id} empty=${keys.length ? "No key matches." : "There is no key yet: sluice keys create TENANT."} columns=${[
-      ["id", (one) => one.id], ["tenant", (one) => one.tenant], ["role", (one) => one.role], ["comment", (one) => one.comment || "–"], ["last used", (one) => one.last_used_at ?? "never"],
+      ["id", (one) => one.id], ["tenant", (one) => one.tenant], ["role", (one) => one.role], ["comment", (one) => one.comment || "–"], ["last used", (one) => one.last_used_at ? at(one.last_used_at) : "never"],
       ["nearest limit", (one) => one.most.length ? html`<span class=${one.nearest >= .8 ? "bad" : ""}>${share(one.nearest)}</span>` : "no limit", "number"],
       ["used of limits", (one) => one.most.map(({ name, used, most }) => html`<div class=${used >= .8 * most ? "bad" : ""}>${name}: ${number(used, 2)} of ${number(most, 2)}</div>`)],
       ["", (one) => html`<${Action} role=${role === "admin" ? role : "viewer"} label="Revoke" done=${again}
@@ -140,7 +140,7 @@ function PromptList() {
   const [state] = useAsked("/admin/prompts");
   return html`<h2>Prompts</h2><${Asked} state=${state}>${(data) => html`<${Table} rows=${data.prompts} onRow=${(one) => `#/prompts/${encodeURIComponent(one.id)}`}
     empty="No prompt version is registered: see docs/prompts.md." columns=${[
-      ["version", (one) => one.id], ["published", (one) => one.published_at ?? "in a file"], ["routes", (one) => one.routes.join(", ") || "–"], ["SHA-256", (one) => one.sha256.slice(0, 12)],
+      ["version", (one) => one.id], ["published", (one) => one.published_at ? at(one.published_at) : "in a file"], ["routes", (one) => one.routes.join(", ") || "–"], ["SHA-256", (one) => one.sha256.slice(0, 12)],
     ]} />`}<//>`;
 }
 

@@ -1,5 +1,5 @@
 // The view of routing: revisions and what they changed, shares, and the canary.
-import { Action, ask, Asked, Cards, Changes, number, share, Table, useAsked } from "./parts.js";
+import { Action, ask, Asked, at, Cards, Changes, number, share, Table, useAsked } from "./parts.js";
 import { html, useState } from "./preact.js";
 
 export function Routing({ role }) {
@@ -12,7 +12,7 @@ export function Routing({ role }) {
     run: (dry) => ask(path, "POST", { ...body, comment: "from the console", expected_revision: dry.parent }),
   });
   return html`<h2>Routing</h2>
-    <${Asked} state=${state}>${(data) => html`<p>Revision <b>${data.revision}</b> by ${data.author} since ${data.in_force_since}: ${data.comment || data.action}</p>
+    <${Asked} state=${state}>${(data) => html`<p>Revision <b>${data.revision}</b> by ${data.author} since ${at(data.in_force_since)} (UTC): ${data.comment || data.action}</p>
       <${Table} rows=${Object.entries(data.config.routes).flatMap(([route, config]) => config.backends.map((one) => ({ route, ...one, fallback: (config.fallback ?? []).join(", ") })))}
         by=${(one) => `${one.route}/${one.name}`} empty="No route." columns=${[["route", (one) => one.route], ["backend", (one) => one.name],
           ["share", (one) => html`<svg width="90" height="12" role="img" aria-label=${`${one.weight} percent`}><rect class="bar" width=${.9 * one.weight} height="12" /></svg> ${number(one.weight, 1)} %`, "number"],
@@ -23,7 +23,7 @@ export function Routing({ role }) {
     <h3>Canary</h3><${Canary} role=${role} done=${done} />
     <h3>History</h3>
     <${Asked} state=${history}>${(data) => html`<${Table} rows=${data.revisions} by=${(one) => one.revision} empty="No revision." columns=${[
-      ["revision", (one) => one.revision, "number"], ["at", (one) => one.created_at], ["by", (one) => one.author], ["comment", (one) => one.comment || one.action],
+      ["revision", (one) => one.revision, "number"], ["at (UTC)", (one) => at(one.created_at)], ["by", (one) => one.author], ["comment", (one) => one.comment || one.action],
       ["changes", (one) => one.parent ? html`<${Diff} a=${one.parent} b=${one.revision} />` : "–"],
       ["", (one) => html`<${Action} role=${role} label=${`Roll back to ${one.revision}`} done=${done}
         says=${`Every route gets its configuration of revision ${one.revision}, in every gateway within a second. This makes a new revision, which can be rolled back.`}
@@ -54,7 +54,7 @@ function Canary({ role, done }) {
   const side = (bad, of, interval) => interval ? `${share(bad / of)} (${share(interval[0])} to ${share(interval[1])}) of ${number(of)}` : "no request yet";
   const order = (name, more = {}) => ask(`/admin/canary/${name}`, "POST", { comment: "from the console", ...more });
   return html`<${Asked} state=${state}>${({ canary, driven_by }) => canary ? html`
-    <p><b>${canary.backend}</b> on ${canary.route}: ${canary.phase.replaceAll("_", " ")} since ${canary.since}${canary.reason ? `: ${canary.reason}` : ""}. Driven by ${driven_by}.</p>
+    <p><b>${canary.backend}</b> on ${canary.route}: ${canary.phase.replaceAll("_", " ")} since ${at(canary.since)} (UTC)${canary.reason ? `: ${canary.reason}` : ""}. Driven by ${driven_by}.</p>
     <${Cards} figures=${[
       ["share now", canary.percent === null ? "–" : `${number(canary.percent, 1)} %`],
       ["step", `${canary.step} of ${canary.steps.length}`],
