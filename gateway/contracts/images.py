@@ -158,12 +158,17 @@ def made_of_parts(
     return with_parts(Message(role, text, tool_call_id=tool_call_id), parts)
 
 
-def join_messages(first: Message, second: Message, gap: str) -> Message:
-    content = f"{first.content}{gap}{second.content}"
-    if not (first.parts or second.parts):
-        return replace(first, content=content)
-    parts = [*(first.parts or (first.content,)), gap, *(second.parts or (second.content,))]
-    return replace(first, content=content, parts=tuple([part for part in parts if part]))
+def join_messages(messages: Sequence[Message], gap: str) -> Message:
+    """The first message with the contents of all of them."""
+    text = gap.join([one.content for one in messages])
+    first = next((number for number, one in enumerate(messages) if one.parts), None)
+    if first is None:
+        return replace(messages[0], content=text)
+    before = gap.join([one.content for one in messages[:first]])
+    parts = [before, gap if first else "", *messages[first].parts]
+    for one in messages[first + 1 :]:
+        parts += [gap, *(one.parts or (one.content,))]
+    return replace(messages[0], content=text, parts=tuple([part for part in parts if part]))
 
 
 def image_features(messages: Sequence[Message]) -> frozenset[Feature]:

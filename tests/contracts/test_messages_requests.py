@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.features import Feature
 from gateway.contracts.messages.answer import shown_call_id
+from gateway.contracts.messages.body import MessagesRequest
+from gateway.contracts.messages.conversation import conversation
 from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import parse
 from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, GenerateRequest
 from gateway.errors import InvalidRequest
 
@@ -65,6 +69,23 @@ def test_images_are_parts_of_the_users_message_whatever_their_source() -> None:
         "tool",
         "user",
     ]
+
+
+def test_turns_of_the_user_in_a_row_take_time_in_proportion_to_their_number() -> None:
+    """Linear: eight times the turns take about eight times as long."""
+
+    def took_s(count: int) -> float:
+        turns = [
+            {"role": "user", "content": "x" * 2_000},
+            shown({"type": "url", "url": "http://a/b"}),
+        ] * count
+        body = parse(MessagesRequest, json.dumps({"model": "m", "max_tokens": 1, "messages": turns}).encode())
+        began = time.thread_time()
+        assert len(conversation(body)) == 1
+        return time.thread_time() - began
+
+    small = max(min(took_s(128) for _ in range(3)), 0.002)
+    assert min(took_s(1_024) for _ in range(2)) < 32 * small
 
 
 def test_the_arguments_of_a_former_call_are_json_whatever_numbers_it_has() -> None:

@@ -1,6 +1,8 @@
 """Converts Anthropic's blocks and tools to messages and tools."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NoReturn
 
 from pydantic_core import to_json
@@ -42,16 +44,21 @@ def conversation(body: CountRequest) -> tuple[Message, ...]:
     messages: list[Message] = []
     if system := "\n\n".join(_system_texts(body.system, "system")):
         messages.append(Message(Role.SYSTEM, system))
-    for index, one in enumerate(body.messages):
-        at = f"messages.{index}"
-        for message in (_assistant(one, at),) if one.role == "assistant" else _words_and_results(one, at):
-            last = messages[-1] if messages else None
-            if message.role is Role.USER and last is not None and last.role is Role.USER:
-                message = join_messages(messages.pop(), message, "\n\n")
-            messages.append(message)
+    for role, group in groupby(_turns(body.messages), attrgetter("role")):
+        turns = list(group)
+        messages += [join_messages(turns, "\n\n")] if role is Role.USER else turns
     if isinstance(body, MessagesRequest) or body.messages[-1].role != "assistant":  # it may be counted
         _check_latest(body.messages, messages)
     return tuple(messages)
+
+
+def _turns(given: Sequence[BlockMessage]) -> Iterator[Message]:
+    for index, one in enumerate(given):
+        at = f"messages.{index}"
+        if one.role == "assistant":
+            yield _assistant(one, at)
+        else:
+            yield from _words_and_results(one, at)
 
 
 def _check_latest(given: Sequence[BlockMessage], messages: Sequence[Message]) -> None:
