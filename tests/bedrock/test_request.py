@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from benchmarks.bedrock.requests import RequestChecker
 from budgeting.values import ImageContent, Message
 from gateway.backends.bedrock.models import cacheable_from
-from gateway.backends.bedrock.request import EARLIER, ConverseWriter
+from gateway.backends.bedrock.request import EARLIER, ConverseWriter, _turns
 from gateway.backends.bedrock.tools import ConverseTools
 from gateway.config.backends import BedrockGuardrail
 from gateway.contracts.images import ImageData
@@ -124,6 +125,19 @@ def test_images_are_blocks_of_bytes_between_their_texts() -> None:
 def test_turns_of_one_role_in_a_row_become_one() -> None:
     request = written(Message(USER, "One"), Message(USER, " "), Message(USER, "Two"))
     assert request["messages"] == [{"role": "user", "content": [{"text": "One\n\nTwo"}]}]
+
+
+def test_turns_of_one_role_in_a_row_take_time_in_proportion_to_their_number() -> None:
+    """Linear: eight times the turns take about eight times as long."""
+
+    def took_s(count: int) -> float:
+        asked = work(*[Message(USER, "x" * 2_000)] * count)
+        began = time.thread_time()
+        _turns(asked.messages, ConverseTools(asked), {})
+        return time.thread_time() - began
+
+    small = max(min(took_s(256) for _ in range(3)), 0.001)
+    assert min(took_s(2_048) for _ in range(2)) < 24 * small
 
 
 def test_a_conversation_that_was_trimmed_to_begin_with_an_answer_gets_a_placeholder_before_it() -> None:

@@ -201,6 +201,9 @@ def _add(turns: list[dict[str, Any]], role: Role, *blocks: dict[str, Any]) -> No
         if not turns or turns[-1]["role"] != role:
             turns.append({"role": role.value, "content": [block]})
         elif "text" in block and "text" in turns[-1]["content"][-1]:
-            turns[-1]["content"][-1]["text"] += _GAP + block["text"]
+            # Popped, so that it has no other reference: then += copies the new part alone.
+            text = turns[-1]["content"][-1].pop("text")
+            text += _GAP + block["text"]
+            turns[-1]["content"][-1]["text"] = text
         else:
             turns[-1]["content"].append(block)
