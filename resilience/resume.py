@@ -107,6 +107,13 @@ def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], byte
     return ResumePoint(tuple(token_ids[:ends]), repeated=text[covered:])
 
 
+def without_open_character(token_ids: tuple[int, ...], text_bytes: Callable[[int], bytes]) -> tuple[int, ...]:
+    """The ids before those that at the end spell only a part of a character."""
+    while b"".join(map(text_bytes, token_ids[-8:])).decode(errors="replace").endswith("\ufffd"):
+        token_ids = token_ids[:-1]
+    return token_ids
+
+
 class Mismatch(Exception):
     """The text that was generated again differs from the caller's text."""
 

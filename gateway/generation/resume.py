@@ -18,6 +18,7 @@ from resilience.resume import (
     Splice,
     plan_resumption,
     resume_modes,
+    without_open_character,
 )
 
 
@@ -68,6 +69,9 @@ def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Sp
     )
     ids = stream.token_ids or ()
     if stream.events is not None:
+        if repeats or Continue.SHAPED not in backend.continues:
+            # vLLM repeats the text of a prompt that ends inside a character.
+            ids = without_open_character(ids, spelling.text_bytes)
         return Resumption(ResumeMode.EXACT, text, ids, Splice(ResumePoint(ids))) if modes else None
     return plan_resumption(modes, text, ids, sampling.stop, spelling, repeats=repeats)
 

@@ -15,7 +15,7 @@ from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, Too
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from observability.events import ToolCallCounts
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.rig import JourneyRig, RecordingSink
+from tests.journey.rig import JourneyRig, PieceTokenizer, RecordingSink
 from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
@@ -151,6 +151,18 @@ async def test_only_a_texts_own_logprobs_are_with_it(build_rig: Build, ask: Ask,
     expected = [str(at).encode() for at, event in enumerate(events) if type(event) is Delta]
     assert [one.data for text in texts for one in text.logprobs] == expected
     assert all(text.text and len(text.logprobs) == 1 for text in texts)
+
+
+async def test_reasoning_that_breaks_inside_a_character_is_resumed_before_it(
+    build_rig: Build, ask: Ask
+) -> None:
+    ids = tuple("Hé".encode())
+    whole = Script(events=(Reasoning("H", 1), Delta("", 1), Reasoning("é", 1)), token_ids=ids)
+    pool = backend(replace(whole, failure=BROKEN, breaks_after=2), whole)
+    sink = await build_rig(backends=[pool], spelling=PieceTokenizer(())).run(ask())
+    assert sink.answer is not None, sink.error
+    assert (sink.answer.reasoning, sink.answer.usage.output_tokens) == ("Hé", 3)
+    assert [work.partial_ids for work in pool.calls] == [(), ids[:1]]
 
 
 async def test_a_resumed_answer_with_reasoning_has_the_logprobs_of_tokens_without_text(
