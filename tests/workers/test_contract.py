@@ -769,6 +769,13 @@ def test_a_budget_of_thinking_is_named_when_the_worker_was_started_without_reaso
     assert (failure.kind, failure.param) == (FailureKind.INVALID_INPUT, "thinking_token_budget")
 
 
+def test_a_broken_image_is_refused_with_the_name_of_the_messages() -> None:
+    message = "Failed to load image: image file is truncated"
+    body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
+    failure = failure_of(400, json.dumps(body).encode(), "", model="base")
+    assert (failure.kind, failure.param) == (FailureKind.INVALID_INPUT, "messages")
+
+
 def test_an_unusable_key_is_told_to_the_operator_without_the_key() -> None:
     assert "api_key_env" in str(failure_of(401, b"", "", model="base"))
 

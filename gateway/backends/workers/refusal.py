@@ -49,8 +49,8 @@ _TOO_LONG = (
 )
 # Parts of a service's message that refuses the fields which dialect vllm adds.
 _VLLM_FIELDS = ("cache_salt", "return_token_ids", "stream_interval", "continuous_usage_stats")
-# Parts of vLLM's messages, which name no field, when its model does not take the images.
-_NO_IMAGES = ("multimodal model", "may be provided in one prompt")
+# Parts of vLLM's messages, which name no field, when its model does not take the images, or one is broken.
+_NO_IMAGES = ("multimodal model", "may be provided in one prompt", "failed to load image")
 # The beginning of vLLM's message when its engine is dead, also while it stops: the server then ends too.
 _ENGINE_DEAD = "enginecore encountered an issue"
 # The beginning of llama-cpp-python's message, with status 500, for a body that it refuses.
