@@ -1,6 +1,6 @@
 """An engine that computes nothing but takes a GPU's time, so that what is in front of it is measured.
 
-Each sequence in the batch gets one token per step; a step takes ``STEP_S`` whatever the batch holds, as
+Each sequence in the batch gets one token per step; a step takes as long whatever the batch holds, as
 decoding on a GPU nearly does. An answer depends on its prompt alone and can continue from its own token ids,
 so that a broken and resumed answer can be compared with an uninterrupted one.
 """
@@ -42,6 +42,7 @@ class PacedHost:
         model: the base model's public id.
         max_running: sequences in a batch; further ones wait.
         max_model_len: longest sequence, in tokens.
+        step_s: how long a step takes.
         on_step: called after each step.
     """
 
@@ -52,12 +53,14 @@ class PacedHost:
         model: str,
         max_running: int,
         max_model_len: int,
+        step_s: float,
         on_step: Callable[[int], None],
     ) -> None:
         self._words = words
         self._model = model
         self._max_running = max_running
         self._max_model_len = max_model_len
+        self._step_s = step_s
         self._on_step = on_step
         self._places = asyncio.Semaphore(max_running)
         self._lengths: dict[int, int] = {}
@@ -112,7 +115,7 @@ class PacedHost:
                 try:
                     for place in range(len(there), len(there) + most):
                         self._lengths[number] = len(work.token_ids) + place
-                        await asyncio.sleep(STEP_S)
+                        await asyncio.sleep(self._step_s)
                         self._on_step(0)
                         drawn = hashlib.blake2b(place.to_bytes(4, "big"), key=seed, digest_size=4).digest()
                         token_id, text = self._words[int.from_bytes(drawn, "big") % len(self._words)]
@@ -151,7 +154,7 @@ class PacedBackend:
         return await self._host.generate(work, out)
 
 
-def paced_engine(settings: Settings) -> MakeHost:
+def paced_engine(settings: Settings, *, step_s: float = STEP_S) -> MakeHost:
     """Return a function that makes a paced engine for a gateway's settings."""
     tokenizer = ChatTokenizer(settings.engine.tokenizer_folder)
     words = plain_words(tokenizer.token_bytes, settings.engine.tokenizer_folder.name)
@@ -167,6 +170,7 @@ def paced_engine(settings: Settings) -> MakeHost:
             model=settings.engine.model_id,
             max_running=settings.engine.max_num_seqs,
             max_model_len=settings.engine.max_model_len,
+            step_s=step_s,
             on_step=on_step,
         )
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import httpx
 import psutil
 import yaml
 
-from benchmarks.paced_engine import paced_engine
+from benchmarks.paced_engine import STEP_S, paced_engine
 from benchmarks.sse import json_events
 from gateway.config.settings import load_settings
 from ops.ray.port import ClusterPlace
@@ -143,16 +144,15 @@ def write_config(folder: Path, **sections: Mapping[str, Any]) -> Path:
     return path
 
 
-def deploy(url: str, config: Path, *, paced: bool) -> Application:
+def deploy(url: str, config: Path, *, paced: bool, step_s: float = STEP_S) -> Application:
     """Deploy the application with the paced or the configured engine, and wait until the gateway is ready."""
     from ray import serve
 
     from ops.ray.application import make_application
 
     place = ClusterPlace(str(config), str(ROOT), "sluice")
-    made = make_application(
-        load_settings(config, {}), place, make_engine=paced_engine if paced else configured_engine
-    )
+    make_engine = partial(paced_engine, step_s=step_s) if paced else configured_engine
+    made = make_application(load_settings(config, {}), place, make_engine=make_engine)
     serve.run(made, name="sluice", route_prefix="/")
     wait_ready(url)
     return Application(url, config, config.parent)

@@ -1,6 +1,7 @@
 """The application on a real Ray cluster: replicas die, come and go under load, and no request fails.
 
-The engines compute nothing and answer at a GPU's pace, so that several of them fit on a small machine.
+The engines compute nothing and answer slowly, so that several of them fit on a small machine: at a GPU's pace, the
+callers' tokens would take the cores that new replicas need to start.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ pytestmark = [
 ]
 SCALE_TIMEOUT_S = 300.0
 ENGINES = 3
+STEP_S = 0.08
 BODY = {
     "messages": [{"role": "user", "content": "What should I read next?"}],
     "sampling": {"temperature": 0, "max_tokens": 12},
@@ -51,7 +53,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
         },
     )
     with cluster(free_port()) as url:
-        yield deploy(url, config, paced=True)
+        yield deploy(url, config, paced=True, step_s=STEP_S)
 
 
 def metric(url: str, name: str) -> float:
@@ -99,7 +101,7 @@ async def test_load_adds_replicas_and_killing_one_loses_no_request(running: Appl
 
 
 async def test_replicas_that_are_scaled_down_while_they_stream_break_no_answer(running: Application) -> None:
-    callers = Callers(running.url, count=8, tokens=200)
+    callers = Callers(running.url, count=8, tokens=60)
     async with callers.calling() as tally:
         before = metric(running.url, "sluice_resumed_streams_total")
         await until(
