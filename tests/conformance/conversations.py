@@ -40,7 +40,7 @@ from tests.journey.rig import CALLER, JourneyRig, RecordingSink, build_rig, unch
 DOCUMENT = REPOSITORY / "docs" / "conversations.md"
 ANSWERS = Path(__file__).with_name("conversations.json")
 # A vLLM under test runs this many in one step, which takes about as long as a step of a single answer.
-CONCURRENCY = 16
+CONCURRENCY = 32
 # No request is refused for a long wait, however busy the machine is.
 PATIENT = AdmissionLimits(
     max_input_tokens=4096, max_wait_s=300.0, tpot_slo_s=None, ttft_slo_s=None, first_token_within_s=None

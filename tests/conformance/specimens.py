@@ -211,7 +211,7 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
         "--dtype": VLLM_DTYPE,
         "--max-model-len": str(MAX_MODEL_LEN),
         "--block-size": str(BLOCK_SIZE),
-        "--max-num-seqs": "16",
+        "--max-num-seqs": "32",
         # vLLM fills this memory with zeros at its start: a gigabyte takes seconds.
         "--kv-cache-memory-bytes": str(64 << 20),
         "--max-lora-rank": str(MAX_LORA_RANK),

@@ -44,7 +44,7 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
         model=str(DEMO_MODEL),
         max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
-        max_num_seqs=16,
+        max_num_seqs=32,
         kv_cache_bytes=64 << 20,
         **VLLM_OPTIONS,
         enforce_eager=True,
