@@ -44,15 +44,9 @@ def _failed() -> list[str]:
 
 
 def _serial() -> list[str]:
-    """The files with serial tests: collecting all again would take longer than some of these tests.
-
-    A Ray cluster measures no time, and comes last: what it leaves behind disturbs no measurement.
-    """
+    """The files with serial tests: collecting all again would take longer than some of these tests."""
     files = [file for file in ROOT.joinpath("tests").rglob("test_*.py") if "mark.serial" in file.read_text()]
-    return [
-        str(file.relative_to(ROOT))
-        for file in sorted(files, key=lambda file: (file.parent.name == "ray", file))
-    ]
+    return [str(file.relative_to(ROOT)) for file in sorted(files)]
 
 
 def main(words: list[str]) -> int:
