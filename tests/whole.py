@@ -18,23 +18,27 @@ from tests.fork_server import ALL, AVAILABLE, ROOT, ForkServer
 _PROCESSES = os.environ.get("TEST_WORKERS", str((os.cpu_count() or 1) + 4))
 _OPTIONS = "--dist loadgroup --no-loadscope-reorder --durations 20 -m"
 _PARALLEL = ("-n", _PROCESSES, *_OPTIONS.split(), "not serial")
+_NO_TESTS = 5  # pytest's status
 _FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
 class Runs:
-    """Runs of pytest. Only all tests are worth importing ahead: ``words`` may name a few."""
+    """Runs of pytest. Only all tests are worth importing ahead: ``words`` may name a few, or only serial ones."""
 
     def __init__(self, words: list[str]) -> None:
+        self._fine = (0, _NO_TESTS) if words else (0,)
         self._server = ForkServer.start(tests=ALL) if AVAILABLE and not words else None
 
     def __call__(self, *words: str) -> int:
-        """Run pytest with these words; returns its status."""
+        """Run pytest with these words; returns its status, or 0 if the files named have no test of this run."""
         command = ["-m", "pytest", "-q", "--tb=short", *words]
         sys.stdout.flush()
         if self._server is None:
-            return subprocess.call([sys.executable, *command])
-        pid = self._server.fork(command, files={0: 0, 1: 1, 2: 2})
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            status = subprocess.call([sys.executable, *command])
+        else:
+            pid = self._server.fork(command, files={0: 0, 1: 1, 2: 2})
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return 0 if status in self._fine else status
 
 
 def _failed() -> list[str]:
