@@ -99,7 +99,7 @@ class ImageFetcher:
         for _ in range(MAX_REDIRECTS + 1):
             connection = await self._connect(address)
             try:
-                connection.send(_request(address), first_s=_NEVER_S, idle_s=_NEVER_S, total_s=_NEVER_S)
+                connection.send((_request(address),), (_NEVER_S, _NEVER_S, _NEVER_S))
                 while not connection.head_done:
                     await connection.wait()
                 status, location = connection.status, connection.header(b"location")

@@ -58,7 +58,7 @@ def connected() -> tuple[Connection, Transport, list[str]]:
 
 
 def send(connection: Connection, first_s: float = 5, idle_s: float = 5, total_s: float = 5) -> None:
-    connection.send(b"POST", first_s=first_s, idle_s=idle_s, total_s=total_s)
+    connection.send((b"POST",), (first_s, idle_s, total_s))
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
@@ -220,12 +220,14 @@ async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
         send(connection)
 
 
-async def test_bytes_after_the_end_of_an_answer_close_the_connection() -> None:
+@pytest.mark.parametrize("pieces", [(b"", b"more"), (b"HTTP/1.1 503 ", b""), (BODIES["chunked"], b"")])
+async def test_bytes_after_the_end_of_an_answer_close_the_connection(pieces: tuple[bytes, bytes]) -> None:
     connection, transport, calls = connected()
     send(connection)
-    connection.data_received(BODIES["of a length"])
-    connection.data_received(b"more")
-    assert connection.status == 200
+    connection.data_received(BODIES["of a length"] + pieces[0])
+    if pieces[1]:
+        connection.data_received(pieces[1])
+    assert (connection.status, await connection.read()) == (200, b"hello there")
     connection.release()
     assert transport.aborted and "free" not in calls
 

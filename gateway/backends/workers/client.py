@@ -88,7 +88,9 @@ class WorkerClient:
         self.prefix = parts.path.rstrip("/")
         # Where the server's own paths are, such as /health: above the contract's /v1.
         self.root = self.prefix.removesuffix("/v1")
-        self._section = section
+        first_s, total_s = section.first_token_timeout_seconds, section.total_timeout_seconds
+        self._limits = first_s, section.idle_timeout_seconds, total_s
+        self._keepalive_s = section.keepalive_seconds
         self._connect_s = connect_s
         self._max = max_connections
         self._key = key
@@ -114,22 +116,21 @@ class WorkerClient:
         replaced by a new one, once. The caller releases the connection; a release before the answer's end
         closes it, which makes the worker stop. Raises TransportError.
         """
-        section, path = self._section, self.prefix + path
-        first_s, total_s = section.first_token_timeout_seconds, section.total_timeout_seconds
-        idle_s = section.idle_timeout_seconds
+        path = self.prefix + path
         if isinstance(body, bytes):
             head = self._head(b"POST", path, headers + JSON, len(body))
             # A long body is not joined with its head, since joining copies it.
             request = (head + body,) if len(body) <= JOINED_BYTES else (head, body)
-            return self._exchange(request, first_s, idle_s, total_s)
+            return self._exchange(request, self._limits)
         head = self._head(b"POST", path, headers + b"content-type: %b\r\n" % body.content_type, body.length)
-        first_s = total_s if body.answered_late else first_s
-        return self._exchange((head,), first_s, idle_s, total_s, rest=body.pieces)
+        first_s, idle_s, total_s = self._limits
+        limits = total_s if body.answered_late else first_s, idle_s, total_s
+        return self._exchange((head,), limits, body.pieces)
 
     async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
         """Read a small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
         head = self._head(b"POST", path, JSON, len(body)) if body else self._head(b"GET", path)
-        connection = await self._exchange((head + body,), timeout_s, timeout_s, timeout_s)
+        connection = await self._exchange((head + body,), (timeout_s,) * 3)
         try:
             return Whole(connection.status, await whole_body(connection))
         finally:
@@ -138,20 +139,17 @@ class WorkerClient:
     async def _exchange(
         self,
         request: tuple[bytes, ...],
-        first_s: float,
-        idle_s: float,
-        total_s: float,
-        *,
+        limits: tuple[float, float, float],
         rest: Callable[[], AsyncGenerator[bytes | memoryview]] | None = None,
     ) -> Connection:
-        stale_before = asyncio.get_running_loop().time() - self._section.keepalive_seconds
+        stale_before = asyncio.get_running_loop().time() - self._keepalive_s
         while self._idle and self._idle[0].idle_since < stale_before:
             self._idle.popleft().close()
         pooled = self._idle.pop() if self._idle else None  # the most recently used
         connection = pooled if pooled is not None else await self._connect()
         while True:
             try:
-                connection.send(*request, first_s=first_s, idle_s=idle_s, total_s=total_s)
+                connection.send(request, limits)
                 if rest is not None:
                     await connection.send_more(rest())
                 while not connection.head_done:

@@ -9,7 +9,7 @@ request; pieces do not rearm it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 
@@ -59,19 +59,20 @@ class Connection(asyncio.Protocol):
         self._served = 0
         self.busy = False
         self.idle_since = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
         self._body: list[bytes] = []
         self._headers: dict[bytes, bytes] = {}
         # The parser calls these with each header, and each piece of a body: one per token.
         self.on_header = self._headers.__setitem__
         self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._body.clear()
+        self._headers.clear()
         self._buffered = 0  # bytes received since the last read
         self._head_bytes = 0
         self.head_done = False  # whether the head of the answer was received
-        self._has_length = False
         self._keeps_alive = False
         self._done = False
         self._paused = False
@@ -84,23 +85,22 @@ class Connection(asyncio.Protocol):
 
     # The methods of an exchange, in the order of the calls.
 
-    def send(self, *request: bytes, first_s: float, idle_s: float, total_s: float) -> None:
+    def send(self, request: Sequence[bytes], limits: tuple[float, float, float]) -> None:
         """Send a whole request. Raises ConnectionLost when the connection closed while it was idle.
 
         Args:
             request: head and body, in one piece or several.
-            first_s: longest time until :meth:`first_token_received` is called.
-            idle_s: longest time without a byte after that.
-            total_s: longest time of the exchange.
+            limits: longest time until :meth:`first_token_received` is called, longest time without a byte
+                after that, and longest time of the exchange, seconds.
         """
         if self._error is not None or self._transport is None or self._transport.is_closing():
             raise ConnectionLost("closed while idle", untouched=True)
         self._reset()
         self.busy = True
         now = self._loop.time()
-        self._limits = (first_s, idle_s, total_s)
-        self._last_at, self._first_by, self._total_by = now, now + first_s, now + total_s
-        self._arm(now + min(self._limits))
+        self._limits = limits
+        self._last_at, self._first_by, self._total_by = now, now + limits[0], now + limits[2]
+        self._arm(now + min(limits))
         for piece in request:
             self._transport.write(piece)
 
@@ -133,6 +133,9 @@ class Connection(asyncio.Protocol):
             if self._done:
                 return b""
             await self.wait()
+        return self._taken()
+
+    def _taken(self) -> bytes:
         data = b"".join(self._body)
         self._body.clear()
         self._buffered = 0
@@ -147,7 +150,7 @@ class Connection(asyncio.Protocol):
         ``take`` runs in the transport's callback: it must not wait or raise. Returns whether more of the body
         follows. Raises TransportError.
         """
-        if not self._body or take(await self.read()):
+        if not self._body or take(self._taken()):
             self._take = take
             try:
                 while self._take is not None and not self._done:
@@ -242,7 +245,8 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.head_done and not self._has_length and error is None and self._error is None:
+        lengths = self._answer_headers.keys() & {b"content-length", b"transfer-encoding"}
+        if self.head_done and not lengths and error is None and self._error is None:
             # An answer without a length ends where the connection does.
             self._done = True
         if self._error is None:
@@ -258,15 +262,17 @@ class Connection(asyncio.Protocol):
 
     # The parser's callbacks.
 
+    def on_message_begin(self) -> None:
+        if self._done:  # the parser passes it on as an error of its own
+            raise BadHttp("bytes outside of an answer")
+
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self.head_done = self.status >= 200
         # Read here: after the answer's end the parser is at the next answer.
         self._keeps_alive = self._parser.should_keep_alive()
-        headers = dict(zip(map(bytes.lower, self._headers), self._headers.values(), strict=True))
-        self._has_length = b"content-length" in headers or b"transfer-encoding" in headers
-        self.content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
-        self._answer_headers = headers
+        self._answer_headers = {name.lower(): value for name, value in self._headers.items()}
+        self.content_type = self.header(b"content-type").lower()
 
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""
