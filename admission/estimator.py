@@ -40,7 +40,7 @@ class Estimator:
         cached = demand.cached_tokens
         if cached is None:
             cached = self.cached_shares.expect(demand.kind, demand.input_tokens)
-        return max(1, demand.input_tokens - cached)
+        return uncached if (uncached := demand.input_tokens - cached) > 1 else 1
 
     def expect(self, demand: Demand, max_tokens: int, *, produced: int = 0) -> int:
         """Expected tokens of all answers of the request together; lengths are learned from single answers."""
@@ -48,19 +48,19 @@ class Estimator:
         if max_tokens <= n:
             return n
         each = self.lengths.expect(
-            demand.kind, max(1, max_tokens // n), produced=produced // n, open_ended=demand.open_ended
+            demand.kind, max_tokens // n, produced=produced // n, open_ended=demand.open_ended
         )
         return n * each
 
     def longest_wait(
-        self, demand: Demand, limits: AdmissionLimits, uncached: int
+        self, demand: Demand, limits: AdmissionLimits, alone_s: float
     ) -> tuple[float, float | None]:
         """Seconds that the request may be queued, and when its first token is due; ``None``: at no time."""
         wait_s, within_s = limits.max_wait_s, limits.first_token_within_s
         if wait_s is None:
             wait_s = COLD_WAIT_S
             if self.rates.first_tokens >= LEARNED_FROM:
-                wait_s = max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached))
+                wait_s = max(PATIENCE_S, PATIENCE_TIMES * alone_s)
                 within_s = wait_s if within_s is None else within_s
         if within_s is None:
             return wait_s, demand.deadline
@@ -92,7 +92,9 @@ class Estimator:
         if busy or self._alone is None:
             return expected_s
         tokens, took_s = self._alone
-        return min(expected_s, took_s + rates.s_per_token * max(0, tokens_ahead - tokens))
+        if tokens_ahead > tokens:
+            took_s += rates.s_per_token * (tokens_ahead - tokens)
+        return took_s if took_s < expected_s else expected_s
 
     def forgotten(self, now: float, *, busy: bool) -> bool:
         """Whether the last first token is too old to refuse a request because of it.

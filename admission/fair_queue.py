@@ -10,7 +10,6 @@ Removal is lazy: dead entries are swept before they outnumber the live ones, so 
 
 import heapq
 from bisect import bisect_right, insort
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -101,7 +100,7 @@ class _Class(Generic[W]):
         self._entries = 0
         self._cost = 0  # tokens of all live requests
         # Next turns of tenants without a waiting request that are ahead of the class's time.
-        self._away: OrderedDict[str, int] = OrderedDict()
+        self._away: dict[str, int] = {}
 
     def add(self, item: W) -> None:
         tenant = self.tenants.get(item.tenant)
@@ -122,10 +121,7 @@ class _Class(Generic[W]):
         if not tenant.living:
             del self.tenants[item.tenant]
             self._turns.remove(tenant.turn)
-            if tenant.turn[0] > self._time - CREDIT:
-                self._away[item.tenant] = tenant.turn[0]
-                if len(self._away) > MAX_AWAY:
-                    self._away.popitem(last=False)
+            self._went(item.tenant, tenant.turn[0])
 
     def next(self) -> W:
         """The next request; repeated calls return the same one until something changes."""
@@ -144,12 +140,19 @@ class _Class(Generic[W]):
 
     def count_served_directly(self, item: W) -> None:
         """Count a request served past the empty class: the effect of :meth:`add` and :meth:`served`."""
-        at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
-        self._time = max(self._time, at)
-        if at + item.cost > self._time - CREDIT:
-            self._away[item.tenant] = at + item.cost
+        at, least = self._away.pop(item.tenant, 0), self._time - CREDIT
+        if at < least:
+            at = least
+        elif at > self._time:
+            self._time = at
+        self._went(item.tenant, at + item.cost)
+
+    def _went(self, name: str, turn: int) -> None:
+        """Store the next turn of a tenant without a waiting request, if it is ahead of the class's time."""
+        if turn > self._time - CREDIT:
+            self._away[name] = turn
             if len(self._away) > MAX_AWAY:
-                self._away.popitem(last=False)
+                del self._away[next(iter(self._away))]
 
     def ahead_of(self, name: str) -> int:
         if not self.living:
@@ -208,7 +211,8 @@ class FairQueue(Generic[W]):
 
     def count_served_directly(self, item: W) -> None:
         """Count a request that is handed on past the empty queue in its tenant's share."""
-        item.rank = min(max(item.rank, RANKS[0]), RANKS[-1])
+        if item.rank not in self._classes:
+            item.rank = min(max(item.rank, RANKS[0]), RANKS[-1])
         self._classes[item.rank].count_served_directly(item)
 
     def age(self, now: float) -> None:
@@ -220,10 +224,9 @@ class FairQueue(Generic[W]):
 
     def expired(self, now: float) -> list[W]:
         """Remove and return the requests whose ``leave_at`` has passed."""
-        out = []
-        for item in self._leaving.due(now):
+        out = list(self._leaving.due(now))
+        for item in out:
             self.leave(item)
-            out.append(item)
         return out
 
     def next_change(self) -> float | None:

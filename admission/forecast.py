@@ -28,9 +28,9 @@ class ReservedTokens:
     def __init__(self, prompt: int, expected: int, produced: int = 0, *, width: int = 1) -> None:
         self.prompt, self.expected, self.produced, self.width = prompt, expected, produced, width
         self.now = prompt + produced
-        self.steps_left = max(1, (expected - produced) // width)
-        self.final = self.now + self.steps_left * width
-        self.forecast_entry: ForecastEntry = (-self.steps_left, self.now, width)
+        self.steps_left = steps_left = (expected - produced) // width if expected - produced > width else 1
+        self.final = self.now + steps_left * width
+        self.forecast_entry: ForecastEntry = (-steps_left, self.now, width)
 
 
 @dataclass(slots=True)
@@ -191,4 +191,5 @@ class KvForecast:
         return (self._others(pool, used) + peak) / pool.tokens
 
     def _others(self, pool: KvPoolTokens, used: float) -> float:
-        return max(0.0, used * pool.tokens - self.now_tokens - self._sequences * pool.sequence_slack)
+        others = used * pool.tokens - self.now_tokens - self._sequences * pool.sequence_slack
+        return others if others > 0.0 else 0.0

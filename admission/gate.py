@@ -74,10 +74,10 @@ class BackendGate:
         work = self.work
         work.arrived(demand, now)
         uncached = work.estimator.uncached(demand)
-        longest_s, due = work.estimator.longest_wait(demand, limits, uncached)
+        alone_s = work.estimator.first_token_s(uncached)
+        longest_s, due = work.estimator.longest_wait(demand, limits, alone_s)
         longest_s *= factor
-        # Also sequences of other callers that may be waiting inside the engine.
-        waiting = len(self.tickets) + min(work.signals.waiting, work.foreign)
+        waiting = len(self.tickets) + work.waiting
         rung = self._ladder_of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
@@ -110,7 +110,8 @@ class BackendGate:
         leave_at = now + longest_s
         if due is not None:
             # After that even an idle engine would be too slow; `pump` refuses requests that are late earlier.
-            leave_at = min(leave_at, due - work.alone_s(uncached, now))
+            known = not work.estimator.forgotten(now, busy=bool(work.tickets))
+            leave_at = min(leave_at, due - alone_s if known else due)
         expected = work.estimator.expect(demand, max_tokens)
         ticket = AdmissionTicket(
             number=self._numbers,
@@ -206,14 +207,14 @@ class BackendGate:
         token."""
         work, estimator = self.work, self.work.estimator
         rates, places = estimator.rates, room.places
-        tokens_ahead, missing = room.ahead, demand.sequences + min(work.signals.waiting, work.foreign)
+        tokens_ahead, missing = room.ahead, demand.sequences + work.waiting
         if self.tickets:
             requests = self.queue.ahead_of(demand.tenant, demand.priority)
             tokens_ahead += self.queue.tokens * requests // len(self.tickets) // work.signals.workers
             missing += requests
             if self._hold is Hold.MEMORY and work.sequences:
                 places = work.sequences  # memory bounds the batch, so its size stays what it is now
-        missing -= max(0, places - work.sequences - work.foreign)
+        missing -= free if (free := places - work.sequences - work.foreign) > 0 else 0
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
         beyond = 0 if room.bound is None else tokens_ahead - room.bound
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
@@ -221,7 +222,7 @@ class BackendGate:
         first_s = estimator.first_token_s(tokens_ahead + uncached, since)
         if slot_s > 0.0:
             first_s = max(first_s, slot_s + estimator.first_token_s(uncached, since))
-        return max(slot_s, prefill_s), first_s
+        return slot_s if slot_s > prefill_s else prefill_s, first_s
 
     def _ladder_of(self, rungs: tuple[Rung, ...]) -> Ladder:
         """The ladder with these rungs: the gate's own, or that of routes with rungs of their own."""
@@ -296,5 +297,4 @@ class BackendGate:
     @property
     def depth(self) -> int:
         """Waiting requests for each of the backend's engines, rounded down."""
-        signals = self.work.signals
-        return (len(self.tickets) + min(signals.waiting, self.work.foreign)) // signals.workers
+        return (len(self.tickets) + self.work.waiting) // self.work.signals.workers

@@ -62,7 +62,7 @@ class InFlightWork:
 
     def report(self, load: BackendLoad, now: float) -> None:
         self.signals.report(load, now)
-        self.foreign = max(0, self.signals.sequences - self.sequences)
+        self.foreign = more if (more := self.signals.sequences - self.sequences) > 0 else 0
         self.prefill.set_engines(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
             self.estimator.limit.bound(load.max_running)
@@ -82,7 +82,7 @@ class InFlightWork:
             self._low_prefill += ticket.uncached
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
-        self.foreign = max(0, self.signals.sequences - self.sequences)
+        self.foreign = more if (more := self.signals.sequences - self.sequences) > 0 else 0
         self.estimator.pace.set_running(self.sequences + self.foreign, now)
         self.memory.forecast.add(ticket.number, ticket.reserved)
 
@@ -105,7 +105,7 @@ class InFlightWork:
         self.sequences -= sequences
         if ticket.handed_on_at < self.signals.reported_at:  # the report may include them
             self.signals.sequences -= sequences
-        self.foreign = max(0, self.signals.sequences - self.sequences)
+        self.foreign = more if (more := self.signals.sequences - self.sequences) > 0 else 0
         pace = self.estimator.pace
         pace.end(ticket.number, output_tokens, now)
         pace.set_running(self.sequences + self.foreign, now)
@@ -131,7 +131,7 @@ class InFlightWork:
         most = int(self.estimator.limit.value * self.scale)
         if self.tickets and self.signals.silent_s(now) > self._limits.stale_s:
             most = min(most, self._limits.stale_in_flight * self.signals.workers)
-        return max(1, most)
+        return most if most > 1 else 1
 
     def arrived(self, demand: Demand, now: float) -> None:
         self._offered_at = now
@@ -158,6 +158,11 @@ class InFlightWork:
         used = self.signals.kv_usage(now, busy=bool(self.tickets))
         self.prefill.give_up_overtaken(now, s_per_token)
         return Room(places, self.prefill.ahead(now, s_per_token), bound, used)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences of other callers that may be waiting inside the engine."""
+        return waiting if (waiting := self.signals.waiting) < self.foreign else self.foreign
 
     @property
     def busy_since(self) -> float | None:
@@ -210,14 +215,9 @@ class InFlightWork:
         due = ticket.deadline
         if now - self._offered_at <= QUIET_S:
             limits = ticket.demand.limits or self._limits
-            _, due = self.estimator.longest_wait(ticket.demand, limits, ticket.uncached)
+            alone_s = self.estimator.first_token_s(ticket.uncached)
+            _, due = self.estimator.longest_wait(ticket.demand, limits, alone_s)
         if due is None:
             return False
         first_s = self.estimator.first_token_s(room.ahead + ticket.uncached, self.busy_since)
         return self.estimator.misses(due, first_s, now, busy=bool(self.tickets))
-
-    def alone_s(self, uncached: int, now: float) -> float:
-        """Seconds to the first token on an idle engine; 0 when the estimate is too old for a refusal."""
-        if self.estimator.forgotten(now, busy=bool(self.tickets)):
-            return 0.0
-        return self.estimator.first_token_s(uncached)

@@ -22,14 +22,12 @@ FIRST_GUESS = 512
 TRUSTED_WEIGHT = 20.0
 
 
-def bucket_of(tokens: int) -> int:
-    if tokens <= 1:
-        return 0
-    return min(BUCKETS - 1, math.ceil(math.log2(tokens) * STEPS_PER_OCTAVE))
-
-
 # The longest length of each bucket, tokens.
 UPPER_EDGES = tuple(math.floor(2 ** (bucket / STEPS_PER_OCTAVE)) for bucket in range(BUCKETS))
+
+
+def bucket_of(tokens: int) -> int:
+    return bisect_left(UPPER_EDGES, tokens, 0, BUCKETS - 1)
 
 
 class LengthHistogram:
@@ -37,33 +35,40 @@ class LengthHistogram:
 
     def __init__(self) -> None:
         self._counts = [0.0] * BUCKETS
-        self._used = 0  # buckets below the first that has never had one
-        self._last_quantile: tuple[float, int] | None = None  # (share, length) until the next sample
+        self._at, self._below = 0, 0.0  # the last quantile's bucket, and the sum of those below it
         self._gain = 1.0
         self.weight = 0.0
 
     def learn(self, bucket: int) -> None:
         """Add a length. New samples weigh more, which equals decaying the old ones."""
         self._counts[bucket] += self._gain
-        self._used, self._last_quantile = max(self._used, bucket + 1), None
+        if bucket < self._at:
+            self._below += self._gain
         self.weight = self.weight * DECAY + 1.0
         self._gain /= DECAY
         if self._gain > 1e12:
             self._counts = [count / self._gain for count in self._counts]
-            self._gain = 1.0
+            self._below, self._gain = self._below / self._gain, 1.0
 
     def quantile(self, share: float, *, beyond: int = 0) -> int | None:
         """The length that ``share`` of those longer than ``beyond`` do not exceed; ``None`` without any."""
-        if beyond <= 0 and self._last_quantile is not None and self._last_quantile[0] == share:
-            return self._last_quantile[1]
-        first = bucket_of(beyond) + 1 if beyond > 0 else 0
-        sums = list(accumulate(self._counts[first : self._used]))
-        if not sums or sums[-1] <= 0.0:
+        if beyond > 0:
+            first = bucket_of(beyond) + 1
+            sums = list(accumulate(self._counts[first:]))
+            if not sums or sums[-1] <= 0.0:
+                return None
+            return UPPER_EDGES[first + bisect_left(sums, share * sums[-1] - 1e-9)]
+        if not self.weight:
             return None
-        found = UPPER_EDGES[first + bisect_left(sums, share * sums[-1] - 1e-9)]
-        if not first:
-            self._last_quantile = (share, found)
-        return found
+        counts, at, below = self._counts, self._at, self._below
+        wanted = share * self.weight * DECAY * self._gain * (1 - 1e-9)
+        while below + counts[at] < wanted:  # one more answer seldom moves it
+            below, at = below + counts[at], at + 1
+        while at and below >= wanted:
+            at -= 1
+            below -= counts[at]
+        self._at, self._below = at, below
+        return UPPER_EDGES[at]
 
 
 class OutputLengths:
@@ -95,6 +100,8 @@ class OutputLengths:
         if histogram is None or histogram.weight < TRUSTED_WEIGHT:
             histogram = self._all if self._all.weight >= TRUSTED_WEIGHT else None
         found = histogram.quantile(self._share, beyond=produced) if histogram is not None else None
-        if found is None and open_ended:
-            found = max(FIRST_GUESS, 2 * produced)
-        return cap if found is None else min(cap, max(found, produced + 1))
+        if found is None:
+            found = max(FIRST_GUESS, 2 * produced) if open_ended else cap
+        elif found <= produced:
+            found = produced + 1
+        return found if found < cap else cap

@@ -60,16 +60,18 @@ class Pace:
         if not self._answering:
             self._open(now)
         # The first token may not be counted yet.
-        self._answering[number] = _Answering(produced, texts, target_s, max(1, produced()), now)
+        self._answering[number] = _Answering(produced, texts, target_s, produced() or 1, now)
 
     def end(self, number: int, tokens: int, now: float) -> None:
         """Add an answer that has ended with ``tokens`` to the window; an unknown number changes nothing."""
         one = self._answering.pop(number, None)
         if one is None:
             return
-        self._seconds += one.texts * (now - one.since)
-        self._shares += one.texts * (now - one.since) / one.target_s
-        self._tokens += max(0, tokens - one.tokens)
+        seconds = one.texts * (now - one.since)
+        self._seconds += seconds
+        self._shares += seconds / one.target_s
+        if tokens > one.tokens:
+            self._tokens += tokens - one.tokens
 
     def look(self, now: float) -> bool:
         """Close the window if it is long enough; return whether :meth:`allows` may have changed."""

@@ -49,8 +49,8 @@ class PrefillBacklog:
             self._given_up.remove(number)
             return
         handed_on_at = self._handed_on.pop(number)
-        if computed:
-            self._computed_to = max(self._computed_to, handed_on_at)
+        if computed and handed_on_at > self._computed_to:
+            self._computed_to = handed_on_at
         if number not in self._in_progress:
             self.total -= self._next.pop(number)
             return

@@ -77,13 +77,13 @@ class DecayingLine:
             return self.steepest if steady and sx > MIN_PREFILL_SAMPLE * n else 0.0
         xy = n * self._sxy - sx * self._sy
         # t² = r² (n - 2) / (1 - r²), without the division by 0 of a perfect line.
-        if xy <= 0.0 or xy * xy * max(0.5, n - 2.0) < self._significant**2 * (xx * yy - xy * xy):
+        if xy <= 0.0 or xy * xy * (n - 2.0 if n > 2.5 else 0.5) < self._significant**2 * (xx * yy - xy * xy):
             return 0.0
         return min(xy / xx, self.steepest)
 
     def intercept(self, slope: float) -> float:
         """Where a line of that slope through the mean meets x = 0; never below 0."""
-        return max(0.0, (self._sy - slope * self._sx) / self.points) if self.points else 0.0
+        return above / self.points if (above := self._sy - slope * self._sx) > 0.0 else 0.0
 
 
 class Rates:
@@ -117,10 +117,12 @@ class Rates:
         short.learn(x, y)
         self._long.learn(x, y)
         self._recent_s.append(y)
-        self._recent_s_per_token.append(y / x if x > 1.0 else y)
+        self._recent_s_per_token.append(each := y / x if x > 1.0 else y)
         slope = short.slope() or min(self._long.slope(), short.steepest)
-        self.s_per_token = min(slope, max(self._recent_s_per_token))
-        self.step_s = min(short.intercept(self.s_per_token), max(self._recent_s))
+        # The slowest of the recent ones is at least as slow as this one.
+        self.s_per_token = slope if slope <= each else min(slope, max(self._recent_s_per_token))
+        step_s = short.intercept(self.s_per_token)
+        self.step_s = step_s if step_s <= y else min(step_s, max(self._recent_s))
 
     @property
     def prefill_is_free(self) -> bool:
@@ -159,7 +161,7 @@ class CachedShares:
 
     def learn(self, kind: Hashable, cached: int, prompt: int) -> None:
         if prompt > 0:
-            self._kinds[kind].learn(min(1.0, cached / prompt))
+            self._kinds[kind].learn(cached / prompt if cached < prompt else 1.0)
             self._kinds.move_to_end(kind)
 
     def expect(self, kind: Hashable, prompt: int) -> int:

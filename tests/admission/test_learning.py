@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 
 from admission.circuit import BUCKET_S, OPEN_S, WINDOW_S, Circuit, CircuitState
 from admission.ladder import RUNGS, Ladder
-from admission.lengths import FIRST_GUESS, OutputLengths
+from admission.lengths import (
+    BUCKETS,
+    DECAY,
+    FIRST_GUESS,
+    STEPS_PER_OCTAVE,
+    UPPER_EDGES,
+    LengthHistogram,
+    OutputLengths,
+    bucket_of,
+)
 from admission.limit import SETTLE_S, AdaptiveLimit
 from admission.rates import (
     MAX_KINDS,
@@ -44,6 +54,29 @@ def test_the_expected_length_is_the_quantile_of_what_was_seen_within_a_bucket() 
         lengths.learn("chat", draw.randint(1, 1000))
     assert 800 <= lengths.expect("chat", 10_000) <= 800 * 1.19 * 1.05
     assert lengths.expect("chat", 300) == 300
+
+
+def test_the_expected_length_is_that_of_all_answers_with_their_weights_after_any_number_of_them() -> None:
+    draw, histogram = random.Random(5), LengthHistogram()
+    weights = [0.0] * BUCKETS
+    for number in range(20_000):  # the sums are scaled down once
+        # Long and short answers take turns, so that the quantile moves both ways.
+        bucket = bucket_of(draw.randint(1, 2_000 if number // 700 % 2 else 50))
+        weights = [weight * DECAY for weight in weights]
+        weights[bucket] += 1.0
+        histogram.learn(bucket)
+        if number % 7:
+            continue
+        found, wanted = histogram.quantile(0.8), 0.8 * sum(weights)
+        edge = next(at for at, _ in enumerate(weights) if sum(weights[: at + 1]) >= wanted * (1 - 1e-9))
+        assert found == UPPER_EDGES[edge]
+
+
+def test_a_bucket_has_the_lengths_up_to_its_edge() -> None:
+    for tokens in (*range(1, 5_000), *(2**power for power in range(20))):
+        assert bucket_of(tokens) == math.ceil(math.log2(tokens) * STEPS_PER_OCTAVE)
+    assert bucket_of(0) == 0
+    assert bucket_of(10**9) == BUCKETS - 1
 
 
 def test_an_answer_longer_than_expected_is_measured_against_those_as_long_as_itself() -> None:
