@@ -78,12 +78,11 @@ class Detector:
     def __init__(self, limits: DegenerateLimits) -> None:
         self._limits = limits
         self._by_ids = True
-        over, length = limits.cycle_tokens, limits.cycle_length
-        overs = (limits.repeat_tokens, *[over] * (length - 1))
-        self._ids: _Repetition[tuple[int, ...]] = _Repetition((), overs, [0] * length)
-        self._text: _Repetition[str] | None = None  # made when a piece has no ids
+        # Each is made when a piece needs it.
+        self._ids: _Repetition[tuple[int, ...]] | None = None
+        self._text: _Repetition[str] | None = None
         self._chars = 0
-        self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # the last positions
+        self._replaced: deque[int] | None = None  # the last positions
 
     def take(self, text: str, tokens: int, token_ids: tuple[int, ...]) -> Sign | None:
         """Take the next piece, its number of tokens, and their ids if reported; returns the sign, if any."""
@@ -94,6 +93,10 @@ class Detector:
         if tokens and len(token_ids) != tokens:
             self._by_ids = False
         if self._by_ids:
+            if self._ids is None:
+                limits, length = self._limits, self._limits.cycle_length
+                overs = (limits.repeat_tokens, *[limits.cycle_tokens] * (length - 1))
+                self._ids = _Repetition((), overs, [0] * length)
             repeats = self._ids.take(token_ids)
         else:
             if self._text is None:
@@ -103,7 +106,8 @@ class Detector:
         return Sign.REPETITION if repeats else None
 
     def _replaced_too_often(self, text: str) -> bool:
-        most, places = self._limits.replacement_chars, self._replaced
+        most = self._limits.replacement_chars
+        places = self._replaced = self._replaced or deque(maxlen=most)
         for at, char in enumerate(text, self._chars):
             if char == REPLACEMENT:
                 places.append(at)

@@ -66,7 +66,7 @@ class RetryBudget:
         if bucket is None:
             self._buckets[backend] = _Bucket(self._most, now)
         else:
-            bucket.retries = min(self._most, bucket.retries + self._share)
+            bucket.retries = more if (more := bucket.retries + self._share) < self._most else self._most
 
     def take(self, backend: str, now: float) -> bool:
         """Take one retry; returns false when none is left."""

@@ -24,7 +24,7 @@ class TimeLimit(Struct, eq=False):
     moved: Callable[[], float] | None = None
     expired: bool = False
     _moved_s: float = 0.0
-    _key: float = 0.0
+    _ending: "set[TimeLimit] | None" = None
     _task: asyncio.Task[object] | None = None
     _cancelling: int = 0
 
@@ -34,14 +34,13 @@ class TimeLimit(Struct, eq=False):
         if task is None:
             raise RuntimeError("a time limit needs a task")
         self._task, self._cancelling = task, task.cancelling()
-        self._key = self.limits.add(self, self.after_s, loop)
+        self._ending = self.limits.add(self, self.after_s, loop)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.expired:
-            ending = self.limits.ending.get(self._key)
-            if ending is not None:
-                ending.discard(self)
+            if self._ending is not None:
+                self._ending.discard(self)
             return
         others = self._task is None or self._task.uncancel() > self._cancelling
         if kind is asyncio.CancelledError and not others:
@@ -50,8 +49,9 @@ class TimeLimit(Struct, eq=False):
     def expire(self) -> None:
         """Cancel the task, since the time is up, unless the end has moved."""
         before_s, self._moved_s = self._moved_s, 0.0 if self.moved is None else self.moved()
+        self._ending = None
         if self._moved_s > before_s:
-            self._key = self.limits.add(self, self._moved_s - before_s, asyncio.get_running_loop())
+            self._ending = self.limits.add(self, self._moved_s - before_s, asyncio.get_running_loop())
         elif self._task is not None:
             self.expired = True
             self._task.cancel()
@@ -67,8 +67,8 @@ class TimeLimits:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
-    def add(self, limit: TimeLimit, after_s: float, loop: asyncio.AbstractEventLoop) -> float:
-        """Add a limit; returns its key in ``ending``, by which it is removed."""
+    def add(self, limit: TimeLimit, after_s: float, loop: asyncio.AbstractEventLoop) -> set[TimeLimit]:
+        """Add a limit; returns those that end with it, from which it is removed."""
         at = loop.time() + after_s
         if after_s > 0:
             tick = math.ldexp(1.0, math.frexp(after_s * LATENESS)[1] - 1)
@@ -80,7 +80,7 @@ class TimeLimits:
             if at < self._timer_at:
                 self._set_timer(loop)
         ending.add(limit)
-        return at
+        return ending
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:

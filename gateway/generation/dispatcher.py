@@ -21,7 +21,7 @@ from gateway.generation.job import Job
 from gateway.generation.output_guard import OutputGuard
 from gateway.generation.resume import SplicedStream
 from gateway.generation.retry_loop import AttemptBounds, RetryLoop
-from gateway.generation.tool_calls import WHOLE_REASONS, CallOutcome, fault_of, outcomes_of
+from gateway.generation.tool_calls import TOOL_CALLS, WHOLE_REASONS, CallOutcome, fault_of, outcomes_of
 from resilience.errors import DeadlinePassed
 from resilience.events import ResilienceEvent, Resumed
 from resilience.failures import BackendFailure, FailureKind
@@ -111,7 +111,7 @@ class Dispatcher:
                 )
             attempts.notes.extend(completion.warnings)
             reasons = [completion.finish_reason, *completion.others]
-            if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
+            if stream.events is None and TOOL_CALLS not in reasons:
                 return completion
             return await _checked(completion, reasons, work, attempts, may_retry=may_retry)
 
@@ -204,7 +204,7 @@ def outcome_of(
         model=backend.model,
         plan=stream.origin.plan if stream.origin is not None else job.plan,
         adapter=job.lease.adapter,
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=tuple(dict.fromkeys(warnings)) if warnings else (),
     )
 
 

@@ -14,6 +14,7 @@ from resilience.degenerate import Action, DegenerateLimits, Detector, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 
+OFF = Action.OFF  # as a constant, as in ``gateway.contracts.values``
 INSPECT_EVERY = 32  # tokens of an answer between two inspections by the detector
 
 _WHAT: Mapping[Sign, str] = MappingProxyType(
@@ -60,7 +61,7 @@ class OutputGuard:
         # An echoed prompt is the caller's own text, and may repeat itself. With ignore_eos, as in load tests,
         # the text after the model's end often repeats itself.
         asked_for = work.sampling.echo or work.sampling.ignore_eos
-        inspected = self._action is not Action.OFF and not asked_for
+        inspected = self._action is not OFF and not asked_for
         reader = _Reader(self._limits, work.sampling.n, out) if inspected else None
         try:
             completion = await backend.generate(work, out if reader is None else reader.take)

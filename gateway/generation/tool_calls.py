@@ -26,7 +26,8 @@ _FAULTS = {
     CallOutcome.NOT_SCHEMA: "break the schema of the strict tool",
 }
 # The finish reasons of an answer that was not cut short.
-WHOLE_REASONS = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
+TOOL_CALLS = FinishReason.TOOL_CALLS  # as a constant, as in ``gateway.contracts.values``
+WHOLE_REASONS = frozenset({FinishReason.STOP, TOOL_CALLS})
 
 
 def outcomes_of(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
 
 from msgspec import Struct
 
@@ -140,8 +139,7 @@ def weights_serving(
     if model is None:
         weighed = [entry for entry in route.weights if entry[1] > 0]
         able = [entry for entry in weighed if generates(backends[entry[0]])]
-        others = (name for name in route.backends if generates(backends[name]))
-        return able or [(name, 100.0) for name in islice(others, 1)] or weighed
+        return able or [(name, 100.0) for name in route.backends if generates(backends[name])][:1] or weighed
     serving = [entry for entry in route.weights if entry[1] > 0 and backends[entry[0]].model == model]
     return serving or [(name, 1.0) for name in route.backends if backends[name].model == model]
 

@@ -40,7 +40,7 @@ _NULL = msgspec.Raw(b"null")
 _NO_ERROR = (b"null", b'""', b"false", b"{}")
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     content: str | None = None
     refusal: str | None = None
     reasoning: str | None = None
@@ -48,7 +48,7 @@ class _Message(msgspec.Struct):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _Message | None = None
     message: None = None  # of a whole answer; `repaired` makes it a delta
@@ -60,13 +60,13 @@ class _Choice(msgspec.Struct):
     token_ids: tuple[int, ...] | None = None
 
 
-class _Details(msgspec.Struct):
+class _Details(msgspec.Struct, gc=False):
     cached_tokens: _Count | None = None
     cache_write_tokens: _Count | None = None
     reasoning_tokens: _Count | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
     total_tokens: _Count | None = None
@@ -88,7 +88,7 @@ class _Metrics(msgspec.Struct):
     queue_time_ms: float | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: msgspec.Raw = _NULL
@@ -373,11 +373,11 @@ class CompletionReader:
             if self.has_usage and beside > 0 and reasoning in (0, beside):
                 reasoning = beside
                 output_tokens += beside
-            reasoning = min(reasoning, output_tokens)
+            reasoning = min(reasoning, output_tokens) if reasoning else 0
             if usage.prompt_tokens_details is not None:
                 cached_tokens = min(usage.prompt_tokens_details.cached_tokens or 0, input_tokens)
-                of_cache = usage.prompt_tokens_details.cache_write_tokens or 0
-                written = min(of_cache, input_tokens - cached_tokens)
+                if of_cache := usage.prompt_tokens_details.cache_write_tokens:
+                    written = min(of_cache, input_tokens - cached_tokens)
         missing = output_tokens - self._counted
         known = tuple(ids) if n == 1 and len(ids) == missing else ()
         rest = Delta("", missing, token_ids=known) if missing > 0 else None

@@ -276,8 +276,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""
-        if self.head_done:
-            self._done = True
+        self._done = self.head_done
 
     # Waiting.
 
@@ -307,27 +306,19 @@ class Connection(asyncio.Protocol):
             return
         now = self._loop.time()
         first_s, idle_s, total_s = self._limits
-        if self._lingering:
-            if now >= self._total_by:
-                self.close()
-            else:
-                self._arm(self._total_by)
-            return
-        if now >= self._total_by:
+        # The idle timeout begins with the first token, and not while the reader on this side is slow.
+        waits = self._first_by is not None or self._lingering or self._paused or self._body or self._done
+        idle_by = (now if waits else self._last_at) + idle_s
+        if now >= self._total_by and self._lingering:
+            self.close()
+        elif now >= self._total_by:
             self._fail(TimedOut("the answer did not end", total_s))
-        elif self._first_by is not None:
-            if now >= self._first_by:
-                self._fail(TimedOut("no token came", first_s))
-            else:
-                # The first token may come at any time, and the idle timeout begins with it.
-                self._arm(min(self._first_by, now + idle_s, self._total_by))
-        elif self._paused or self._body or self._done:
-            # The reader on this side is slow.
-            self._arm(min(now + idle_s, self._total_by))
-        elif now >= self._last_at + idle_s:
+        elif self._first_by is not None and now >= self._first_by:
+            self._fail(TimedOut("no token came", first_s))
+        elif now >= idle_by:
             self._fail(TimedOut("nothing more came", idle_s))
         else:
-            self._arm(min(self._last_at + idle_s, self._total_by))
+            self._arm(min(self._first_by or idle_by, idle_by, self._total_by))
 
     def _arm(self, at: float) -> None:
         """Check the limits at ``at``. An earlier timer, even of an old exchange, stays and rearms itself."""

@@ -86,7 +86,7 @@ _NEUTRAL = {
     "ignore_eos": False,
     "echo": False,
 }
-_neutral_values = attrgetter(*_NEUTRAL)
+_NEUTRAL_VALUES, _neutral_values = tuple(_NEUTRAL.values()), attrgetter(*_NEUTRAL)
 
 
 class WrittenRequest(Struct, frozen=True):
@@ -229,7 +229,7 @@ class CompletionWriter:
                 body[name] = value
         if sampling.stop:
             body["stop"] = sampling.stop
-        if (values := _neutral_values(sampling)) != tuple(_NEUTRAL.values()):
+        if (values := _neutral_values(sampling)) != _NEUTRAL_VALUES:
             body |= {
                 name: value for name, value in zip(_NEUTRAL, values, strict=True) if value != _NEUTRAL[name]
             }

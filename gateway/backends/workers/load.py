@@ -159,13 +159,13 @@ class WorkerLoad:
         if figures is None or not doubt:
             return None
         reported = figures.load
-        total = len(self._sent) + round(self._others * doubt)
-        running = min(total, reported.running + max(0, total - reported.running - reported.waiting))
-        if self._max_running:
-            running = min(running, self._max_running)
+        total = len(self._sent) + (self._others if fresh else round(self._others * doubt))
+        waiting = reported.waiting and max(0, min(reported.waiting, total - reported.running))
+        if 0 < self._max_running < total - waiting:
+            waiting = total - self._max_running
         load = BackendLoad(
-            running=running,
-            waiting=total - running,
+            running=total - waiting,
+            waiting=waiting,
             kv_usage=self._kv_usage(reported, doubt),
             total_blocks=reported.total_blocks,
             block_size=reported.block_size,
@@ -187,7 +187,7 @@ class WorkerLoad:
             kv_usage += self._unseen_tokens / room
         if doubt > 1.0:
             kv_usage = min(kv_usage * doubt, max(DOUBTED_KV_USAGE, reported.kv_usage))
-        return min(kv_usage, 1.0)
+        return kv_usage if kv_usage < 1.0 else 1.0
 
     def _doubt(self, now: float) -> float:
         """Factor of others' requests: 1 while the scrape is fresh, 0 when it is missing or too old."""

@@ -43,6 +43,7 @@ class Member(Protocol):
 
 
 M = TypeVar("M", bound=Member)
+IN_SERVICE = WorkerState.IN_SERVICE  # as a constant, as in ``gateway.contracts.values``
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class WorkerPool(Generic[M]):
     def load(self, now: float) -> BackendLoad | None:
         """The load of all workers in service; ``None`` while the load of none of them is known."""
         if self._only is not None:
-            serves = self._only.health.state is WorkerState.IN_SERVICE
+            serves = self._only.health.state is IN_SERVICE
             return self._only.load.current(now) if serves else None
         if not self._large:
             return self._sum(self._serving(), now)
@@ -173,7 +174,7 @@ class WorkerPool(Generic[M]):
         return members[chosen] if chosen is not None else None
 
     def _serving(self) -> list[M]:
-        return [one for one in self._members.values() if one.health.state is WorkerState.IN_SERVICE]
+        return [one for one in self._members.values() if one.health.state is IN_SERVICE]
 
     def _current(self, now: float) -> _Snapshot[M]:
         snapshot = self._snapshot
@@ -201,6 +202,4 @@ class WorkerPool(Generic[M]):
         )
 
     def _takes_requests(self, member: M, now: float) -> bool:
-        return (
-            member.health.state is WorkerState.IN_SERVICE and self._resting_until.get(member.url, 0.0) <= now
-        )
+        return member.health.state is IN_SERVICE and self._resting_until.get(member.url, 0.0) <= now
