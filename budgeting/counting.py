@@ -56,7 +56,9 @@ _MARKUP_TOKENS = 6
 # Rendered before a message to find what the message adds.
 _ANCHOR = Message(Role.USER, "x")
 _SYSTEM = Message(Role.SYSTEM, "x")
-_NO_PIECES: tuple[Sequence[Message], list[tuple[int, ...] | None]] = (), []
+# The ids of each message, and the positions of those that must be encoded.
+_Pieces = tuple[list[tuple[int, ...] | None], list[int]]
+_NO_PIECES: tuple[Sequence[Message], _Pieces] = (), ([], [])
 
 
 class EncodedChat(Struct, frozen=True):
@@ -154,7 +156,7 @@ class ChatTokenizer:
             (last_messages, pieces), self._last_pieces = self._last_pieces, _NO_PIECES
             if last_messages != messages:
                 pieces = self._pieces(messages)
-            found = self._with_missing(pieces, messages)
+            found = self._with_missing(*pieces, messages)
             if found is not None:
                 ends = [0, *accumulate(map(len, found))]
                 length = ends[-1]
@@ -250,13 +252,11 @@ class ChatTokenizer:
         """Cost of encoding a conversation, in characters of text; cached messages cost nothing."""
         if self._template.is_bounded or (tools and self._template.reads_tools):
             return NEVER_INLINE_CHARS
-        pieces = self._pieces(messages)
-        self._last_pieces = messages, pieces
+        self._last_pieces = messages, (pieces := self._pieces(messages))
         chars = 0
-        for message, piece in zip(messages, pieces, strict=True):
-            if piece is None:
-                chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
-                chars += self._message_chars
+        for message in map(messages.__getitem__, pieces[1]):
+            chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
+            chars += self._message_chars
         return chars
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -289,19 +289,20 @@ class ChatTokenizer:
         self._generation_ids = tuple(self._vocabulary.rendered_ids(tail, guarded=False))
         return True
 
-    def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
+    def _pieces(self, messages: Sequence[Message]) -> _Pieces:
         """The cached ids of each message of a conversation; ``None`` for a message that is not cached."""
         keys: list[Hashable] = [one.without_parts if one.parts else one for one in messages]
         if keys:
             keys[0] = True, keys[0]  # the first message has another frame
-        return self._cache.get_all(keys)
+        pieces = self._cache.get_all(keys)
+        return pieces, [at for at, piece in enumerate(pieces) if piece is None]
 
     def _with_missing(
-        self, pieces: Sequence[tuple[int, ...] | None], messages: Sequence[Message]
+        self, pieces: Sequence[tuple[int, ...] | None], missing: Sequence[int], messages: Sequence[Message]
     ) -> list[tuple[int, ...]] | None:
         """All pieces, the missing ones encoded; ``None`` when one of them cannot be cut off cleanly."""
         found: list[Any] = list(pieces)
-        for index in [at for at, piece in enumerate(pieces) if piece is None]:
+        for index in missing:
             found[index] = self._piece(messages[index], first=index == 0)
             if found[index] is None:
                 return None

@@ -40,13 +40,8 @@ class TokenCache(Generic[V]):
         return entry[0]
 
     def get_all(self, keys: Sequence[Hashable]) -> list[V | None]:
-        values: list[V | None] = []
-        for key, young in zip(keys, map(self._young.get, keys), strict=True):
-            entry = self._old.get(key) if young is None else young
-            if young is None and entry is not None:
-                self.put(key, *entry)
-            values.append(None if entry is None else entry[0])
-        return values
+        young = map(self._young.get, keys)
+        return [self.get(key) if one is None else one[0] for key, one in zip(keys, young, strict=True)]
 
     def put(self, key: Hashable, value: V, size: int) -> None:
         """Store a value; ``size`` is its bytes, the text of the key included."""
