@@ -18,7 +18,7 @@ from observability.log_errors import format_errors
 from observability.logwriter import BatchedLines, LogWriter
 from observability.printable import printable
 from observability.redact import redact, scrub
-from observability.requestlog import EVENT, RequestLine, outside_text, request_line
+from observability.requestlog import EVENT, RequestLine, outside_texts, request_line
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 # Fields that the processors add; never redacted.
@@ -130,14 +130,15 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         event.update(self._always)
         line = _dumps(event) if self._as_json else str(self._render(None, "", event))
         # The field names are ours, so only credentials in external text are searched, in all of it at once.
-        clean = _is_clean(outside_text(record.request)) and (
+        clean = _is_clean(*outside_texts(record.request)) and (
             _own_id(record.request.request_id) or _is_clean(record.request.request_id)
         )
         return line if clean else str(self._render(None, "", _redacted(None, "", event)))
 
 
 @lru_cache(maxsize=256)  # most texts are the same in many lines
-def _is_clean(words: str) -> bool:
+def _is_clean(*texts: str | None) -> bool:
+    words = " ".join(map(str, texts))
     return scrub(words) is words
 
 

@@ -6,6 +6,7 @@ structlog's processors would cost as much as the rest of telemetry.
 
 import logging
 import time
+from operator import attrgetter
 from typing import Any
 
 from msgspec import to_builtins
@@ -18,6 +19,11 @@ EVENT = "request"
 # A line omits unset fields, so that it shows what is special about the request; counts are shown also if 0.
 _COUNTS = [field.name for field in fields(RequestRecord) if type(field.default) is int]
 _TIMES = [name for name in RequestRecord.__struct_fields__ if name.endswith("_ms") and name != "stage_ms"]
+# The fields whose values callers and operators choose, but the request's id.
+outside_texts = attrgetter(
+    "intent", "locale", "model", "prompt_version", "tenant", "route", "adapter_id", "error_param",
+    "error_message",
+)  # fmt: skip
 _SAME = vars(logging.LogRecord("", 0, "", 0, EVENT, None, None))
 
 
@@ -52,15 +58,9 @@ def request_line(request: RequestRecord) -> dict[str, Any]:
     for name in _TIMES:
         value = line.get(name)
         if value.__class__ is float:
-            line[name] = (value * 1000 + 0.5) // 1 / 1000  # ``round`` takes ten times as long
+            line[name] = (value * 1000.0 + 0.5) // 1.0 / 1000.0  # ``round`` takes ten times as long
     if request.stage_ms:
-        line["stage_ms"] = {stage: (ms * 1000 + 0.5) // 1 / 1000 for stage, ms in request.stage_ms.items()}
+        line["stage_ms"] = {
+            stage: (ms * 1000.0 + 0.5) // 1.0 / 1000.0 for stage, ms in request.stage_ms.items()
+        }
     return line
-
-
-def outside_text(request: RequestRecord) -> str:
-    """The fields of the line whose values callers and operators choose, but the request's id, as one text."""
-    return (
-        f"{request.intent} {request.locale} {request.model} {request.prompt_version} {request.tenant}"
-        f" {request.route} {request.adapter_id} {request.error_param} {request.error_message}"
-    )

@@ -36,7 +36,7 @@ from observability.attributes import (
 )
 from observability.events import RequestRecord
 from observability.redact import scrub as without_credentials
-from observability.requestlog import outside_text
+from observability.requestlog import outside_texts
 from observability.trace_context import RootSpan
 from observability.trace_facts import Content, EdgeRecord, RecordedMessage, TraceFacts
 from observability.trace_steps import TraceStep
@@ -143,7 +143,7 @@ def spans_of(
         values["sluice.request_id"] = without_credentials(record.request_id)
         return [_root(trace, top, name, record, values)]
     values = attributes(record) | fact_attributes(facts)
-    words = outside_text(record)
+    words = " ".join(map(str, outside_texts(record)))
     if without_credentials(words) is not words:
         values = {
             name: without_credentials(value) if isinstance(value, str) else value
