@@ -117,7 +117,7 @@ class AudioContent(Struct, frozen=True, tag="audio"):
     format: str
 
 
-class Message(Struct, frozen=True):
+class Message(Struct, frozen=True, gc=False):
     """One chat message as a backend will see it.
 
     ``content`` is its text; empty if the caller sent null. ``parts`` is the whole content in order, if it is
