@@ -77,7 +77,9 @@ class BackendGate:
         alone_s = work.estimator.first_token_s(uncached)
         longest_s, due = work.estimator.longest_wait(demand, limits, alone_s)
         longest_s *= factor
-        waiting = len(self.tickets) + work.waiting
+        # Also sequences of other callers that may be waiting inside the engine.
+        inside = work.signals.waiting
+        waiting = len(self.tickets) + (inside if inside < work.foreign else work.foreign)
         rung = self._ladder_of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
@@ -207,7 +209,8 @@ class BackendGate:
         token."""
         work, estimator = self.work, self.work.estimator
         rates, places = estimator.rates, room.places
-        tokens_ahead, missing = room.ahead, demand.sequences + work.waiting
+        tokens_ahead, inside = room.ahead, work.signals.waiting
+        missing = demand.sequences + (inside if inside < work.foreign else work.foreign)
         if self.tickets:
             requests = self.queue.ahead_of(demand.tenant, demand.priority)
             tokens_ahead += self.queue.tokens * requests // len(self.tickets) // work.signals.workers
@@ -297,4 +300,5 @@ class BackendGate:
     @property
     def depth(self) -> int:
         """Waiting requests for each of the backend's engines, rounded down."""
-        return (len(self.tickets) + self.work.waiting) // self.work.signals.workers
+        signals = self.work.signals
+        return (len(self.tickets) + min(signals.waiting, self.work.foreign)) // signals.workers

@@ -160,11 +160,6 @@ class InFlightWork:
         return Room(places, self.prefill.ahead(now, s_per_token), bound, used)
 
     @property
-    def waiting(self) -> int:
-        """Sequences of other callers that may be waiting inside the engine."""
-        return waiting if (waiting := self.signals.waiting) < self.foreign else self.foreign
-
-    @property
     def busy_since(self) -> float | None:
         """When the oldest request in flight was handed on."""
         return next(iter(self.tickets.values())).handed_on_at if self.tickets else None
