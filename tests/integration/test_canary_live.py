@@ -185,7 +185,8 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         # A slow backend.
         for live in lives:
             faults(live, {"backend": "a", "kind": "slow", "delay_ms": 400})
-        assert audit(one)[0]["action"] == "chaos.replace" and audit(one)[0]["target"] == "a: slow"
+        # The end of the canary may be recorded later.
+        assert ("chaos.replace", "a: slow") in [(entry["action"], entry["target"]) for entry in audit(one)]
         command = ["canary", "start", ROUTE, "a", "--steps", "20,100", "--min-samples", "1000"]
         more = ["--window-seconds", "1", "--yes", "--url", other.url, "--key", ADMIN_KEY]
         started = CliRunner().invoke(app, [*command, *more])

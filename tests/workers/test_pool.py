@@ -64,8 +64,8 @@ async def test_the_key_is_sent_and_in_no_error() -> None:
         assert key not in str(caught.value) and key not in repr(state_of(backend))
 
 
-async def test_a_key_that_is_not_there_or_cannot_be_sent_names_its_variable() -> None:
-    for environ in ({}, {"WORKER_KEY": ""}, {"WORKER_KEY": "a\r\nb: c"}, {"WORKER_KEY": "ключ"}):
+async def test_a_key_that_cannot_be_sent_names_its_variable() -> None:
+    for environ in ({"WORKER_KEY": "a\r\nb: c"}, {"WORKER_KEY": "ключ"}):
         with pytest.raises(ConfigError, match=r"backends\.worker\.api_key_env: .*WORKER_KEY"):
             make("http://127.0.0.1:1/v1", environ=environ, api_key_env="WORKER_KEY")
 
