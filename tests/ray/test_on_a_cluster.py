@@ -23,6 +23,7 @@ from tests.state.servers import free_port
 
 pytestmark = [
     pytest.mark.timeout(900),
+    pytest.mark.serial,
     # Warnings from Ray's own modules.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
