@@ -77,9 +77,7 @@ class BackendGate:
         alone_s = work.estimator.first_token_s(uncached)
         longest_s, due = work.estimator.longest_wait(demand, limits, alone_s)
         longest_s *= factor
-        # Also sequences of other callers that may be waiting inside the engine.
-        inside = work.signals.waiting
-        waiting = len(self.tickets) + (inside if inside < work.foreign else work.foreign)
+        waiting = len(self.tickets) + work.waiting
         rung = self._ladder_of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
@@ -209,8 +207,7 @@ class BackendGate:
         token."""
         work, estimator = self.work, self.work.estimator
         rates, places = estimator.rates, room.places
-        tokens_ahead, inside = room.ahead, work.signals.waiting
-        missing = demand.sequences + (inside if inside < work.foreign else work.foreign)
+        tokens_ahead, missing = room.ahead, demand.sequences + work.waiting
         if self.tickets:
             requests = self.queue.ahead_of(demand.tenant, demand.priority)
             tokens_ahead += self.queue.tokens * requests // len(self.tickets) // work.signals.workers
@@ -300,5 +297,4 @@ class BackendGate:
     @property
     def depth(self) -> int:
         """Waiting requests for each of the backend's engines, rounded down."""
-        signals = self.work.signals
-        return (len(self.tickets) + min(signals.waiting, self.work.foreign)) // signals.workers
+        return (len(self.tickets) + self.work.waiting) // self.work.signals.workers

@@ -48,6 +48,7 @@ class InFlightWork:
         self.tickets: dict[int, AdmissionTicket] = {}
         self.sequences = 0  # in flight; a request of n texts counts n
         self.foreign = 0  # sequences of other callers in the engine
+        self.waiting = 0  # those of them that may be waiting inside it
         self.scale = 1.0
         self._generation_seen_at = self._high_seen_at = self._normal_seen_at = self._offered_at = float(
             "-inf"
@@ -62,13 +63,11 @@ class InFlightWork:
 
     def report(self, load: BackendLoad, now: float) -> None:
         self.signals.report(load, now)
-        self.foreign = more if (more := self.signals.sequences - self.sequences) > 0 else 0
         self.prefill.set_engines(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
             self.estimator.limit.bound(load.max_running)
-        pace = self.estimator.pace
-        pace.set_running(self.sequences + self.foreign, now)
-        if pace.look(now):
+        self._count_others(now)
+        if self.estimator.pace.look(now):
             self.estimator.paced()
 
     def add(self, ticket: AdmissionTicket, now: float, ahead: int) -> None:
@@ -82,8 +81,7 @@ class InFlightWork:
             self._low_prefill += ticket.uncached
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
-        self.foreign = more if (more := self.signals.sequences - self.sequences) > 0 else 0
-        self.estimator.pace.set_running(self.sequences + self.foreign, now)
+        self._count_others(now)
         self.memory.forecast.add(ticket.number, ticket.reserved)
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
@@ -105,10 +103,9 @@ class InFlightWork:
         self.sequences -= sequences
         if ticket.handed_on_at < self.signals.reported_at:  # the report may include them
             self.signals.sequences -= sequences
-        self.foreign = more if (more := self.signals.sequences - self.sequences) > 0 else 0
         pace = self.estimator.pace
         pace.end(ticket.number, output_tokens, now)
-        pace.set_running(self.sequences + self.foreign, now)
+        self._count_others(now)
         if pace.look(now):
             self.estimator.paced()
         self.memory.forecast.remove(ticket.number)
@@ -117,6 +114,12 @@ class InFlightWork:
         if outcome is SUCCEEDED:
             workers = self.signals.workers
             self.estimator.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
+
+    def _count_others(self, now: float) -> None:
+        reported = self.signals
+        self.foreign = more if (more := reported.sequences - self.sequences) > 0 else 0
+        self.waiting = reported.waiting if reported.waiting < self.foreign else self.foreign
+        self.estimator.pace.set_running(self.sequences + self.foreign, now)
 
     def _computed(self, ticket: AdmissionTicket, now: float, *, computed: bool) -> None:
         """Remove the request's prompt from the backlog: it is computed, or the request has ended before."""
