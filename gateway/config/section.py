@@ -41,11 +41,12 @@ class Section(BaseModel):
     def _no_switch_for_a_number(cls, data: Any) -> Any:
         """Refuse true and false for a number: pydantic would read them as 1 and 0."""
         for name, value in data.items() if isinstance(data, dict) else ():
-            kinds = arms(cls.model_fields[name].annotation) if name in cls.model_fields else []
-            if isinstance(value, bool) and bool not in kinds and {int, float} & set(kinds):
-                raise ValueError(
-                    f"{name}: is {value}, which YAML makes of yes, no, on and off too; allowed: a number"
-                )
+            if isinstance(value, bool) and name in cls.model_fields:
+                kinds = arms(cls.model_fields[name].annotation)
+                if bool not in kinds and {int, float} & set(kinds):
+                    raise ValueError(
+                        f"{name}: is {value}, which YAML makes of yes, no, on and off too; allowed: a number"
+                    )
         return data
 
 
