@@ -19,7 +19,7 @@ from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import KEY_VARIABLE, Audit
 from gateway.weights.source import Weights, prepared
-from gateway.wiring.state import StateParts, make_state
+from gateway.wiring.state import StateParts, make_state, make_state_folder
 from gateway.wiring.tracing import make_tracing
 from observability.subscribers import EventDispatcher
 from observability.tracing import Tracing
@@ -58,7 +58,7 @@ def make_foundation(settings: Settings) -> Foundation:
     engines = {name: engine for name, (engine, _) in found.items()}
     settings = settings.model_copy(update={"engine": engines.pop(None), "engines": engines})
     if any(f"///{STATE_FOLDER}/" in url for url in (settings.state.url, settings.ledger.url)):
-        _make_state_folder()
+        make_state_folder(STATE_FOLDER, "state.url, ledger.url")
     bodies = BodyMemory(settings.server.max_bodies_bytes or BODIES * settings.server.max_body_bytes)
     state = make_state(settings.state, clock=clock, unix_time=unix_time)
     return Foundation(
@@ -100,17 +100,6 @@ def seal_keys_of(settings: Settings) -> tuple[bytes, ...]:
     if keys and importlib.util.find_spec("cryptography") is None:
         raise ConfigError(f"{SEAL_KEY} needs cryptography: pip install 'sluice-gateway[sealing]'")
     return keys
-
-
-def _make_state_folder() -> None:
-    try:
-        STATE_FOLDER.mkdir(exist_ok=True)
-    except OSError as error:
-        place = STATE_FOLDER.absolute()
-        raise ConfigError(
-            f"state.url, ledger.url: the folder {place} cannot be made ({error.strerror}); "
-            "start where the gateway may write, or name other places"
-        ) from None
 
 
 def new_id(prefix: str) -> str:

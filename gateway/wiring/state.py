@@ -91,7 +91,7 @@ class StateParts:
         Raises ConfigError: the file's folder cannot be made, and there are no copies to serve with.
         """
         if self.url.path is not None and self.copies is not None and not self.copies.is_dir():
-            _make_folder(self.url.path.parent)
+            make_state_folder(self.url.path.parent)
         await self.store.open()
         async with asyncio.TaskGroup() as starts:
             for follower in self.followers.values():
@@ -129,13 +129,14 @@ def make_state(
     )
 
 
-def _make_folder(folder: Path) -> None:
+def make_state_folder(folder: Path, keys: str = "state.url") -> None:
+    """Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"state.url: the folder {folder} cannot be made ({error.strerror}); "
-            "allowed: a file in a folder that the gateway may write to"
+            f"{keys}: the folder {folder.absolute()} cannot be made ({error.strerror}); "
+            "start where the gateway may write, or name another place"
         ) from None
 
 
