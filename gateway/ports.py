@@ -18,7 +18,7 @@ from gateway.admin.usage import ShadowAdmin, UsageAdmin
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.config.settings import ServerConfig
-from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
+from gateway.contracts.audio import AudioRequest, EventSink, Transcript
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
@@ -59,7 +59,7 @@ class EmbeddingRunner(Protocol):
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         """The scores. Raises as :meth:`run`."""
 
-    async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
+    async def transcribe(self, request: AudioRequest, out: EventSink) -> Transcript:
         """The text of a recording; the data of a stream's events goes to ``out``. Raises as :meth:`run`."""
 
 

@@ -19,7 +19,7 @@ from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
 from gateway.contracts.answer import Answer, BudgetReport, Timings
-from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
+from gateway.contracts.audio import AudioRequest, EventSink, Transcript
 from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
@@ -184,16 +184,16 @@ class FakeEmbeddings:
         scores = [float(len(text)) for _, text in request.pairs]
         return ScoreAnswer(request.model, scores, len(scores))
 
-    async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
+    async def transcribe(self, request: AudioRequest, out: EventSink) -> Transcript:
         """The text is the file's bytes."""
         self.asked.append(request)
         request.recording.file.seek(0)
         text = request.recording.file.read().decode(errors="replace")
         if not request.recording.stream:
             segments = [{"start": 0.0, "end": 61.5, "text": text}]
-            return TranscriptAnswer(request.model, {"text": text, "segments": segments})
+            return Transcript(request.model, [{"text": text, "segments": segments}], 1)
         await out(b'{"choices": [{"delta": {"content": "%b"}}]}' % text.encode())
-        return TranscriptAnswer(request.model, None)
+        return Transcript(request.model, [None], 1)
 
 
 class FakeTokenizer:

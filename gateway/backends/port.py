@@ -14,7 +14,7 @@ from adapters.values import Adapter
 from admission.values import BackendLoad
 from budgeting.token_ids import TokenIds
 from budgeting.values import Message, Tool, ToolChoice
-from gateway.contracts.audio import EventSink, Recording
+from gateway.contracts.audio import EventSink, Recording, Transcript
 from gateway.contracts.embeddings import Conversation, EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
@@ -261,7 +261,7 @@ class DelegatingBackend(ABC):
 
     async def transcribe(
         self, recording: Recording, caller: Caller, out: EventSink, trace_headers: bytes = b""
-    ) -> "Transcript":
+    ) -> Transcript:
         """Only where :func:`transcribes` is true."""
         assert transcribes(self.delegate)
         return await self.delegate.transcribe(recording, caller, out, trace_headers)
@@ -358,25 +358,14 @@ class Ranks(Backend, Protocol):
         """The scores; cancelling frees what the call holds. Raises BackendFailure, RateLimited."""
 
 
-class Transcript(Struct, frozen=True):
-    """The text of a recording as the worker's JSON object; ``None``: it was streamed.
-
-    ``input_tokens``: as the worker counts them; ``TOKENS_PER_AUDIO_S`` per second if it reports only the
-    length.
-    """
-
-    body: Mapping[str, Any] | None
-    input_tokens: int
-    output_tokens: int = 0
-
-
 class Transcribes(Backend, Protocol):
     """A backend that turns speech into text."""
 
     async def transcribe(
         self, recording: Recording, caller: Caller, out: EventSink, trace_headers: bytes = b""
     ) -> Transcript:
-        """The text; if streamed its events are pushed to ``out``. Cancelling frees what the call holds.
+        """The text; if streamed its events are pushed to ``out``. ``input_tokens`` are the worker's count, or
+        ``TOKENS_PER_AUDIO_S`` per second if it reports only the length. Cancelling frees what the call holds.
 
         Raises BackendFailure, RateLimited; a failure after the first event is final.
         """

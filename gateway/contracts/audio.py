@@ -7,10 +7,10 @@ from math import ceil
 from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal
 
 import orjson
-from msgspec import Struct, structs
+from msgspec import structs
 from pydantic import Field, ValidationError
 
-from gateway.contracts.embeddings import PooledRequest
+from gateway.contracts.embeddings import PooledAnswer, PooledRequest
 from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Label, Neutral, Temperature, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import first_refusal, not_allowed
@@ -84,11 +84,12 @@ class AudioRequest(PooledRequest, frozen=True, kw_only=True):
     response_format: str
 
 
-class TranscriptAnswer(Struct, frozen=True):
-    """The text, as the worker's JSON object; ``body`` is ``None`` if the text was streamed."""
+Transcript = PooledAnswer[Mapping[str, Any] | None]
+"""One result: the text, as the worker's JSON object; ``None`` if it was streamed."""
 
-    model: str
-    body: Mapping[str, Any] | None
+
+async def no_event(event: bytes) -> None:
+    """The :data:`EventSink` of a whole answer, which has no events."""
 
 
 def audio_request(

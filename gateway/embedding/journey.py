@@ -34,7 +34,7 @@ from gateway.backends.port import (
     transcribes,
 )
 from gateway.contracts.audio import CONTRACT as AUDIO
-from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
+from gateway.contracts.audio import AudioRequest, EventSink, Transcript, no_event
 from gateway.contracts.embeddings import CONTRACT as EMBEDDINGS
 from gateway.contracts.embeddings import (
     Conversation,
@@ -103,7 +103,7 @@ class EmbeddingJourney:
             elif isinstance(request, ScoreRequest):
                 self._backends(_scores(request))
             elif isinstance(request, AudioRequest):
-                self._backends(_transcript(request, _nowhere))
+                self._backends(_transcript(request, no_event))
         except UnknownModel:
             return False
         return True
@@ -118,11 +118,10 @@ class EmbeddingJourney:
         request, span = self._traced(request)
         return await self._run(_scores(request), parts, span)
 
-    async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
+    async def transcribe(self, request: AudioRequest, out: EventSink) -> Transcript:
         parts = [InputPart((request.recording,), request.recording.tokens)]
         request, span = self._traced(request)
-        answer = await self._run(_transcript(request, out), parts, span)
-        return TranscriptAnswer(answer.model, answer.results[0])
+        return await self._run(_transcript(request, out), parts, span)
 
     def _traced(self, request: Asked) -> tuple[Asked, RootSpan]:
         """The request with its root span's context for workers: their calls have no spans of their own."""
@@ -383,14 +382,13 @@ def _scores(request: ScoreRequest) -> _PooledWork[Ranks, float]:
 def _transcript(request: AudioRequest, out: EventSink) -> _PooledWork[Transcribes, Mapping[str, Any] | None]:
     streaming: list[Transcribes] = []
 
-    async def ask(backend: Transcribes, part: InputPart) -> PooledAnswer[Mapping[str, Any] | None]:
+    def ask(backend: Transcribes, part: InputPart) -> Awaitable[Transcript]:
         async def push(event: bytes) -> None:
             if not streaming:
                 streaming.append(backend)
             await out(event)
 
-        made = await backend.transcribe(request.recording, request.caller, push, request.trace_headers)
-        return PooledAnswer(backend.model, [made.body], made.input_tokens, made.output_tokens)
+        return backend.transcribe(request.recording, request.caller, push, request.trace_headers)
 
     def so_far(row: UsageRow) -> Callable[[BaseException], PartialUsage]:
         """Bill a stream that failed after it began by the recording's estimated tokens."""
@@ -404,10 +402,6 @@ def _transcript(request: AudioRequest, out: EventSink) -> _PooledWork[Transcribe
         return partial_usage
 
     return _PooledWork(request, AUDIO, "transcribes speech", transcribes, ask, so_far)
-
-
-async def _nowhere(event: bytes) -> None:
-    """Receives no events: it is for a request that does not run."""
 
 
 def _with_backend(row: UsageRow, backend: Backend) -> UsageRow:

@@ -28,7 +28,7 @@ from gateway.backends.port import (
 )
 from gateway.backends.supervised import EngineStatus
 from gateway.backends.workers.inspection import WorkerInspections
-from gateway.contracts.audio import TOKENS_PER_AUDIO_S, Recording
+from gateway.contracts.audio import TOKENS_PER_AUDIO_S, Recording, no_event
 from gateway.contracts.embeddings import EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import TAKEN
 from gateway.contracts.features import Feature
@@ -269,8 +269,4 @@ async def _transcribed(backend: Transcribes) -> Usage:
             wants_usage=False,
             tokens=TOKENS_PER_AUDIO_S,
         )
-        return Usage((await backend.transcribe(silence, HEALTH, _no_event)).input_tokens)
-
-
-async def _no_event(event: bytes) -> None:
-    """Receives no events: a whole transcript has none."""
+        return Usage((await backend.transcribe(silence, HEALTH, no_event)).input_tokens)

@@ -6,7 +6,7 @@ from fastapi import Request, Response
 from starlette.datastructures import FormData, UploadFile
 from starlette.types import Receive, Scope, Send
 
-from gateway.contracts.audio import AudioRequest, Task, audio_request, transcript_body
+from gateway.contracts.audio import AudioRequest, Task, audio_request, no_event, transcript_body
 from gateway.contracts.openai_answer import error_json
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
@@ -51,9 +51,9 @@ async def _answer(task: Task, request: Request, call: CallerRequest) -> Response
 
                 async def run() -> Reply:
                     exchange.reported = True
-                    answer = await in_time(services, services.embeddings.transcribe(asked, _no_event))
+                    answer = await in_time(services, services.embeddings.transcribe(asked, no_event))
                     release()
-                    body, media_type = transcript_body(asked, answer.body or {})
+                    body, media_type = transcript_body(asked, answer.results[0] or {})
                     return Reply(200, body, media_type)
 
                 reply = await call.once_of(form, run, lambda: services.embeddings.may_ask(asked))
@@ -97,10 +97,6 @@ async def _stream(asked: AudioRequest, exchange: Exchange) -> Response:
         await send(error_json(exchange.error, exchange.request_id)[1])
     await exchange.body(b"", more=False)
     return _Sent()
-
-
-async def _no_event(event: bytes) -> None:
-    """Receives no events: a whole answer has none."""
 
 
 class _Sent(Response):

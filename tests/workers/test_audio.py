@@ -71,7 +71,7 @@ async def test_unusable_transcripts_are_asked_for_on_another_worker(reply: Any) 
     async with pool(bad, good, affinity=False) as backend:
         for _ in range(3):  # the pool may choose either worker first
             made = await backend.transcribe(recording(), CALLER, no_event)
-            assert made.body is not None and made.body["text"] == TEXT
+            assert made.results[0] is not None and made.results[0]["text"] == TEXT
     assert bad.requests
 
 
@@ -210,7 +210,7 @@ async def test_a_stream_of_openai_ends_without_done_and_has_its_own_usage() -> N
 
     async with pool(BadSpeech([openais])) as backend:
         made = await backend.transcribe(recording(stream=True), CALLER, push)
-    assert (made.body, made.input_tokens, made.output_tokens, len(events)) == (None, 14, 2, 2)
+    assert (made.results, made.input_tokens, made.output_tokens, len(events)) == ([None], 14, 2, 2)
 
 
 @pytest.mark.parametrize("wants_usage", [True, False])

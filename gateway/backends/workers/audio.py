@@ -8,14 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.backends.port import Transcript
 from gateway.backends.workers.answer import DONE, EVENT_STREAM
 from gateway.backends.workers.chunk_repair import MAX_COUNT, plausible
 from gateway.backends.workers.client import Upload, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectionLost, TransportError
 from gateway.backends.workers.refusal import failure_in_stream, failure_of_transport, refusal_of
-from gateway.contracts.audio import TOKENS_PER_AUDIO_S, EventSink, Recording
+from gateway.contracts.audio import TOKENS_PER_AUDIO_S, EventSink, Recording, Transcript
 from gateway.contracts.sse import EventReader, EventTooLarge
 from resilience.failures import BackendFailure
 
@@ -109,8 +108,10 @@ async def transcript_of(
             raise await refusal_of(connection, model=model)
         connection.first_token_received()
         if recording.stream:
-            return await _streamed(connection, recording, push)
-        return _whole(await whole_body(connection, MAX_ANSWER_BYTES), recording)
+            body, figures = None, await _streamed(connection, recording, push)
+        else:
+            body, figures = _whole(await whole_body(connection, MAX_ANSWER_BYTES))
+        return Transcript(model, [body], *_tokens(figures, recording))
     except TransportError as error:
         if not pushed:
             raise
@@ -124,16 +125,15 @@ async def transcript_of(
         connection.release()
 
 
-def _whole(data: bytes, recording: Recording) -> Transcript:
+def _whole(data: bytes) -> tuple[dict[str, Any], _Figures]:
     try:
         _read_whole(data)
-        body, figures = _read_body(data), _read_figures(data)
+        return _read_body(data), _read_figures(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadHttp("its transcript is not one of OpenAI's contract") from None
-    return Transcript(body, *_tokens(figures, recording))
 
 
-async def _streamed(connection: Connection, recording: Recording, out: EventSink) -> Transcript:
+async def _streamed(connection: Connection, recording: Recording, out: EventSink) -> _Figures:
     if not connection.content_type.startswith(EVENT_STREAM):
         raise BadHttp(f"it answered with something else than {EVENT_STREAM}")
     reader, counted, ended = EventReader(), _Figures(), False
@@ -145,7 +145,7 @@ async def _streamed(connection: Connection, recording: Recording, out: EventSink
         for event in events:
             if event == DONE:
                 connection.linger()
-                return Transcript(None, *_tokens(counted, recording))
+                return counted
             try:
                 figures = _read_figures(event)
             except (msgspec.DecodeError, UnicodeDecodeError):
@@ -158,7 +158,7 @@ async def _streamed(connection: Connection, recording: Recording, out: EventSink
             if recording.wants_usage or figures.choices != []:
                 await out(event)
     if ended:
-        return Transcript(None, *_tokens(counted, recording))
+        return counted
     raise ConnectionLost("the transcript broke off")
 
 

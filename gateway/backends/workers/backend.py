@@ -25,7 +25,6 @@ from gateway.backends.port import (
     BackendState,
     Completion,
     DeltaSink,
-    Transcript,
     Work,
 )
 from gateway.backends.prefix_hash import chain_of, salt_number
@@ -57,7 +56,7 @@ from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_t
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_PREFERENCE, WorkerPreference
 from gateway.config.backends import OpenAIBackend
-from gateway.contracts.audio import EventSink, Recording
+from gateway.contracts.audio import EventSink, Recording, Transcript
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
