@@ -1,6 +1,5 @@
 """The outcome of a line, and its record in the result files."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -36,28 +35,18 @@ def at_fault(reason: str) -> LineOutcome:
 
 
 def output_line(line: BatchLine, outcome: LineOutcome) -> bytes:
-    return _record(line.batch_id, line.number, line.custom_id, outcome=outcome)
+    request_id, body = request_id_of(line.batch_id, line.number), orjson.Fragment(outcome.body)
+    response = {"status_code": outcome.status, "request_id": request_id, "body": body}
+    return orjson.dumps({"id": request_id, "custom_id": line.custom_id, "response": response, "error": None})
 
 
 def unrun_line(batch_id: str, number: int, custom_id: str, ending: str) -> bytes:
-    """The error file's record of a line that was not run before its batch expired or was cancelled."""
-    if ending == "expired":
-        error = {"code": "batch_expired", "message": "the batch expired before this line was run"}
-    else:
-        error = {"code": "batch_cancelled", "message": "the batch was cancelled before this line was run"}
-    return _record(batch_id, number, custom_id, error=error)
+    """The record of a line that did not run before its batch was ``expired`` or ``cancelled``."""
+    error = {"code": f"batch_{ending}", "message": f"the batch is {ending}; this line was not run"}
+    request_id = request_id_of(batch_id, number)
+    return orjson.dumps({"id": request_id, "custom_id": custom_id, "response": None, "error": error})
 
 
-def _record(
-    batch_id: str,
-    number: int,
-    custom_id: str,
-    *,
-    outcome: LineOutcome | None = None,
-    error: Mapping[str, str] | None = None,
-) -> bytes:
-    request_id, response = f"batch_req_{batch_id.removeprefix('batch_')}_{number}", None
-    if outcome is not None:
-        body = orjson.Fragment(outcome.body)
-        response = {"status_code": outcome.status, "request_id": request_id, "body": body}
-    return orjson.dumps({"id": request_id, "custom_id": custom_id, "response": response, "error": error})
+def request_id_of(batch_id: str, number: int) -> str:
+    """The id of a line's request, also in the ledger."""
+    return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
