@@ -4,7 +4,6 @@ A message names the field's path, what was given (its type, or a short number) a
 It never repeats text from the body, except the name of a field, shortened, and the word in a field ``type``.
 """
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -204,18 +203,10 @@ def _message(path: str, errors: Sequence[Any]) -> str:
         return f"{subject} {fault.format_map(context)}"
     wanted = dict.fromkeys(allowed(one["type"], one.get("ctx", {})) for one in errors)
     value = error["input"]
-    if kind in _RANGES and type(value) is str:
-        value = _number_of(value)  # a form's values are texts; one that is a number may be repeated
+    if kind in _RANGES and isinstance(value, str):
+        value = Readable(value)  # a form's values are texts; this one is a number
     shown = given_type(value) if kind == "literal_error" and error["loc"][-1] == "type" else given(value)
     return f"{subject} is {shown}; allowed: {' or '.join(wanted)}"
-
-
-def _number_of(text: str) -> object:
-    """The number that a text is; the text itself if Python reads numbers differently from pydantic."""
-    for read in (int, float):
-        with contextlib.suppress(ValueError):
-            return read(text)
-    return text
 
 
 def allowed(kind: str, context: Mapping[str, Any]) -> str:

@@ -81,11 +81,11 @@ async def test_a_wrong_field_of_the_form_is_named(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("temperature", "7", "temperature is 7; allowed: 2.0 or less"),
-        ("temperature", "-0.5", "temperature is -0.5; allowed: 0.0 or more"),
-        ("temperature", "nan", "temperature is nan; allowed: a finite number"),
+        ("temperature", "7", "temperature is '7'; allowed: 2.0 or less"),
+        ("temperature", "-0.5", "temperature is '-0.5'; allowed: 0.0 or more"),
+        ("temperature", "nan", "temperature is 'nan'; allowed: a finite number"),
         ("temperature", "hot", "temperature is a string of 3 characters; allowed: a number"),
-        ("seed", "-1", "seed is -1; allowed: 0 or more"),
+        ("seed", "-1", "seed is '-1'; allowed: 0 or more"),
     ],
 )
 async def test_a_number_of_the_form_out_of_its_range_is_shown_with_the_range(
