@@ -4,7 +4,6 @@ A message names the field's path, what was given (its type, or a short number) a
 It never repeats text from the body, except the name of a field, shortened, and the word in a field ``type``.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -54,7 +53,7 @@ def parse(model: type[ModelT], body: bytes, uncounted_bytes: int = FEW_FIELDS_BY
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise first_refusal(error.errors(include_url=False), body) from None
+        raise first_refusal(error.errors(include_url=False)) from None
 
 
 def check_fields(body: bytes) -> None:
@@ -67,10 +66,10 @@ def check_fields(body: bytes) -> None:
                 raise InvalidRequest(f"the body has {count} {what}; allowed: {MAX_FIELDS} or fewer")
 
 
-def first_refusal(errors: Sequence[Any], body: bytes = b"") -> InvalidRequest:
-    """The first of pydantic's errors, as an error to raise; ``body`` is used to describe invalid JSON."""
+def first_refusal(errors: Sequence[Any]) -> InvalidRequest:
+    """The first of pydantic's errors, as an error to raise."""
     if errors[0]["type"] == "json_invalid":
-        return _not_json(str(errors[0]["ctx"]["error"]), body)
+        return InvalidJson(f"the body is not valid JSON: {errors[0]['ctx']['error']}")
     found = _first(errors)
     path = path_of(_location(found[0]))
     return InvalidRequest(_message(path, found), param=path or None)
@@ -128,17 +127,6 @@ def _part(part: int | str) -> str:
     return text if len(text) <= MAX_PATH_PART else f"{text[:MAX_PATH_PART]}…"
 
 
-def _not_json(reason: str, body: bytes) -> InvalidRequest:
-    if "hex escape" in reason:
-        # A lone surrogate is valid JSON but not valid text; the error names its field.
-        path = _surrogate_path(body)
-        if path is not None:
-            return InvalidRequest(
-                f"{path} contains a lone surrogate; allowed: valid Unicode text", param=path
-            )
-    return InvalidJson(f"the body is not valid JSON: {reason}")
-
-
 def walk(value: Any, name: int | str = "") -> Iterator[tuple[Path, int | str, Any]]:
     """A JSON value and all values in it, in order, each with the path around it and its own key or index.
 
@@ -159,18 +147,6 @@ def walk(value: Any, name: int | str = "") -> Iterator[tuple[Path, int | str, An
             path = (*around, key)
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             pending += [(path, key, one) for key, one in inner][::-1]
-
-
-def _surrogate_path(body: bytes) -> str | None:
-    try:
-        for around, key, value in walk(json.loads(body)):
-            try:
-                "".join([one for one in (key, value) if isinstance(one, str)]).encode()
-            except UnicodeEncodeError:
-                return path_of((*around[1:], key))
-    except (ValueError, RecursionError, TooManyValues):
-        pass
-    return None
 
 
 def _tagged(part: int | str) -> bool:
