@@ -5,7 +5,7 @@ It never repeats text from the body, except the name of a field, shortened, and 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -20,21 +20,14 @@ MAX_FIELDS: Final = 50_000
 loop for 1 s, 690,000 arrays for 0.6 s."""
 FEW_FIELDS_BYTES: Final = MAX_FIELDS * len(b'"":0,')
 """A body up to this size cannot have more fields, so nothing is counted: that costs 1 % of a request."""
-MAX_VALUES: Final = 50_000
-"""Most values of a free JSON value (``context``, a schema); 1,000,000 block the event loop for 1 s."""
 _COUNTED: Final = ((b":", "fields"), (b"[", "arrays"), (b"{", "objects"))
 # Runs of ordinary characters are matched at once. As alternatives of one group they take 6 ns per character,
 # 75 ms of the event loop for a text of 2.4 MB. A string without an end goes to the body's end, so that the
 # search does not begin again at each of its quotes.
 _STRING: Final = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)')
 
-Path = tuple[int | str, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
-
-
-class TooManyValues(InvalidRequest, status=422, code="invalid_request"):
-    """A free JSON value has more than ``MAX_VALUES`` values."""
 
 
 class Readable(str):
@@ -125,28 +118,6 @@ def _part(part: int | str) -> str:
     if not text.isprintable():
         text = ascii(text)[1:-1]
     return text if len(text) <= MAX_PATH_PART else f"{text[:MAX_PATH_PART]}…"
-
-
-def walk(value: Any, name: int | str = "") -> Iterator[tuple[Path, int | str, Any]]:
-    """A JSON value and all values in it, in order, each with the path around it and its own key or index.
-
-    Raises TooManyValues.
-    """
-    count = 0
-    pending: list[tuple[Path, int | str, Any]] = [((), name, value)]
-    while pending:
-        around, key, value = pending.pop()
-        yield around, key, value
-        if isinstance(value, dict | list):
-            count += len(value)
-            if count > MAX_VALUES:
-                param = path_of((name,))
-                raise TooManyValues(
-                    f"{param} has more than {MAX_VALUES} values; allowed: {MAX_VALUES}", param=param
-                )
-            path = (*around, key)
-            inner = value.items() if isinstance(value, dict) else enumerate(value)
-            pending += [(path, key, one) for key, one in inner][::-1]
 
 
 def _tagged(part: int | str) -> bool:
