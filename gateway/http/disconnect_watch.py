@@ -10,6 +10,7 @@ from msgspec import Struct
 from starlette.types import Receive
 
 from gateway.http.exchange import ClientDisconnect, ClientGone, Exchange
+from resilience.task_groups import all_or_error
 
 STALL_S: Final = 60.0  # longest time that one send may take; a slower reader would occupy a slot for nothing
 _CHECKS_PER_STALL: Final = 4
@@ -25,7 +26,7 @@ def until_gone(
     """Run the block; cancel it when the caller disconnects.
 
     Sluice's own server notifies the block. Under any other server, and for WebSockets, a task watches
-    ``receive`` after the body. A single error is raised as itself, not in a group.
+    ``receive`` after the body.
 
     Raises ClientGone: the caller disconnected, or reads nothing, and the block was cancelled.
     """
@@ -72,15 +73,12 @@ class _ServerWatch(Struct, eq=False):
 @asynccontextmanager
 async def _watching(exchange: Exchange, receive: Receive, stall_s: float) -> AsyncIterator[Release]:
     """The watch under any other server: a task that reads ``receive``."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_watch(exchange, receive, stall_s))
-            try:
-                yield watcher.cancel
-            finally:
-                watcher.cancel()
-    except BaseExceptionGroup as errors:
-        raise _single(errors) from None
+    async with all_or_error() as group:
+        watcher = group.create_task(_watch(exchange, receive, stall_s))
+        try:
+            yield watcher.cancel
+        finally:
+            watcher.cancel()
 
 
 async def _watch(exchange: Exchange, receive: Receive, stall_s: float) -> None:
@@ -96,11 +94,3 @@ async def _watch(exchange: Exchange, receive: Receive, stall_s: float) -> None:
             continue
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
             raise ClientGone
-
-
-def _single(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error itself if there is only one; an error of the work takes precedence over the disconnect."""
-    others = [error for error in errors.exceptions if not isinstance(error, ClientGone)]
-    if not others:
-        return errors.exceptions[0]
-    return others[0] if len(others) == 1 else errors

@@ -33,6 +33,7 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
 from gateway.state.errors import StateUnavailable
 from gateway.state.idempotency import CLAIM_S, Claim, IdempotencyStore, StoredReply
+from resilience.task_groups import all_or_error
 
 MAX_KEY: Final = 255  # longest key, in characters, as in other public APIs
 MAX_WAITING: Final = 64  # most requests that wait for one key; more mean a loop on the caller's side
@@ -148,18 +149,15 @@ class Idempotency:
             await asyncio.sleep(POLL_S)
 
     async def _run(self, tenant: str, key: str, claim: Claim, run: Callable[[], Awaitable[Reply]]) -> Reply:
-        kept, failure = False, None
+        kept = False
         try:
-            async with asyncio.TaskGroup() as group:
+            async with all_or_error() as group:
                 renewing = group.create_task(self._renew(tenant, key, claim))
                 try:
                     reply = await run()
                     kept = reply.keep and await self._write(tenant, key, claim.fingerprint, reply)
-                except Exception as error:
-                    failure = error  # the group would wrap it
-                renewing.cancel()
-            if failure is not None:
-                raise failure
+                finally:
+                    renewing.cancel()
             return reply
         finally:
             if not kept:
