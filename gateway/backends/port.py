@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
@@ -21,6 +20,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import PLAIN_TEXT, Caller, FinishReason, ResponseFormat, Sampling, Usage
+from observability.trace_steps import TraceStep
 from resilience.failures import invalid_input
 from resilience.retry_budget import CallBudget
 
@@ -66,21 +66,6 @@ class PartialAnswer:
         return self.generated is not None
 
 
-class ServerCall(Protocol):
-    """One call to one of the backend's servers."""
-
-    @property
-    def headers(self) -> bytes:
-        """The trace context for that server, as HTTP header lines; may be empty."""
-
-
-class Calls(Protocol):
-    """Traces the calls of a backend to its servers."""
-
-    def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[ServerCall]:
-        """Trace a call that runs while the block runs; ``hedge``: it is a second, parallel call."""
-
-
 class Work(Struct, frozen=True):
     """A request to a backend.
 
@@ -98,6 +83,8 @@ class Work(Struct, frozen=True):
 
     ``images`` are the image bytes by their hash, by which the messages name them; they take about
     ``image_tokens`` in addition to ``token_ids``.
+
+    ``calls`` traces the backend's calls to its servers.
 
     The caller has taken one call from ``call_budget``; a backend takes another for each further server.
     """
@@ -129,7 +116,7 @@ class Work(Struct, frozen=True):
     template_kwargs: Mapping[str, Any] = {}
     images: Mapping[str, ImageData] = {}
     image_tokens: int = 0
-    calls: Calls | None = None
+    calls: TraceStep | None = None
     call_budget: CallBudget = msgspec.field(default_factory=CallBudget)
 
     @property
