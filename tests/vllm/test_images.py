@@ -17,6 +17,7 @@ from budgeting.values import ImageContent, Message, Role
 from gateway.backends.port import Completion, PartialAnswer, Work
 from gateway.backends.vllm.compat import start
 from gateway.backends.vllm.compat.engine import VllmEngine
+from gateway.backends.vllm.compat.signals import SignalBoard
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.contracts.events import Delta
 from gateway.contracts.images import ImageData
@@ -81,7 +82,7 @@ def llm(folder: Path) -> Iterator[Scripted]:
 
 @pytest.fixture(scope="module")
 def engine(llm: Scripted) -> VllmEngine:
-    return VllmEngine(llm, "0", lambda token: b"A", 0, ParserNames())
+    return VllmEngine(llm, "0", lambda token: b"A", 0, ParserNames(), SignalBoard())
 
 
 @pytest.fixture(scope="module")

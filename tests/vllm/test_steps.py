@@ -201,7 +201,7 @@ async def test_with_a_queue_of_another_kind_vllm_handles_all() -> None:
     rig = StepRig()
     client = SimpleNamespace(outputs_queue=asyncio.LifoQueue(), decoder=rig.client.decoder)
     llm = SimpleNamespace(engine_core=client, output_processor=rig.processor)
-    steps = CoreSteps(llm, None)
+    steps = CoreSteps(llm, rig.board)
     rig.steps = steps
     assert not rig.send(EngineCoreOutputs()) and not steps.busy
 

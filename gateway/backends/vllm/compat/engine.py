@@ -44,7 +44,7 @@ class VllmEngine:
         token_bytes: Callable[[int], bytes],
         max_loras: int,
         names: ParserNames,
-        board: SignalBoard | None = None,
+        board: SignalBoard,
     ) -> None:
         from vllm import PoolingParams, SamplingParams
         from vllm.exceptions import VLLMClientError

@@ -143,7 +143,7 @@ def start(
         token_bytes,
         int(arguments.get("max_loras", 0)),
         names,
-        board if llm.log_stats else None,
+        board,
     )
 
 

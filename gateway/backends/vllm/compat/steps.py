@@ -57,13 +57,10 @@ class CoreSteps:
     vLLM's types are not those expected, its own path handles all.
 
     ``busy``: vLLM's task handles an earlier step, which no later one may overtake; ``resume`` is called when
-    it has.
-
-    Args:
-        board: takes the figures; ``None``: nobody reads them.
+    it has. ``board`` takes the figures.
     """
 
-    def __init__(self, llm: Any, board: SignalBoard | None) -> None:
+    def __init__(self, llm: Any, board: SignalBoard) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
         from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 
@@ -156,13 +153,13 @@ class CoreSteps:
         if self._held and (left or not more):
             self._flush()
         board, stats = self._board, step.scheduler_stats
-        if board is not None and count:
+        if count:
             board.decoded(count)
         if left:
             whole = self._decode_whole(frames)
             whole.outputs = left
             queue.put_nowait(whole)
-        elif stats is not None and board is not None:
+        elif stats is not None:
             if self._processor.lora_states.requests:
                 self._processor.update_scheduler_stats(stats)
             board.scheduled(stats, step.engine_index)
