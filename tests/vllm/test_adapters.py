@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapters.values import Adapter
-from engine.errors import AdapterUnreadable, EngineDead, NoAdapterRoom
+from engine.errors import AdapterUnreadable, EngineDead
 from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.values import EngineShape, Lora, name_of
@@ -39,11 +39,12 @@ class FakeEngine:
         self.loaded.pop(number, None)
         self.pinned.discard(number)
 
-    async def pin_lora(self, number: int) -> None:
+    async def pin_lora(self, number: int) -> bool:
         if self.busy or number not in self.loaded:
-            raise NoAdapterRoom("busy")
+            return False
         assert len(self.pinned) < self.shape.max_loras, "all places pinned: vLLM could run nothing else"
         self.pinned.add(number)
+        return True
 
     def give_up(self) -> None:
         self.dead = True

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from adapters.values import Adapter
-from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineAdapterError, EngineDead
+from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineDead
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.values import Lora
 
@@ -64,11 +64,8 @@ class VllmAdapters:
             lora = self._loaded.get(name)
             if lora is None or lora.number in self._pinned or len(self._pinned) >= engine.shape.max_loras - 1:
                 continue
-            try:
-                await engine.pin_lora(lora.number)
-            except EngineAdapterError:
-                continue  # unloaded meanwhile, or all places are in use: retried later
-            if self._loaded.get(name) == lora:
+            # An adapter without a place is tried again by a later call.
+            if await engine.pin_lora(lora.number) and self._loaded.get(name) == lora:
                 self._pinned.add(lora.number)
 
     def _number(self, adapter: Adapter) -> int:

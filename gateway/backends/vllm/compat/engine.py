@@ -285,16 +285,17 @@ class VllmEngine:
         except self._dead_error as error:
             raise errors.EngineDead("vLLM's core has ended") from error
 
-    async def pin_lora(self, number: int) -> None:
-        """Keep a loaded adapter in a place of the batch until it is removed. Raises EngineError."""
+    async def pin_lora(self, number: int) -> bool:
+        """Keep a loaded adapter in a place of the batch until it is removed; returns whether it has one.
+
+        Raises EngineDead.
+        """
         try:
-            pinned = await self._llm.pin_lora(number)
+            return bool(await self._llm.pin_lora(number))
         except self._dead_error as error:
             raise errors.EngineDead("vLLM's core has ended") from error
-        except Exception as error:
-            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned") from error
-        if not pinned:
-            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned")
+        except Exception:
+            return False  # unloaded meanwhile, or all places are in use
 
     async def prepare(self) -> None:
         """Ask the core what it can do, once, so that no request waits for it."""
