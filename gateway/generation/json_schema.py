@@ -18,18 +18,12 @@ class _TooManyReferences(Exception):
     """The check follows more references than MAX_REFERENCES."""
 
 
-def schema_faults(asked: Any, value: Any) -> bool:
-    """Whether ``value`` breaks the caller's schema; OpenAI's ``{name, schema}`` object or the bare schema.
+def breaks_schema(schema: bytes, value: Any) -> bool:
+    """Whether ``value`` breaks the caller's schema, given as JSON.
 
     Patterns are not run, because a pattern may run forever, and no reference is fetched. False for an invalid
     schema, and for one that takes too long to check: the contract has accepted or refused it before.
     """
-    wrapped = isinstance(asked, dict) and isinstance(asked.get("schema"), dict) and "name" in asked
-    return breaks_schema(msgspec.json.encode(asked["schema"] if wrapped else asked), value)
-
-
-def breaks_schema(schema: bytes, value: Any) -> bool:
-    """Whether ``value`` breaks the schema, given as JSON; otherwise like :func:`schema_faults`."""
     from referencing.exceptions import Unresolvable
 
     validator = _validator(schema)

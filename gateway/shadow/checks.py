@@ -18,7 +18,7 @@ import structlog
 from budgeting.values import Plan, Role
 from gateway.config.errors import ConfigError
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
-from gateway.generation.json_schema import schema_faults
+from gateway.generation.json_schema import breaks_schema
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import yield_thread
 from gateway.shadow.personal import has_personal
@@ -101,7 +101,7 @@ def shape(exam: Exam) -> bool | None:
         return False
     if wanted.type is FormatType.JSON_OBJECT:
         return isinstance(value, dict)
-    return not schema_faults(orjson.loads(wanted.spec), value)
+    return not breaks_schema(wanted.spec.encode(), value)
 
 
 def language(exam: Exam) -> bool | None:

@@ -26,7 +26,7 @@ EVIDENCE = (
     "Vinland Saga by Makoto Yukimura, volume 1, 1,299 yen, 27 volumes.",
     "『葬送のフリーレン』 山田鐘人",
 )
-SCHEMA = '{"name": "x", "schema": {"type": "object", "required": ["title"], "properties": {"title": {"type": "string", "pattern": "^(a+)+$"}}}}'
+SCHEMA = '{"type": "object", "required": ["title"], "properties": {"title": {"type": "string", "pattern": "^(a+)+$"}}}'
 
 
 @pytest.mark.parametrize(
