@@ -67,15 +67,9 @@ class InvokedModel:
     input_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Adjusted:
-    """What was changed in the request because the model refuses it; a warning for the caller."""
-
-    warning: str
-
-
-# A ``Delta`` has no token count yet; a ``ToolBegin`` has the tool's name as it was sent to Bedrock.
-Event = Delta | ConverseStop | ConverseUsage | InvokedModel | Adjusted
+# A ``Delta`` has no token count yet; a ``ToolBegin`` has the tool's name as it was sent to Bedrock. A ``str``
+# is a warning for the caller: what was changed in the request because the model refuses it.
+Event = Delta | ConverseStop | ConverseUsage | InvokedModel | str
 
 
 def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
@@ -211,8 +205,8 @@ class ConverseReader:
                 self._reason, self._sequence = event.reason, event.sequence
             elif isinstance(event, ConverseUsage):
                 self.usage = event
-            elif isinstance(event, Adjusted):
-                self._adjusted.append(event.warning)
+            elif isinstance(event, str):
+                self._adjusted.append(event)
         if run:
             given += self._joined(run)
         if self._reason == "malformed_tool_use":

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.backends.bedrock.answer import (
-    Adjusted,
     ConverseUsage,
     Event,
     InvokedModel,
@@ -222,7 +221,7 @@ def _adjusting(ask: Callable[..., Any], request: Mapping[str, Any]) -> tuple[Any
         else:
             raise
     answer, adjusted = _adjusting(ask, {**request, "inferenceConfig": config})
-    return answer, [Adjusted(warning), *adjusted]
+    return answer, [warning, *adjusted]
 
 
 def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFailure:
