@@ -3,8 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 
 import structlog
 
@@ -30,13 +29,9 @@ class FaultPlan:
     def __init__(self, backends: Collection[str], random: random.Random) -> None:
         self._backends = backends
         self._random = random
-        self._injected: Counter[tuple[str, str]] = Counter()
+        # Faults injected since the start, by backend and kind.
+        self.injected = Counter[tuple[str, str]]()
         self.rules: Sequence[FaultRule] = ()
-
-    @property
-    def injected(self) -> Mapping[tuple[str, str], int]:
-        """Faults injected since the start, by backend and kind."""
-        return MappingProxyType(self._injected)
 
     def replace(self, rules: Sequence[FaultRule]) -> None:
         """Put other rules in force; their counts start at zero.
@@ -70,7 +65,7 @@ class FaultPlan:
 
     def count_injected(self, rule: FaultRule) -> None:
         """Count an injected fault; a chosen fault is not injected if the answer is too short for it."""
-        self._injected[rule.backend, str(rule.kind)] += 1
+        self.injected[rule.backend, str(rule.kind)] += 1
 
     def _hits(self, number: int, rule: FaultRule) -> bool:
         if rule.times is not None and self._done[number] >= rule.times:
