@@ -192,7 +192,8 @@ async def remote(
 
 def connections_in_use(backend: WorkersBackend) -> int:
     """Return how many connections of a pool serve a request."""
-    return sum(worker.client.in_use for worker in backend._workers.values())
+    clients = [worker.client for worker in backend._workers.values()]
+    return sum(one._opening + sum(connection.busy for connection in one._open) for one in clients)
 
 
 @contextlib.contextmanager

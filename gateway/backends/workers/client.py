@@ -101,11 +101,6 @@ class WorkerClient:
         self._opening = 0
 
     @property
-    def in_use(self) -> int:
-        """Connections that serve a request or are being made."""
-        return self._opening + sum(connection.busy for connection in self._open)
-
-    @property
     def open(self) -> int:
         return len(self._open)
 
