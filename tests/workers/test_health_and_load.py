@@ -154,13 +154,13 @@ def test_a_burst_between_two_scrapes_counts_at_once() -> None:
     load = WorkerLoad(interval_s=1)
     load.scraped(FIGURES, 0)
     tickets = [load.sent(160) for _ in range(5)]
-    assert load.requests(0.5) == 13
+    assert load.requests_and_kv_usage(0.5)[0] == 13
     current = load.current(0.5)
     assert current is not None and current.running + current.waiting == 13
     assert current.kv_usage == pytest.approx(0.5 + 5 * 160 / 1600)
     for ticket in tickets:
         load.ended(ticket)
-    assert load.requests(0.6) == 8
+    assert load.requests_and_kv_usage(0.6)[0] == 8
 
 
 def test_the_reported_load_follows_every_change() -> None:
@@ -188,7 +188,7 @@ def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
     for _ in range(5):
         load.sent(16)
     load.scraped(FIGURES, 0)
-    assert load.requests(0) == 8
+    assert load.requests_and_kv_usage(0)[0] == 8
     current = load.current(0)
     assert current == BackendLoad(6, 2, 0.5, 100, 16, 0)
 
@@ -197,9 +197,9 @@ def test_others_requests_are_doubted_as_the_scrape_ages_and_then_forgotten() -> 
     load = WorkerLoad(interval_s=1)
     load.scraped(FIGURES, 0)
     load.sent(16)
-    seen = [load.requests(now) for now in (0, 2, 4, 6, 8, 9.9)]
+    seen = [load.requests_and_kv_usage(now)[0] for now in (0, 2, 4, 6, 8, 9.9)]
     assert seen == sorted(seen) and seen[0] == 9 and seen[-1] < 1 + 2 * 8
-    assert load.requests(10) == 1
+    assert load.requests_and_kv_usage(10)[0] == 1
     assert load.current(10) is None and load.requests_and_kv_usage(10) == (1, 0)
 
 
@@ -236,7 +236,7 @@ def test_load_is_never_less_than_what_is_in_flight_nor_out_of_range(
             load.ended(tickets.pop())
         else:
             load.scraped(WorkerFigures(BackendLoad(running, 1, kv_usage, 10, 16)), 0)
-        assert load.in_flight == len(tickets) <= load.requests(age)
+        assert load.in_flight == len(tickets) <= load.requests_and_kv_usage(age)[0]
         current = load.current(age)
         if current is not None:
             assert current.running + current.waiting >= len(tickets)

@@ -146,10 +146,6 @@ class WorkerLoad:
             return None
         return figures.prompt_tokens, figures.generation_tokens
 
-    def requests(self, now: float) -> float:
-        """Estimated requests on the worker: this gateway's and those of others."""
-        return len(self._sent) + self._others * self._doubt(now)
-
     def current(self, now: float) -> BackendLoad | None:
         """The worker's load now; ``None`` without a scrape that is recent enough."""
         fresh = now <= self._fresh_until
@@ -175,7 +171,7 @@ class WorkerLoad:
         return load
 
     def requests_and_kv_usage(self, now: float) -> tuple[float, float]:
-        """:meth:`requests`, and the share of its KV blocks in use, 0 when unknown, in one call."""
+        """Estimated requests, ours and those of others; share of KV blocks in use, 0 when unknown."""
         figures, doubt = self._figures, self._doubt(now)
         requests = len(self._sent) + self._others * doubt
         return requests, self._kv_usage(figures.load, doubt) if figures is not None and doubt else 0.0

@@ -182,7 +182,7 @@ class WorkerPool(Generic[M]):
         if snapshot is None or not snapshot.serving or not 0.0 <= now - snapshot.at < MAX_SNAPSHOT_AGE_S:
             serving = self._serving()
             ours = sum([member.load.in_flight for member in serving])
-            requests = sum([member.load.requests(now) for member in serving])
+            requests = sum([member.load.requests_and_kv_usage(now)[0] for member in serving])
             snapshot = self._snapshot = _Snapshot(
                 at=now,
                 serving=tuple(serving),
