@@ -62,7 +62,9 @@ def check_fields(body: bytes) -> None:
 def first_refusal(errors: Sequence[Any]) -> InvalidRequest:
     """The first of pydantic's errors, as an error to raise."""
     if errors[0]["type"] == "json_invalid":
-        return InvalidJson(f"the body is not valid JSON: {errors[0]['ctx']['error']}")
+        reason = errors[0]["ctx"]["error"]
+        pairs = "; allowed: four digits, surrogates in pairs" if "hex escape" in reason else ""
+        return InvalidJson(f"the body is not valid JSON: {reason}{pairs}")
     found = _first(errors)
     path = path_of(_location(found[0]))
     return InvalidRequest(_message(path, found), param=path or None)

@@ -276,7 +276,7 @@ def test_numbers_that_are_not_finite_are_refused(number: str, field: str, param:
 @pytest.mark.parametrize("escape", ["\\ud800", "\\udc00x", "\\ud800\\ud800"])
 def test_a_lone_surrogate_is_refused_by_its_place_in_the_body(escape: str) -> None:
     raw = '{"messages":[{"role":"user","content":"ESCAPE"}]}'.replace("ESCAPE", escape)
-    with pytest.raises(InvalidJson, match="hex escape at line 1 column"):
+    with pytest.raises(InvalidJson, match=r"hex escape at line 1 column \d+; .*surrogates in pairs"):
         read(raw.encode())
 
 
