@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.backends.port import BackendState
 from gateway.contracts.embeddings import Conversation, EmbeddingsRequest
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
@@ -72,6 +73,16 @@ async def test_a_service_that_asks_for_a_pause_gets_no_requests_for_vectors_mean
             assert caught.value.kind is FailureKind.THROTTLED and not caught.value.counts
             assert (caught.value.retry_after_s or 0) > 200
         assert len(busy.requests) == 1
+
+
+async def test_the_death_of_a_pools_last_worker_for_vectors_does_not_count_for_its_circuit() -> None:
+    only = VectorWorker(model="base", dies_after=1)
+    async with pool(only, probe_interval_seconds=60, eject_seconds=60) as backend:
+        for _ in range(2):  # the second time no worker is in service
+            with pytest.raises(BackendFailure) as caught:
+                await backend.embed(PART)
+            assert not caught.value.counts
+        assert backend.state is BackendState.STARTING
 
 
 async def test_a_request_for_vectors_carries_the_trace_context() -> None:

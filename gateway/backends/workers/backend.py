@@ -374,6 +374,7 @@ class WorkersBackend:
                 failure = error
             finally:
                 self._pool.ended(worker, ticket)
+            self._isolate(failure, tried)
             if failure.no_retry_here or not failure.policy.other_backend:
                 break
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
@@ -400,14 +401,19 @@ class WorkersBackend:
                 return await self._hedged(self.hedging, worker, request, tried, attempt)
             except BackendFailure as error:
                 failure = error
-            if failure.kind in _WORKERS_FAULT and (not self.in_service.serving or self._others_serve(tried)):
-                # The worker's health has counted the failure, so the pool's circuit breaker must not. When no
-                # worker is left the pool's state reports it; an open circuit would outlast a worker's return.
-                failure.isolated = True
+            self._isolate(failure, tried)
             if attempt.delivered or failure.no_retry_here or not failure.policy.other_backend:
                 raise failure
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service(lacking)
+
+    def _isolate(self, failure: BackendFailure, tried: Collection[str]) -> None:
+        """Keep a failure from the pool's circuit breaker if the workers' health has counted it.
+
+        When no worker is left the pool's state reports it; an open circuit would outlast a worker's return.
+        """
+        if failure.kind in _WORKERS_FAULT and (not self.in_service.serving or self._others_serve(tried)):
+            failure.isolated = True
 
     def _without(self, adapter: Adapter) -> set[str]:
         """The URLs of the workers without ``adapter``, if it is one that workers list as their own."""
@@ -604,7 +610,7 @@ class WorkersBackend:
             FailureKind.BACKEND_UNAVAILABLE,
             f"no worker of {self.name}{' with the adapter' if lacking else ''} is in service",
             retry_after_s=RETRY_S,
-            isolated=bool(lacking),
+            isolated=True,
         )
 
 
