@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 from msgspec import Struct, structs
 
-from accounting.account import Accounts
+from accounting.account import CANCELLED, Accounts
 from accounting.values import PartialUsage, UsageRow
 from admission.controller import AdmissionController
 from admission.errors import Refused
@@ -162,8 +162,9 @@ class EmbeddingJourney:
         reservation = None
         if not request.for_cache:
             reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
+        so_far = partial(_failed, row, work.so_far)
         try:
-            with self.accounts.open(row, work.so_far(row), paying(reservation, bills.append)) as account:
+            with self.accounts.open(row, so_far, paying(reservation, bills.append)) as account:
                 if len(parts) == 1:
                     by, made = await self._part(work, parts[0], backends)
                 else:
@@ -349,7 +350,7 @@ class InputPart:
 class _PooledWork(Struct, Generic[Backed, One], frozen=True):
     """A request's work: which backends are able to do it, and how one is called for a part.
 
-    ``does`` names the work. ``so_far``: bills a failed request; nothing is billed if it returns ``None``.
+    ``does`` names the work. ``so_far``: the bill of a failed request, by default nothing.
     """
 
     request: PooledRequest
@@ -357,7 +358,7 @@ class _PooledWork(Struct, Generic[Backed, One], frozen=True):
     does: str
     able: Callable[[Backend], TypeGuard[Backed]]
     ask: Callable[[Backed, InputPart], Awaitable[PooledAnswer[One]]]
-    so_far: Callable[[UsageRow], Callable[[BaseException], PartialUsage] | None] = lambda row: None
+    so_far: Callable[[UsageRow], PartialUsage] = partial(PartialUsage, delivered=False)
 
 
 def _vectors(request: EmbeddingsRequest) -> _PooledWork[Embeds, str]:
@@ -390,18 +391,19 @@ def _transcript(request: AudioRequest, out: EventSink) -> _PooledWork[Transcribe
 
         return backend.transcribe(request.recording, request.caller, push, request.trace_headers)
 
-    def so_far(row: UsageRow) -> Callable[[BaseException], PartialUsage]:
+    def so_far(row: UsageRow) -> PartialUsage:
         """Bill a stream that failed after it began by the recording's estimated tokens."""
-
-        def partial_usage(error: BaseException) -> PartialUsage:
-            if not streaming:
-                return PartialUsage(row, delivered=False)
-            used = structs.replace(_with_backend(row, streaming[0]), input_tokens=request.recording.tokens)
-            return PartialUsage(used, delivered=True)
-
-        return partial_usage
+        if not streaming:
+            return PartialUsage(row, delivered=False)
+        used = structs.replace(_with_backend(row, streaming[0]), input_tokens=request.recording.tokens)
+        return PartialUsage(used, delivered=True)
 
     return _PooledWork(request, AUDIO, "transcribes speech", transcribes, ask, so_far)
+
+
+def _failed(row: UsageRow, so_far: Callable[[UsageRow], PartialUsage], error: BaseException) -> PartialUsage:
+    code = public_error(error).code if isinstance(error, Exception) else CANCELLED
+    return so_far(structs.replace(row, error_code=code))
 
 
 def _with_backend(row: UsageRow, backend: Backend) -> UsageRow:

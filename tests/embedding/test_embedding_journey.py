@@ -222,6 +222,7 @@ async def test_a_part_that_fails_everywhere_ends_the_others_and_bills_nothing() 
     with pytest.raises(BackendFailure):
         await rig.run(*map(str, range(500)))
     assert rig.rows() == [(None, "error", 0, 0)]
+    assert rig.outbox.rows[0].error_code == rig.records[0].error_code == "backend_unavailable"
     assert not rig.in_use()
 
 
@@ -233,6 +234,7 @@ async def test_a_caller_who_leaves_frees_everything() -> None:
         await maker.asked.wait()
         running.cancel()
     assert rig.rows() == [(None, "cancelled", 0, 0)]
+    assert rig.outbox.rows[0].error_code == rig.records[0].error_code == "cancelled"
     assert rig.records[0].status == 499
     assert not rig.in_use()
 
