@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from gateway.contracts.features import Feature
 from gateway.contracts.values import ResponseFormat, Sampling
-from resilience.failures import invalid_input
 
 T = TypeVar("T")
 
@@ -61,12 +60,7 @@ def features_asked(sampling: Sampling, response_format: ResponseFormat) -> froze
 
 
 def filled(asked: Sampling, default: Sampling) -> Sampling:
-    """The request's sampling; unset fields get the checkpoint's defaults, else neutral values.
-
-    Raises BackendFailure: ``max_tokens`` is not set.
-    """
-    if asked.max_tokens is None:
-        raise invalid_input("max_tokens is not set; the budget stage sets it")
+    """The request's sampling; unset fields get the checkpoint's defaults, else neutral values."""
     return replace(
         asked,
         temperature=_first(asked.temperature, default.temperature, 1.0),
