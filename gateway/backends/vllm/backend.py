@@ -27,7 +27,7 @@ from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import TAKEN
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
-from resilience.failures import BackendFailure, FailureKind, invalid_input
+from resilience.failures import BackendFailure, FailureKind
 from resilience.task_groups import all_or_error
 
 # Longer than a block, so that the second prompt hits the first one's cached block.
@@ -146,16 +146,7 @@ class VllmBackend(OnVllm):
         return await generate_rest(self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
-        given, engine = work.partial_ids, self.running()
-        if not work.token_ids:
-            raise invalid_input("the prompt has no tokens")
-        longest = engine.shape.max_model_len - 1
-        if work.input_tokens + len(given) > longest:
-            rest = f" and {len(given)} of its answer" if given else ""
-            raise BackendFailure(
-                FailureKind.TOKEN_LIMIT_EXCEEDED,
-                f"the prompt has {work.input_tokens} tokens{rest}; allowed: at most {longest}",
-            )
+        engine = self.running()
         async with AsyncExitStack() as held:
             lora = None
             if work.adapter is not None:
@@ -163,8 +154,6 @@ class VllmBackend(OnVllm):
                     await held.enter_async_context(self.slots.hold(work.adapter))
                 except errors.EngineDead as error:
                     raise BackendFailure(FailureKind.ENGINE_DEAD, str(error)) from error
-                except errors.EngineError as error:
-                    raise BackendFailure(FailureKind.MODEL_NOT_FOUND, str(error)) from error
                 lora = self.loaded.get(work.adapter.adapter_id)
             held.enter_context(self.board.sequences(work.sampling.n))
             sampling = replace(
