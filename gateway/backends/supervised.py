@@ -178,13 +178,11 @@ class SupervisedHost:
         return self._run.backends[name]
 
     def take_work(self, name: str) -> None:
-        """Note that the engine gets work: an idle one begins a step. Raises BackendFailure: it restarts."""
+        """Note that the engine gets work: an idle one begins a step. Raises BackendFailure: it loads."""
         state = self._supervisor.state
-        if state is SupervisorState.RESTARTING:
+        if state in (SupervisorState.STARTING, SupervisorState.RESTARTING):
             raise BackendFailure(
-                FailureKind.BACKEND_UNAVAILABLE,
-                f"{name}: the engine is starting again",
-                retry_after_s=self.ready_in_s,
+                FailureKind.BACKEND_UNAVAILABLE, self.absence(name).reason, retry_after_s=self.ready_in_s
             )
         if state is SupervisorState.GIVEN_UP:
             raise BackendFailure(
@@ -446,10 +444,6 @@ class SupervisedBackend(DelegatingBackend):
 
     async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         """Vectors of the engine that runs now; its death fails the call."""
-        if self.state is BackendState.STARTING:
-            raise BackendFailure(
-                FailureKind.BACKEND_UNAVAILABLE, self.absence.reason, retry_after_s=self.ready_in_s
-            )
         with self._working():
             return await super().embed(part)
 
