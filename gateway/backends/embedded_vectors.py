@@ -7,6 +7,7 @@ from itertools import count
 from typing import Final
 
 from engine.client import EngineClient, EngineTicket, receive_any
+from engine.errors import EngineDead
 from engine.values import GenerationRequest, SamplingParams, SequenceEnd
 from gateway.backends.embedded_failures import failure_of
 from gateway.backends.port import plain_inputs
@@ -28,18 +29,15 @@ def generates_nothing(name: str) -> BackendFailure:
     return BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{name} makes vectors and generates nothing")
 
 
-def longest_input(part: EmbeddingsRequest, max_model_len: int | None) -> int | None:
-    """The length in tokens to which inputs are cut; ``None``: they are not cut."""
-    return max_model_len if part.truncate_to == -1 else part.truncate_to
+async def inputs_of(
+    part: EmbeddingsRequest, encode: EncodePart, max_model_len: int, vocab_size: int | None = None
+) -> list[tuple[int, ...]]:
+    """The token ids of the inputs, cut to the length that the caller asks for.
 
-
-def check_inputs(
-    part: EmbeddingsRequest,
-    inputs: Sequence[Sequence[int]],
-    max_model_len: int,
-    vocab_size: int | None = None,
-) -> None:
-    """Raise BackendFailure for the first input that is too long, or has an id outside the vocabulary."""
+    Raises BackendFailure for the first input that is too long, or has an id outside the vocabulary.
+    """
+    longest = max_model_len if part.truncate_to == -1 else part.truncate_to
+    inputs = [tuple(ids[:longest]) for ids in await encode(part)]
     for index, ids in enumerate(inputs):
         field = part.field(index)
         if len(ids) > max_model_len:
@@ -48,6 +46,7 @@ def check_inputs(
         if vocab_size is not None and max(ids, default=0) >= vocab_size:
             message = f"{field} has token id {max(ids)}; allowed: 0 to {vocab_size - 1}"
             raise invalid_input(message, field)
+    return inputs
 
 
 async def ids_alone(part: EmbeddingsRequest) -> Sequence[Sequence[int]]:
@@ -64,19 +63,15 @@ async def vectors_of(part: EmbeddingsRequest, client: EngineClient, encode: Enco
     if part.dimensions is not None:
         message = f"dimensions is {part.dimensions}; allowed: null, {part.model} has vectors of one length"
         raise invalid_input(message, "dimensions")
-    info = client.info
-    longest = longest_input(part, None if info is None else info.max_model_len)
-    inputs = [ids[:longest] for ids in await encode(part)]
-    if info is not None:
-        check_inputs(part, inputs, info.max_model_len, info.vocab_size)
+    if (info := client.info) is None:
+        raise EngineDead("the engine has not started")
+    inputs = await inputs_of(part, encode, info.max_model_len, info.vocab_size)
     vectors: dict[int, str] = {}
     tokens = 0
     going: dict[EngineTicket, int] = {}
     with ExitStack() as held:
         for index, ids in enumerate(inputs):
-            request = GenerationRequest(
-                f"embedding {next(NUMBERS)}", tuple(ids), _UNUSED, PRIORITY, embed=True
-            )
+            request = GenerationRequest(f"embedding {next(NUMBERS)}", ids, _UNUSED, PRIORITY, embed=True)
             going[held.enter_context(client.submit(request))] = index
             while going and (len(going) >= AT_ONCE or index + 1 == len(inputs)):
                 for ticket, output in await receive_any(going):

@@ -9,13 +9,7 @@ from msgspec.structs import replace
 
 from admission.values import BackendLoad
 from engine import errors
-from gateway.backends.embedded_vectors import (
-    NUMBERS,
-    EncodePart,
-    check_inputs,
-    generates_nothing,
-    longest_input,
-)
+from gateway.backends.embedded_vectors import NUMBERS, EncodePart, generates_nothing, inputs_of
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial, generate_rest, resumed_seed
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
@@ -182,9 +176,7 @@ class VllmPoolingBackend(OnVllm):
 
     async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
         engine = self.running()
-        longest = longest_input(part, engine.shape.max_model_len)
-        inputs = [tuple(ids[:longest]) for ids in await self.encode(part)]
-        check_inputs(part, inputs, engine.shape.max_model_len)
+        inputs = await inputs_of(part, self.encode, engine.shape.max_model_len)
         with self.board.sequences(len(inputs)):
             async with all_or_error() as group:
                 tasks = [
