@@ -2,11 +2,12 @@
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any, BinaryIO, Final
 
+import orjson
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -119,8 +120,10 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise unsupported(exchange, b"content-type", "multipart/form-data")
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    # Other charsets decode to what is no text, or fail in ways that the parser does not know.
+    if kind != b"multipart/form-data" or options.get(b"charset", b"utf-8").lower() != b"utf-8":
+        raise unsupported(exchange, b"content-type", "multipart/form-data in UTF-8")
     whole = 0
 
     async def receive() -> Message:
@@ -161,7 +164,7 @@ async def form_content(form: FormData) -> bytes:
             parts.append([name, value.filename, value.content_type, digest])
         else:
             parts.append([name, value])
-    return json.dumps(parts).encode()  # orjson refuses what a form's charset may decode to
+    return orjson.dumps(parts)
 
 
 def _digest(file: BinaryIO) -> str:

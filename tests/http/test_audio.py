@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import audio_request
 from gateway.contracts.origin import RequestOrigin
@@ -113,6 +115,20 @@ async def test_recordings_in_progress_take_a_bounded_part_of_the_disk_and_free_i
                 others(50_000)
                 assert (await client.post(WHOLE, **form)).status_code == 503
         assert room.held_bytes == 0
+
+
+@pytest.mark.parametrize("path", [WHOLE, "/v1/files"])
+@pytest.mark.parametrize("charset", ["unicode_escape", "undefined", "utf-16"])
+async def test_a_form_in_another_charset_than_utf_8_is_refused_by_its_header(
+    connect: Connect, path: str, charset: str
+) -> None:
+    field = 'Content-Disposition: form-data; name="\\ud800"\r\n\r\na'
+    body = f"--b\r\n{field}\r\n--b\r\n{field}\r\n--b--\r\n".encode()
+    headers = {"content-type": f"multipart/form-data; boundary=b; charset={charset}"}
+    files: Any = SimpleNamespace(section=BatchesSection(), store=None)
+    async with connect(fake_services(files=files)) as client:
+        answer = await client.post(path, content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-type")
 
 
 async def test_translations_have_no_words_with_times(connect: Connect) -> None:

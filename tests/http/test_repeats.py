@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.datastructures import FormData
 
 from gateway.app import create_app
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
-from gateway.http.body import form_content
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeEmbeddings, MemoryIdempotency, fake_services
 from tests.http.conftest import Connect
@@ -95,11 +93,6 @@ async def test_a_recording_sent_again_is_transcribed_once_and_another_one_is_a_c
     assert again.headers["x-idempotent-replay"] == "true" and "x-idempotent-replay" not in first.headers
     assert (again.text, again.headers["content-type"]) == ("it was\n", "text/plain; charset=utf-8")
     assert [code(other) for other in others] == [(409, "idempotency_conflict")] * 2
-
-
-async def test_names_in_any_charset_are_part_of_a_forms_content() -> None:
-    odd, other = (FormData([("prompt", text)]) for text in ("\ud800", "\ud801"))
-    assert await form_content(odd) == await form_content(odd) != await form_content(other)
 
 
 async def test_a_streamed_transcript_is_not_kept(connect: Connect) -> None:
