@@ -62,7 +62,7 @@ def from_format(body: FormatBody | None) -> ResponseFormat:
         return ResponseFormat(FormatType(body.type))
     if body.json_schema is None:
         raise InvalidRequest(f"{field} is missing; it is required for type 'json_schema'", param=field)
-    shape = _schema(schema := _unwrapped(body.json_schema, field), field)
+    shape = object_shape(schema := _unwrapped(body.json_schema, field), field)
     strict = None if schema is body.json_schema else body.json_schema.get("strict")
     return replace(shape, strict=strict) if isinstance(strict, bool) else shape
 
@@ -80,7 +80,7 @@ def schema_shape(schema: Mapping[str, Any] | str | None, field: str) -> Response
             schema = None
         if not isinstance(schema, dict):
             raise not_allowed(field, "is not the JSON text of an object", "a JSON schema")
-    return _schema(schema, field)
+    return object_shape(schema, field)
 
 
 def text_shape(kind: FormatType, text: str | None, field: str) -> ResponseFormat | None:
@@ -100,7 +100,8 @@ def choice_shape(choices: list[str] | None, field: str) -> ResponseFormat | None
     return _bounded(FormatType.CHOICE, orjson.dumps(choices).decode(), field)
 
 
-def _schema(schema: Mapping[str, Any], field: str) -> ResponseFormat:
+def object_shape(schema: Mapping[str, Any], field: str) -> ResponseFormat:
+    """The shape of a JSON schema. Raises as :func:`bounded_schema`."""
     return _bounded(FormatType.JSON_SCHEMA, orjson.dumps(bounded_schema(schema, field)).decode(), field)
 
 

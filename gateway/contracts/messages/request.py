@@ -7,7 +7,7 @@ from gateway.contracts.checks import check_count
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import label_or_none
-from gateway.contracts.formats import schema_shape
+from gateway.contracts.formats import object_shape
 from gateway.contracts.messages.body import MAX_DROPPED, CountRequest, MessagesRequest
 from gateway.contracts.messages.conversation import chosen, conversation, input_tools
 from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
@@ -62,7 +62,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
     )
     config = body.output_config
     shaped = config.format if config is not None else None
-    shape = schema_shape(shaped.json_schema, "output_config.format.schema") if shaped is not None else None
+    shape = object_shape(shaped.json_schema, "output_config.format.schema") if shaped else PLAIN_TEXT
     unknown = body.unknown
     return build_request(
         origin,
@@ -72,7 +72,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         model=body.model,
         session_id=native.session_id or origin.session_id or user,
         user=user,
-        response_format=shape or PLAIN_TEXT,
+        response_format=shape,
         priority=origin.capped(0),
         # The effort is only a hint in this contract, because clients send one to every model.
         needs=needs - {Feature.REASONING_EFFORT},

@@ -2,20 +2,21 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
-from gateway.contracts.formats import FormatBody, from_format
+from gateway.contracts.formats import object_shape
 from gateway.contracts.images import holds_data
 from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.responses.body import ChoiceObject, InputItem, ResponsesBody, TextFormat
 from gateway.contracts.responses.conversation import chosen, conversation, flat_tools
 from gateway.contracts.tools import asked_tools, checked_tools, holds_calls, to_choice
-from gateway.contracts.values import EMPTY, PLAIN_TEXT, Contract, ResponseFormat, Sampling
+from gateway.contracts.values import EMPTY, PLAIN_TEXT, Contract, FormatType, ResponseFormat, Sampling
 from gateway.errors import InvalidRequest
 
 INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
@@ -53,7 +54,6 @@ _FIELDS: Final[Mapping[str, str]] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
-    "response_format.json_schema": "text.format.schema",
     "adapter_id": "model",
     "reasoning_effort": "reasoning.effort",
 }
@@ -190,13 +190,12 @@ def _fields(native: SluiceFields, tools: Sequence[str]) -> Mapping[str, str]:
 def _shape(given: TextFormat | None) -> ResponseFormat:
     if given is None:
         return PLAIN_TEXT
-    schema = None if given.schema_ is None else {"schema": given.schema_, "strict": given.strict}
-    try:
-        return from_format(FormatBody(type=given.type, json_schema=schema))
-    except InvalidRequest as error:
-        old, new = "response_format.json_schema", "text.format"
-        param = (error.param or "").replace(f"{old}.schema", f"{new}.schema").replace(old, f"{new}.schema")
-        raise type(error)(error.message.replace(error.param or old, param, 1), param=param) from None
+    field = "text.format.schema"
+    if given.type != "json_schema":
+        if given.schema_ is not None:
+            raise not_allowed(field, "is an object", f"null when text.format.type is '{given.type}'")
+        return ResponseFormat(FormatType(given.type))
+    return replace(object_shape(required(given.schema_, field), field), strict=given.strict)
 
 
 _ECHOED: Final = (
