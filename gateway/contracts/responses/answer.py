@@ -153,10 +153,6 @@ def message_item(item_id: str, text: str, status: str, logprobs: Sequence[TokenL
     return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
 
 
-def call_prefix(kind: ToolKind) -> str:
-    return "ctc" if kind is ToolKind.CUSTOM else "fc"
-
-
 def call_item(asked: ResponsesRequest, item_id: str, call: ToolCall, status: str) -> Item:
     """The item of a call; a namespace and its member's name are separated again."""
     namespace, name = asked.namespaces.get(call.name, (None, call.name))

@@ -18,7 +18,6 @@ from gateway.contracts.responses.answer import (
     STATUS,
     Item,
     call_item,
-    call_prefix,
     ended_response,
     failed_response,
     message_item,
@@ -82,9 +81,7 @@ class ResponseFrames:
     def event(self, event: Delta) -> bytes:
         match event:
             case ToolBegin():
-                return self._close() + self._begin(
-                    _Open(event.kind, f"{call_prefix(event.kind)}_{self._own}_{len(self._items)}", event)
-                )
+                return self._begin(event.kind, event)[0]
             case ToolEnd():
                 return self._close()
             case ToolArgs() | Reasoning() if event.text:
@@ -131,27 +128,23 @@ class ResponseFrames:
         """The open item, of this kind, and the events that open it if it is new."""
         if self._open is not None and self._open.kind == kind:
             return b"", self._open
-        closed, prefix = self._close(), {"message": "msg", "reasoning": "rs"}[kind]
-        item = _Open(kind, f"{prefix}_{self._own}_{len(self._items)}")
-        return closed + self._begin(item), item
+        return self._begin(kind)
 
-    def _begin(self, item: _Open) -> bytes:
-        self._open = item
-        place = {"item_id": item.item_id, "output_index": len(self._items)}
-        added = _frame(
-            "response.output_item.added",
-            self._next(),
-            output_index=len(self._items),
-            item=self._shown(item, "in_progress"),
-        )
-        kind = _DELTAS[item.kind]
-        if item.begin is None:
+    def _begin(self, kind: str, begin: ToolBegin | None = None) -> tuple[bytes, _Open]:
+        """A new open item, and the events that close the one before and open it."""
+        closed, index = self._close(), len(self._items)
+        prefix, delta = _KINDS[kind]
+        item = self._open = _Open(kind, f"{prefix}_{self._own}_{index}", begin)
+        place = {"item_id": item.item_id, "output_index": index}
+        shown = self._shown(item, "in_progress")
+        added = _frame("response.output_item.added", self._next(), output_index=index, item=shown)
+        if begin is None:
             place["content_index"] = 0
-            part = text_part("") if item.kind == "message" else {"type": "reasoning_text", "text": ""}
+            part = text_part("") if kind == "message" else {"type": "reasoning_text", "text": ""}
             added += _frame("response.content_part.added", self._next(), **place, part=part)
-        head = orjson.dumps({"type": f"{kind}.delta", **place})
-        item.head = b"event: %b.delta\ndata: %b" % (kind.encode(), head[:-1]) + b',"sequence_number":'
-        return added
+        head = orjson.dumps({"type": f"{delta}.delta", **place})
+        item.head = b"event: %b.delta\ndata: %b" % (delta.encode(), head[:-1]) + b',"sequence_number":'
+        return closed + added, item
 
     def _close(self, status: str = "completed") -> bytes:
         item, self._open = self._open, None
@@ -162,7 +155,7 @@ class ResponseFrames:
             status = "incomplete"  # the call was cut
         place: dict[str, Any] = {"item_id": item.item_id, "output_index": index}
         whole = self._shown(item, status)
-        kind = _DELTAS[item.kind]
+        _, kind = _KINDS[item.kind]
         if item.begin is not None:
             field = "input" if item.kind == ToolKind.CUSTOM else "arguments"
             named = {} if item.kind == ToolKind.CUSTOM else {"name": whole["name"]}
@@ -214,11 +207,12 @@ def _opening(begun: Mapping[str, Any]) -> bytes:
     )
 
 
-_DELTAS: Final = {
-    "message": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    ToolKind.FUNCTION: "response.function_call_arguments",
-    ToolKind.CUSTOM: "response.custom_tool_call_input",
+# Of each kind of item: the prefix of its ids, and that of its events' types.
+_KINDS: Final = {
+    "message": ("msg", "response.output_text"),
+    "reasoning": ("rs", "response.reasoning_text"),
+    ToolKind.FUNCTION: ("fc", "response.function_call_arguments"),
+    ToolKind.CUSTOM: ("ctc", "response.custom_tool_call_input"),
 }
 
 
