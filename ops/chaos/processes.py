@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ops.chaos.errors import TestbedError
+from ops.chaos.errors import ChaosError
 
 STOP_WITHIN_S = 20.0
 LOG_CHARACTERS = 3000
@@ -33,13 +33,13 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process id. Raises TestbedError when the process does not run."""
+        """The process id. Raises ChaosError when the process does not run."""
         if self._child is None or self._child.returncode is not None:
-            raise TestbedError(f"{self.role} does not run; its log is {self.log}")
+            raise ChaosError(f"{self.role} does not run; its log is {self.log}")
         return self._child.pid
 
     async def start(self, within_s: float) -> str:
-        """Start the process; returns its first line of output. Raises TestbedError if none comes in time."""
+        """Start the process; returns its first line of output. Raises ChaosError if none comes in time."""
         with self.log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
                 *self.command, env=dict(self.environment), stdin=asyncio.subprocess.DEVNULL,
@@ -51,7 +51,7 @@ class Process:
             async with asyncio.timeout(within_s):
                 line = await self._child.stdout.readline()
         if not line:
-            raise TestbedError(f"{self.role} did not start:\n{self.tail()}")
+            raise ChaosError(f"{self.role} did not start:\n{self.tail()}")
         return line.decode(errors="replace")
 
     async def kill(self) -> None:
@@ -78,7 +78,7 @@ class Process:
 
 
 def engine_pids(gateway_pid: int) -> list[int]:
-    """Ids of a gateway's engine processes, embedded or vLLM's. Raises TestbedError when there is none."""
+    """Ids of a gateway's engine processes, embedded or vLLM's. Raises ChaosError when there is none."""
     children = []
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(gateway_pid).children(recursive=True)
@@ -90,4 +90,4 @@ def engine_pids(gateway_pid: int) -> list[int]:
                     found.append(process.pid)
         if found:
             return found
-    raise TestbedError(f"the gateway (process {gateway_pid}) has no engine process now")
+    raise ChaosError(f"the gateway (process {gateway_pid}) has no engine process now")

@@ -17,7 +17,7 @@ from dataclasses import KW_ONLY, dataclass
 import psutil
 
 from ops.chaos.caller import ChaosCaller
-from ops.chaos.errors import TestbedError
+from ops.chaos.errors import ChaosError
 from ops.chaos.figures import Scrape, grown, holdings_of, read_ledger, read_metrics, read_seams
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import AppliedFault, ExpectedAnswers, outcome_of
@@ -67,7 +67,7 @@ class ChaosRun:
     async def go(self) -> ChaosReport:
         """Run the scenario and return its report.
 
-        Raises TestbedError, AdminError: the gateway does not answer even without faults, its ledger or log
+        Raises ChaosError, AdminError: the gateway does not answer even without faults, its ledger or log
         cannot be read, or a fault cannot be injected.
         """
         testbed, report = self.testbed, self._report
@@ -133,7 +133,7 @@ class ChaosRun:
                 return observed.text
             if time.monotonic() > end or observed.code in (CONNECT, "invalid_key", "missing_key"):
                 why = observed.code or f"{finish}, {fallback}"
-                raise TestbedError(f"{self.testbed.url}: no whole answer even without faults: {why}")
+                raise ChaosError(f"{self.testbed.url}: no whole answer even without faults: {why}")
             await asyncio.sleep(AGAIN_S)
         raise AssertionError("counting does not end")
 
@@ -188,7 +188,7 @@ class ChaosRun:
             try:
                 await asyncio.to_thread(self.testbed.client.post, "admin", "chaos", body={"faults": rules})
             except AdminError as error:
-                raise TestbedError(
+                raise ChaosError(
                     f"/admin/chaos does not take the faults ({error}); is chaos.enabled true there?"
                 ) from None
         self.injected.append(AppliedFault(began_s, action.label, action.breaks))
@@ -238,7 +238,7 @@ class ChaosRun:
             seams = None if log is None else await asyncio.to_thread(read_seams, log, self._id)
             return await self._rows(), seams
         except (OSError, sqlite3.Error) as error:
-            raise TestbedError(f"--ledger, --log: cannot be read ({error})") from None
+            raise ChaosError(f"--ledger, --log: cannot be read ({error})") from None
 
     async def _rows(self) -> dict[str, list[int]] | None:
         """The ledger's rows of this run, when all expected ones are there or the time limit has passed."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from gateway.config.chaos import FaultRule
 from gateway.config.section import Section
 from gateway.config.yaml_file import read_yaml
-from ops.chaos.errors import ScenarioError
+from ops.chaos.errors import ChaosError
 
 ROLE = r"^(gateway|engine|bedrock|worker:[0-9]{1,2})$"
 Role = Annotated[str, Field(pattern=ROLE)]
@@ -171,10 +171,10 @@ BUNDLED = Path(__file__).parent / "scenarios"
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario from a file, or the bundled scenario with that name. Raises ScenarioError."""
+    """Read a scenario from a file, or the bundled scenario with that name. Raises ChaosError."""
     if not path.exists() and len(path.parts) == 1:
         names = sorted(one.stem for one in BUNDLED.glob("*.yaml"))
         if path.name not in names:
-            raise ScenarioError(f"{path}: cannot be read: no such file; bundled: {', '.join(names)}")
+            raise ChaosError(f"{path}: cannot be read: no such file; bundled: {', '.join(names)}")
         path = BUNDLED / f"{path}.yaml"
-    return read_yaml(path, Scenario, ScenarioError)
+    return read_yaml(path, Scenario, ChaosError)

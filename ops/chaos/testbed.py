@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from gateway.config.engine import BUNDLED
-from ops.chaos.errors import TestbedError
+from ops.chaos.errors import ChaosError
 from ops.chaos.processes import Process, engine_pids
 from ops.chaos.scenario import BedrockFault, ScenarioStart
 from ops.client import AdminClient, AdminError
@@ -83,33 +83,33 @@ class Testbed:
         return AdminClient(self.url, self.key, CALL_TIMEOUT_S)
 
     def pids(self, role: str) -> list[int]:
-        """The process ids of a role. Raises TestbedError."""
+        """The process ids of a role. Raises ChaosError."""
         if role in ("gateway", "engine"):
             if self.gateway_pid is None:
-                raise TestbedError(f"{role}: the gateway's process is not known; give --pid, or --start")
+                raise ChaosError(f"{role}: the gateway's process is not known; give --pid, or --start")
             return [self.gateway_pid] if role == "gateway" else engine_pids(self.gateway_pid)
         if role not in self.processes:
             known = ", ".join(sorted({*self.processes, "gateway", "engine"}))
-            raise TestbedError(f"{role}: there is no such process; there are {known}")
+            raise ChaosError(f"{role}: there is no such process; there are {known}")
         return [self.processes[role].pid]
 
     def signal(self, role: str, number: Signals) -> None:
-        """Signal a role's processes. Raises TestbedError."""
+        """Signal a role's processes. Raises ChaosError."""
         for pid in self.pids(role):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     async def restart(self, role: str, within_s: float) -> None:
-        """Kill and start a role's process again. Raises TestbedError."""
+        """Kill and start a role's process again. Raises ChaosError."""
         if role not in self.processes:
-            raise TestbedError(f"{role}: not started here, so it cannot be restarted")
+            raise ChaosError(f"{role}: not started here, so it cannot be restarted")
         await self.processes[role].kill()
         await self.processes[role].start(within_s)
 
     async def bedrock(self, fault: BedrockFault) -> None:
-        """Set the fault of the Bedrock stand-in. Raises TestbedError, AdminError."""
+        """Set the fault of the Bedrock stand-in. Raises ChaosError, AdminError."""
         if self.bedrock_control is None:
-            raise TestbedError("bedrock: there is no stand-in; set start.bedrock: true")
+            raise ChaosError("bedrock: there is no stand-in; set start.bedrock: true")
         body = fault.model_dump(exclude_defaults=True)
         await asyncio.to_thread(self.bedrock_control.post, body=body)
 
@@ -118,7 +118,7 @@ class Testbed:
 async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
     """Start the scenario's processes; all are stopped at the end of the block.
 
-    Raises TestbedError: a process does not start; the message has the end of its log.
+    Raises ChaosError: a process does not start; the message has the end of its log.
     """
     async with AsyncExitStack() as running:
         testbed = Testbed("", KEY, ledger=folder / "ledger.db")
@@ -136,7 +136,7 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
         if start.engine != "none":
             backends = {"local": {"kind": "engine"}, **backends}
         if not backends:
-            raise TestbedError("start: engine none, no workers and no bedrock: no backend could answer")
+            raise ChaosError("start: engine none, no workers and no bedrock: no backend could answer")
         engine = {"embedded": EMBEDDED, "vllm": VLLM}.get(
             start.engine, {"kind": "none", "tokenizer": DEMO_MODEL, "served_model_name": "demo"}
         )
@@ -165,12 +165,12 @@ class _Starter:
     async def bedrock(self) -> dict[str, Any]:
         """Start the stand-in; returns the section of its backend."""
         if not STAND_IN_IS_HERE:
-            raise TestbedError(
+            raise ChaosError(
                 "start.bedrock: the stand-in for Bedrock is not installed; "
                 "run it in a clone of the repository"
             )
         if find_spec("boto3") is None:
-            raise TestbedError("start.bedrock: boto3 is not installed: pip install 'sluice-gateway[bedrock]'")
+            raise ChaosError("start.bedrock: boto3 is not installed: pip install 'sluice-gateway[bedrock]'")
         port, control = free_ports(2)
         words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
         path = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))
@@ -198,11 +198,11 @@ class _Starter:
         process, within_s = self.testbed.processes[role], self.start.ready_within_s
         found = re.search(r"http://[^\s]+", banner)
         if found is None:
-            raise TestbedError(f"{role} did not start:\n{process.tail()}")
+            raise ChaosError(f"{role} did not start:\n{process.tail()}")
         end = time.monotonic() + within_s
         while not await asyncio.to_thread(_is_ready, found[0]):
             if time.monotonic() > end or not psutil.pid_exists(process.pid):
-                raise TestbedError(f"{role} was not ready within {within_s:g} s:\n{process.tail()}")
+                raise ChaosError(f"{role} was not ready within {within_s:g} s:\n{process.tail()}")
             await asyncio.sleep(POLL_S)
         return found[0]
 

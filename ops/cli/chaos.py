@@ -112,7 +112,6 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
     from pydantic import ValidationError
 
     from gateway.config.yaml_file import explain
-    from ops.chaos.errors import ScenarioError
     from ops.chaos.scenario import Scenario
 
     data = scenario.model_dump()
@@ -122,7 +121,7 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError(explain(error, Scenario, lambda loc: "given here")) from None
+        raise ChaosError(explain(error, Scenario, lambda loc: "given here")) from None
 
 
 def _run(scenario: Scenario, testbed: Testbed | None, console: Console) -> ChaosReport:

@@ -1,7 +1,7 @@
 """Measures the token count of each word with the gateway, so that prompts have exactly the wanted lengths."""
 
 from ops.replay.contract import ReplayContract
-from ops.replay.options import TargetError
+from ops.replay.options import ReplayError
 from ops.replay.shape import Planned
 from ops.replay.target import ReplayTarget
 from ops.replay.text import UNCALIBRATED, WORDS, Lexicon
@@ -21,7 +21,7 @@ async def calibrate(target: ReplayTarget, contract: ReplayContract) -> tuple[Lex
     """Count the words' tokens with ``/tokenize``, then send one short request for its prompt's overhead.
 
     Returns the words, and the gateway's ``max_model_len`` or the default. The probe also opens the first
-    connection and checks key, route and model before the load begins. Raises TargetError.
+    connection and checks key, route and model before the load begins. Raises ReplayError.
     """
     anchor = await target.tokenize({"prompt": ANCHOR, "add_special_tokens": False})
     costs = None if anchor is None else await _weigh(target, anchor.count)
@@ -31,7 +31,7 @@ async def calibrate(target: ReplayTarget, contract: ReplayContract) -> tuple[Lex
     asked = Planned(index=-1, due_s=0.0, prompt_tokens=PROBE_WORDS, max_tokens=1)
     probe = await target.generate(contract, asked, " ".join(words), started_at=0.0)
     if not probe.ok:
-        raise TargetError(f"the first request failed with {probe.code}; nothing was replayed")
+        raise ReplayError(f"the first request failed with {probe.code}; nothing was replayed")
     overhead = max(0, probe.input_tokens - sum(weight[word] for word in words)) if lexicon.calibrated else 0
     longest = anchor.max_model_len if anchor is not None else None
     return Lexicon(lexicon.costs, overhead, lexicon.calibrated), longest or DEFAULT_MODEL_LEN

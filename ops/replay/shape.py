@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ops.replay.options import OptionError
+from ops.replay.options import ReplayError
 from ops.replay.trace import Trace
 
 # Tokens between a clamped request and the limit: the calibration may be off by a few tokens, and a request
@@ -40,10 +40,10 @@ def plan(trace: Trace, *, speed: float, scale_tokens: float, max_model_len: int)
         max_model_len: limit of prompt and answer together. First the answer is cut to what the prompt leaves,
             but not below half of the limit; then the prompt to what the answer leaves.
 
-    Raises OptionError: ``max_model_len`` leaves no room for a prompt.
+    Raises ReplayError: ``max_model_len`` leaves no room for a prompt.
     """
     if max_model_len < 2 * CLAMP_MARGIN:
-        raise OptionError(
+        raise ReplayError(
             f"--max-model-len: {max_model_len} is too short; allowed: {2 * CLAMP_MARGIN} and more"
         )
     block_tokens = _scaled(trace.block_tokens, scale_tokens) if trace.block_tokens else 0

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.contracts.sse import EventReader
 from ops.replay.contract import ReplayContract
-from ops.replay.options import TargetError
+from ops.replay.options import ReplayError
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
 from ops.session import CONNECT_TIMEOUT_S, GatewaySession, client_failures, error_code, mapping_of
@@ -32,21 +32,21 @@ class ReplayTarget(GatewaySession):
     """Calls one gateway; use as ``async with``."""
 
     async def tokenize(self, body: Mapping[str, object]) -> TokenCount | None:
-        """The token count of a prompt or of messages; ``None`` if it cannot be had. Raises TargetError."""
+        """The token count of a prompt or of messages; ``None`` if it cannot be had. Raises ReplayError."""
         answer = await self._call("POST", "/tokenize", body)
         if answer is None:
             return None
         count, longest = answer.get("count"), answer.get("max_model_len")
         if not isinstance(count, int):
-            raise TargetError(f"{self._url}/tokenize: the answer has no count")
+            raise ReplayError(f"{self._url}/tokenize: the answer has no count")
         return TokenCount(count, longest if isinstance(longest, int) else None)
 
     async def first_model(self) -> str:
-        """The first id of ``/v1/models``. Raises TargetError."""
+        """The first id of ``/v1/models``. Raises ReplayError."""
         answer = await self._call("GET", "/v1/models", None)
         models = answer.get("data") if answer else None
         if not isinstance(models, list) or not models:
-            raise TargetError(f"{self._url}/v1/models: no model is listed; name one with --model")
+            raise ReplayError(f"{self._url}/v1/models: no model is listed; name one with --model")
         return str(models[0]["id"])
 
     async def generate(
@@ -89,19 +89,19 @@ class ReplayTarget(GatewaySession):
                     code = await _reported_code(response) or "no code"
                     refused = response.status in (401, 403)
                     hint = "; give a key with --key or SLUICE_ADMIN_KEY" if refused else ""
-                    raise TargetError(f"{self._url}{path}: HTTP {response.status} ({code}){hint}")
+                    raise ReplayError(f"{self._url}{path}: HTTP {response.status} ({code}){hint}")
                 answer: object = orjson.loads(await response.read())
         except TimeoutError as error:
-            raise TargetError(f"{self._url}{path}: no answer within {SHORT_CALL_TIMEOUT_S:g} s") from error
+            raise ReplayError(f"{self._url}{path}: no answer within {SHORT_CALL_TIMEOUT_S:g} s") from error
         except orjson.JSONDecodeError as error:
-            raise TargetError(f"{self._url}{path}: the answer is not JSON; is this a gateway?") from error
+            raise ReplayError(f"{self._url}{path}: the answer is not JSON; is this a gateway?") from error
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
-            raise TargetError(
+            raise ReplayError(
                 f"{self._url}: cannot be reached ({type(error).__name__}); is the gateway running? "
                 "Start it with `make run`, or name another with --url"
             ) from error
         if not isinstance(answer, dict):
-            raise TargetError(f"{self._url}{path}: the answer is not a JSON object; is this a gateway?")
+            raise ReplayError(f"{self._url}{path}: the answer is not a JSON object; is this a gateway?")
         return answer
 
 

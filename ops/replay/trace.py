@@ -9,6 +9,7 @@ Two formats; the file's first character distinguishes them:
 
 import csv
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from ops.replay.options import TraceError
+from ops.replay.options import ReplayError
 
 MOONCAKE_BLOCK_TOKENS = 512
 # Most rows read of one trace; the longest public ones have 28 million.
@@ -57,7 +58,7 @@ class Trace:
 
 
 def read_trace(path: Path, *, limit: int | None = None, skip: int = 0) -> Trace:
-    """Read ``limit`` rows of a trace after the first ``skip``. Raises TraceError."""
+    """Read ``limit`` rows of a trace after the first ``skip``. Raises ReplayError."""
     wanted = MAX_ROWS if limit is None else min(limit, MAX_ROWS)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -66,11 +67,11 @@ def read_trace(path: Path, *, limit: int | None = None, skip: int = 0) -> Trace:
             rows = _mooncake(path, file) if mooncake else _azure(path, file)
             read = list(islice(rows, skip, skip + wanted))
     except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or type(error).__name__}") from error
+        raise ReplayError(f"{path}: {error.strerror or type(error).__name__}") from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        raise ReplayError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     if not read:
-        raise TraceError(f"{path}: no rows (after skipping {skip})")
+        raise ReplayError(f"{path}: no rows (after skipping {skip})")
     read.sort(key=lambda arrival: arrival.at_s)
     first = read[0].at_s
     arrivals = tuple(TraceRequest(a.at_s - first, a.input_tokens, a.output_tokens, a.block_ids) for a in read)
@@ -86,7 +87,7 @@ def _azure(path: Path, file: TextIO) -> Iterator[TraceRequest]:
     rows = csv.DictReader(file)
     missing = [name for name in AZURE_COLUMNS if name not in (rows.fieldnames or ())]
     if missing:
-        raise TraceError(
+        raise ReplayError(
             f"{path}: no column {', '.join(missing)}; expected the header {','.join(AZURE_COLUMNS)}, "
             "or JSON lines as Mooncake's"
         )
@@ -95,7 +96,7 @@ def _azure(path: Path, file: TextIO) -> Iterator[TraceRequest]:
             at_s = _seconds(row["TIMESTAMP"])
             lengths = int(row["ContextTokens"]), int(row["GeneratedTokens"])
         except (TypeError, ValueError) as error:
-            raise TraceError(f"{path}: line {number}: not a time and two whole numbers") from error
+            raise ReplayError(f"{path}: line {number}: not a time and two whole numbers") from error
         yield _arrival(path, number, at_s, *lengths)
 
 
@@ -109,7 +110,7 @@ def _mooncake(path: Path, file: TextIO) -> Iterator[TraceRequest]:
             lengths = int(row["input_length"]), int(row["output_length"])
             blocks = tuple(int(block) for block in row.get("hash_ids", ()))
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise TraceError(
+            raise ReplayError(
                 f"{path}: line {number}: expected timestamp, input_length, output_length, hash_ids"
             ) from error
         yield _arrival(path, number, at_s, *lengths, blocks)
@@ -118,8 +119,8 @@ def _mooncake(path: Path, file: TextIO) -> Iterator[TraceRequest]:
 def _arrival(
     path: Path, number: int, at_s: float, input_tokens: int, output_tokens: int, blocks: tuple[int, ...] = ()
 ) -> TraceRequest:
-    if input_tokens < 0 or output_tokens < 0 or at_s != at_s or at_s in (float("inf"), float("-inf")):
-        raise TraceError(f"{path}: line {number}: a length is negative or the time is not finite")
+    if input_tokens < 0 or output_tokens < 0 or not math.isfinite(at_s):
+        raise ReplayError(f"{path}: line {number}: a length is negative or the time is not finite")
     return TraceRequest(at_s, max(1, input_tokens), max(1, output_tokens), blocks)
 
 

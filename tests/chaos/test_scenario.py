@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.chaos.errors import ChaosError, ScenarioError
+from ops.chaos.errors import ChaosError
 from ops.chaos.processes import engine_pids
 from ops.chaos.scenario import NEVER, FaultAction, RandomFaults, Scenario, load_scenario
 from ops.chaos.timeline import Timeline
@@ -36,7 +36,7 @@ def test_a_shipped_scenario_is_found_by_its_name_from_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_scenario(Path("engine-kill")) == load_scenario(SHIPPED[0].with_name("engine-kill.yaml"))
-    with pytest.raises(ScenarioError, match=r"no such file; bundled: .*engine-kill, engine-stop"):
+    with pytest.raises(ChaosError, match=r"no such file; bundled: .*engine-kill, engine-stop"):
         load_scenario(Path("no-such-scenario"))
 
 
@@ -61,15 +61,15 @@ def test_there_is_a_scenario_for_everything_that_is_promised() -> None:
 def test_a_wrong_file_is_told_by_its_key(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump({"about": "a test", **keys}))
-    with pytest.raises(ScenarioError, match=message):
+    with pytest.raises(ChaosError, match=message):
         load_scenario(path)
 
 
 def test_a_file_that_is_not_there_or_no_yaml_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="cannot be read"):
+    with pytest.raises(ChaosError, match="cannot be read"):
         load_scenario(tmp_path / "gone.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ScenarioError, match="not valid YAML"):
+    with pytest.raises(ChaosError, match="not valid YAML"):
         load_scenario(tmp_path / "bad.yaml")
 
 

@@ -119,6 +119,12 @@ async def test_what_prevents_a_start_is_one_line_and_exit_code_two(azure: Azure,
         assert f"{option}: no folder" in err
 
 
+async def test_numbers_out_of_range_are_refused_by_their_option(azure: Azure) -> None:
+    for option in ("--limit", "--skip", "--concurrency"):
+        code, _, err = await run(str(azure((0.0, 30, 2))), option, "-1")
+        assert code == 2 and f"Invalid value for '{option}'" in err
+
+
 async def test_ctrl_c_stops_cleanly_and_prints_what_there_is(gateway: FakeGateway, azure: Azure) -> None:
     gateway.behave = lambda number, body: Behaviour() if number < 2 else Behaviour(first_after_s=50)
     process = start(str(azure((0.0, 30, 2), (0.0, 30, 2), (0.0, 30, 2), (55.0, 30, 2))), "--url", gateway.url)

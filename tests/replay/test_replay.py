@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ops.replay.options import ContractName, OptionError, Options, TargetError
+from ops.replay.options import ContractName, Options, ReplayError
 from ops.replay.report import ReplaySlo
 from ops.replay.session import replay_trace
 from tests.replay.fake_gateway import MAX_MODEL_LEN, OVERHEAD, Behaviour, FakeGateway, tokens_of
@@ -225,7 +225,7 @@ async def test_a_refused_key_stops_before_the_load_and_says_what_to_do(
 ) -> None:
     gateway.probe = False
     gateway.behave = always(Behaviour(status=401, code="invalid_key"))
-    with pytest.raises(TargetError, match="the first request failed with invalid_key"):
+    with pytest.raises(ReplayError, match="the first request failed with invalid_key"):
         await replay_trace(options(azure((0.0, 30, 2))))
     assert gateway.bodies == []
 
@@ -234,7 +234,7 @@ async def test_a_gateway_that_is_not_there_is_told_with_what_to_do(azure: Azure)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(TargetError, match=r"cannot be reached .*make run"):
+        with pytest.raises(ReplayError, match=r"cannot be reached .*make run"):
             await replay_trace(Options(trace=azure((0.0, 30, 2)), url=url))
 
 
@@ -244,15 +244,12 @@ async def test_a_gateway_that_is_not_there_is_told_with_what_to_do(azure: Azure)
         ({"speed": 0.0}, "--speed: 0.0 is not allowed"),
         ({"speed": float("nan")}, "--speed: nan"),
         ({"scale_tokens": -1.0}, "--scale-tokens: -1.0"),
-        ({"limit": 0}, "--limit: 0"),
-        ({"skip": -1}, "--skip: -1"),
-        ({"concurrency": 0}, "--concurrency: 0 is not allowed; 1 to"),
         ({"timeout_s": float("inf")}, "--timeout: inf"),
         ({"slo": ReplaySlo(0, 1)}, "--slo-ttft-ms: 0"),
         ({"url": "localhost:8000"}, "--url: not an http"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(ReplayError) as caught:
         Options(trace=Path("t"), **changes)
     assert message in str(caught.value)

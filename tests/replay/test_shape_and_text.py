@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.replay.options import OptionError
+from ops.replay.options import ReplayError
 from ops.replay.shape import CLAMP_MARGIN, Planned, plan
 from ops.replay.text import WORDS, Lexicon, TextMaker
 from ops.replay.trace import Trace, TraceRequest
@@ -62,7 +62,7 @@ def test_an_answer_gives_way_before_a_prompt_but_keeps_half() -> None:
 
 
 def test_a_model_too_short_for_anything_is_refused_by_name() -> None:
-    with pytest.raises(OptionError, match="--max-model-len: 10 is too short"):
+    with pytest.raises(ReplayError, match="--max-model-len: 10 is too short"):
         list(plan(trace(TraceRequest(0, 1, 1)), speed=1, scale_tokens=1, max_model_len=10))
 
 

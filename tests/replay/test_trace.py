@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.replay.options import TraceError
+from ops.replay.options import ReplayError
 from ops.replay.trace import read_trace
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
@@ -82,19 +82,19 @@ def test_mooncakes_lines_are_read_with_their_blocks(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named_by_file_and_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "bad.trace"
     path.write_text(content)
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(ReplayError) as caught:
         read_trace(path)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
 
 
 def test_a_missing_file_is_told_without_a_traceback(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
+    with pytest.raises(ReplayError, match="No such file"):
         read_trace(tmp_path / "none.csv")
 
 
 def test_a_binary_file_is_told(tmp_path: Path) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(b"TIMESTAMP\xff\xfe\x00")
-    with pytest.raises(TraceError, match="not a text file"):
+    with pytest.raises(ReplayError, match="not a text file"):
         read_trace(path)
