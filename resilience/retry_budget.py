@@ -82,9 +82,9 @@ class RetryBudget:
         bucket.updated_at = max(bucket.updated_at, now)
         return bucket.retries
 
-    @property
-    def backends(self) -> tuple[str, ...]:
-        return tuple(self._buckets)
+    def left(self, now: float) -> dict[str, float]:
+        """Return what remains for each backend that has had a call."""
+        return {backend: self.remaining(backend, now) for backend in self._buckets}
 
 
 @dataclass(slots=True)

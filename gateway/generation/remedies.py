@@ -68,7 +68,7 @@ class Remediation:
         """Act on an engine's event: an engine that ran out of memory gets less load after its restart."""
         if isinstance(event, EngineLost):
             self._engines_ran_out.discard(event.backend)
-            if event.reason is Loss.OUT_OF_MEMORY:
+            if event.reason is Loss.OUT_OF_MEMORY and event.backend:
                 self._engines_ran_out.add(event.backend)
         elif isinstance(event, EngineRestarted) and event.backend in self._engines_ran_out:
             self.ran_out(event.backend)

@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from admission.controller import AdmissionController
 from gateway.config.resilience import ResilienceSection
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.dispatcher import Dispatcher
@@ -19,10 +18,9 @@ from gateway.wiring.cache import make_answers, make_leg_limits
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from resilience.blame import Blame
-from resilience.events import ResilienceEvent
 from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
-from resilience.supervisor import EngineLost, EngineRestarted, SupervisorEvent
+from resilience.supervisor import EngineLost, EngineRestarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,71 +37,35 @@ def make_generation(
     base: Foundation, model: ModelParts, backends: BackendParts, accounts: AccountParts
 ) -> GenerationParts:
     """Build the layer. Raises ConfigError for the response cache or a limit of ``fallback.limits``."""
-    settings, emit, engines = base.settings, base.events.emit, backends.engines
-    resilience = make_resilience(
-        settings.resilience,
-        admission=backends.admission,
-        restart_engine=engines.restart,
-        emit=emit,
-        clock=base.clock,
+    settings, emit, engines, clock = base.settings, base.events.emit, backends.engines, base.clock
+    section, admission = settings.resilience, backends.admission
+    remediation = Remediation(
+        gate_of=admission.gate_name, scale=admission.scale, restart=engines.restart, clock=clock, emit=emit
     )
-    base.events.attach(resilience.on_engine_event, EngineLost, EngineRestarted)
-    dispatcher = Dispatcher(resilience.retries, resilience.output_guard, model.models.tokenizer, emit)
-    answers = make_answers(settings, clock=base.clock, unix_time=base.unix_time, emit=emit)
+    base.events.attach(remediation.on_engine, EngineLost, EngineRestarted)
+    retries = make_retries(section, remediation, clock)
+    output_guard = OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock))
+    dispatcher = Dispatcher(retries, output_guard, model.models.tokenizer, emit)
+    answers = make_answers(settings, clock=clock, unix_time=base.unix_time, emit=emit)
     fallback = FallbackChain(
         answers=answers,
-        limits=make_leg_limits(settings, clock=base.clock, emit=emit, cost=accounts.target_cost),
-        admission=backends.admission,
+        limits=make_leg_limits(settings, clock=clock, emit=emit, cost=accounts.target_cost),
+        admission=admission,
         dispatcher=dispatcher,
         backends=backends.fleet.backends,
-        clock=base.clock,
+        clock=clock,
         on_engine=engines.on_engine,
         emit=emit,
     )
-    return GenerationParts(dispatcher, fallback, answers, resilience.retries_left)
+    budget = retries.policy.budget
+    return GenerationParts(dispatcher, fallback, answers, lambda: budget.left(clock()))
 
 
-@dataclass(frozen=True, slots=True)
-class Resilience:
-    """The dispatcher's retries and output guard; ``retries_left`` returns what is left of each retry budget.
-
-    ``on_engine_event`` takes the supervisor's events: an engine that ran out of memory gets less load.
-    """
-
-    retries: RetryLoop
-    output_guard: OutputGuard
-    retries_left: Callable[[], Mapping[str, float]]
-    on_engine_event: Callable[[SupervisorEvent], None]
-
-
-def make_resilience(
-    section: ResilienceSection,
-    *,
-    admission: AdmissionController,
-    restart_engine: Callable[[str, str], None],
-    emit: Callable[[ResilienceEvent], None],
-    clock: Callable[[], float],
-) -> Resilience:
-    """Build the retries, the output guard and the reactions to failures.
-
-    A backend that runs out of memory gets its gate of ``admission`` scaled down. ``restart_engine`` takes a
-    backend and the reason; it does nothing for a backend without an in-process engine.
-    """
-    remediation = Remediation(
-        gate_of=admission.gate_name, scale=admission.scale, restart=restart_engine, clock=clock, emit=emit
-    )
-
-    def on_engine_event(event: SupervisorEvent) -> None:
-        if event.backend:
-            remediation.on_engine(event)
-
+def make_retries(
+    section: ResilienceSection, remediation: Remediation, clock: Callable[[], float]
+) -> RetryLoop:
     budget = RetryBudget(
         share=section.retry_share, per_second=section.retry_per_second, most=section.retry_most
     )
     policy = RetryPolicy(budget, random.Random(), remediation.on_event)
-    return Resilience(
-        RetryLoop(policy, clock=clock, sleep=asyncio.sleep, emit=remediation.on_event),
-        OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock)),
-        lambda: {name: budget.remaining(name, clock()) for name in budget.backends},
-        on_engine_event,
-    )
+    return RetryLoop(policy, clock=clock, sleep=asyncio.sleep, emit=remediation.on_event)

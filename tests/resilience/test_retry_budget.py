@@ -47,7 +47,7 @@ def test_each_backend_has_a_budget_of_its_own() -> None:
     assert budget.take("local", 0.0)
     assert not budget.take("local", 0.0)
     assert budget.take("bedrock", 0.0)
-    assert budget.backends == ("local", "bedrock")
+    assert budget.left(0.0) == {"local": 0.0, "bedrock": 0.0}
 
 
 def test_a_clock_that_steps_back_gives_nothing_twice() -> None:

@@ -11,10 +11,11 @@ from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.config.engine import EngineSection
 from gateway.config.resilience import ResilienceSection
+from gateway.generation.remedies import Remediation
 from gateway.generation.retry_loop import AttemptBounds
 from gateway.wiring.backends import Engines
 from gateway.wiring.engine import EngineParts
-from gateway.wiring.generation import Resilience, make_resilience
+from gateway.wiring.generation import make_retries
 from observability.collectors import plain
 from observability.metrics import Metrics
 from resilience.degenerate import Action
@@ -29,7 +30,7 @@ FAR = 1e6
 class WiringRig:
     """Admission, metrics and the resilience parts of two backends on one engine."""
 
-    def __init__(self, **section: object) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
         self.restarts: list[tuple[str, str]] = []
         self.events: list[ResilienceEvent] = []
@@ -42,21 +43,24 @@ class WiringRig:
             random=random.Random(1),
             engine_of={"local": "local", "tuned": "local"},
         )
-        self.made: Resilience = make_resilience(
-            ResilienceSection.model_validate({"retry_most": 1.0, "retry_per_second": 0.0, **section}),
-            admission=self.admission,
-            restart_engine=lambda backend, reason: self.restarts.append((backend, reason)),
-            emit=self.events.append,
+        remediation = Remediation(
+            gate_of=self.admission.gate_name,
+            scale=self.admission.scale,
+            restart=lambda backend, reason: self.restarts.append((backend, reason)),
             clock=lambda: self.now,
+            emit=self.events.append,
         )
-        self.metrics.registry.register(plain("sluice_retry_budget", self.made.retries_left))
+        section = ResilienceSection(retry_most=1.0, retry_per_second=0.0)
+        self.retries = make_retries(section, remediation, clock=lambda: self.now)
+        budget = self.retries.policy.budget
+        self.metrics.registry.register(plain("sluice_retry_budget", lambda: budget.left(self.now)))
 
     async def fail(self, kind: FailureKind, backend: str = "local") -> None:
         async def attempt(this: Attempt) -> None:
             raise BackendFailure(kind, "scripted", no_retry_here=True)
 
         with pytest.raises(BackendFailure):
-            await self.made.retries.run(
+            await self.retries.run(
                 attempt,
                 AttemptBounds(backend, CallBudget(), lambda: False, lambda: True, FAR, FAR),
             )
