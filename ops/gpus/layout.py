@@ -1,6 +1,5 @@
 """Decides which GPUs each worker uses, and makes the configurations of the front gateway and its workers."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,23 +49,32 @@ def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
     """Each worker's ``CUDA_VISIBLE_DEVICES``.
 
     Args:
-        spec: ``all``, or indices as in ``0,1,3``.
+        spec: ``all``, or indices as in ``0,1,3``, which are compared with those that ``tool`` lists, if any.
         each: GPUs per worker: ``tensor_parallel_size`` × ``pipeline_parallel_size``.
-
-    Indices are compared with those of ``tool``, if it is there and lists any.
 
     Raises:
         ConfigError: there are none, an index is invalid, repeated or of no GPU, or they are not a multiple
             of ``each``.
     """
-    every = spec.strip() == "all"
-    names = _all(tool) if every else [part.strip() for part in spec.split(",")]
+    names = [] if spec.strip() == "all" else [part.strip() for part in spec.split(",")]
     if any(not name.isdigit() for name in names):
         raise ConfigError(f"--gpus: given {spec!r}; allowed: all, or indices as in 0,1,3")
     if len(set(names)) != len(names):
         raise ConfigError(f"--gpus: given {spec!r}, which names a GPU twice; name each once")
-    if not every:
-        _check_there(spec, names, tool)
+    there = _listed(tool)
+    names = names or there
+    if not names:
+        raise ConfigError("--gpus all: nvidia-smi lists no GPU here; name them as in --gpus 0,1")
+    # CUDA would hide an index that no GPU has, and the engine would run on the CPU.
+    if missing := [name for name in names if there and name not in there]:
+        raise ConfigError(
+            f"--gpus: given {spec!r}, but there is no GPU {', '.join(missing)}; there are {', '.join(there)}"
+        )
+    if not there and sys.platform == "linux" and not any(Path(device).exists() for device in GPU_DEVICES):
+        raise ConfigError(
+            f"--gpus: given {spec!r}, but this machine has no GPU driver; --workers {len(names)} starts "
+            "workers on the CPU"
+        )
     if len(names) % each:
         raise ConfigError(
             f"--gpus: {len(names)} GPUs, but the engine takes {each} each; give a multiple of it"
@@ -77,47 +85,15 @@ def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
     return groups
 
 
-def _check_there(spec: str, names: Sequence[str], tool: str) -> None:
-    """Refuse an index that no GPU has: CUDA would hide it, and the engine would run on the CPU."""
-    if shutil.which(tool) is None:
-        if sys.platform == "linux" and not any(Path(device).exists() for device in GPU_DEVICES):
-            raise ConfigError(
-                f"--gpus: given {spec!r}, but this machine has no GPU driver; --workers {len(names)} starts "
-                "workers on the CPU"
-            )
-        return
-    try:
-        there = _listed(tool)
-    except (OSError, subprocess.SubprocessError):
-        return
-    missing = [name for name in names if name not in there]
-    if there and missing:
-        raise ConfigError(
-            f"--gpus: given {spec!r}, but there is no GPU {', '.join(missing)}; there are {', '.join(there)}"
-        )
-
-
-def _all(tool: str) -> list[str]:
-    if shutil.which(tool) is None:
-        raise ConfigError("--gpus all: there is no nvidia-smi to count them; name them as in --gpus 0,1")
-    try:
-        names = _listed(tool)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"--gpus all: nvidia-smi failed ({type(error).__name__}); name them") from None
-    if not names:
-        raise ConfigError("--gpus all: nvidia-smi lists no GPU")
-    return names
-
-
 def _listed(tool: str) -> list[str]:
-    """The indices of all GPUs. Raises OSError, SubprocessError."""
-    return subprocess.run(
-        [tool, "--query-gpu=index", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=NVIDIA_SMI_TIMEOUT_S,
-        check=True,
-    ).stdout.split()
+    """The indices of all GPUs; empty if ``tool`` is not here, fails or lists none."""
+    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
+        ).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return []
 
 
 def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Settings:

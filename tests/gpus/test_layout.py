@@ -45,14 +45,15 @@ def test_an_engine_over_several_gpus_gets_several(tmp_path: Path) -> None:
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"given '1,9', but there is no GPU 9; there are 0, 1$"):
         gpus_of("1,9", tool=tool(tmp_path, "printf '0\\n1\\n'"))
-    assert gpus_of("9", tool=tool(tmp_path, "exit 9")) == ["9"], "the tool cannot say"
 
 
 @pytest.mark.skipif(any(Path(one).exists() for one in GPU_DEVICES), reason="has a GPU")
 @pytest.mark.skipif(sys.platform != "linux", reason="the devices are Linux's")
-def test_indices_without_any_driver_are_refused_with_the_option_for_the_cpu() -> None:
-    with pytest.raises(ConfigError, match="given '0,9', but this machine has no GPU driver; --workers 2"):
-        gpus_of("0,9", tool="there-is-no-such-tool")
+@pytest.mark.slow
+def test_indices_without_any_driver_are_refused_with_the_option_for_the_cpu(tmp_path: Path) -> None:
+    for nvidia_smi in ("there-is-no-such-tool", tool(tmp_path, "exit 9")):
+        with pytest.raises(ConfigError, match="given '0,9', but this machine has no GPU driver; --workers 2"):
+            gpus_of("0,9", tool=nvidia_smi)
 
 
 @pytest.mark.parametrize("spec", ["", "two", "0,x", "0,-1", "0,,1"])
@@ -70,12 +71,9 @@ def test_repeated_or_left_over_gpus_are_refused(spec: str, each: int, message: s
 
 @pytest.mark.slow
 def test_a_machine_without_a_driver_says_how_to_name_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name them"):
-        gpus_of("all", tool="there-is-no-such-tool")
-    with pytest.raises(ConfigError, match="nvidia-smi failed"):
-        gpus_of("all", tool=tool(tmp_path, "exit 9"))
-    with pytest.raises(ConfigError, match="lists no GPU"):
-        gpus_of("all", tool=tool(tmp_path, "exit 0"))
+    for nvidia_smi in ("there-is-no-such-tool", tool(tmp_path, "exit 9"), tool(tmp_path, "exit 0")):
+        with pytest.raises(ConfigError, match="nvidia-smi lists no GPU here; name them"):
+            gpus_of("all", tool=nvidia_smi)
 
 
 SEATS = [WorkerPlacement("0", 9001), WorkerPlacement("1", 9002, 1)]

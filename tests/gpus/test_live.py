@@ -147,6 +147,6 @@ def test_gpus_that_are_not_there_stop_the_start_with_one_line(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("SLUICE_SERVER__PORT", "0")
     assert serve(None, "info", gpus="all") == 1
-    assert "--gpus all: there is no nvidia-smi to count them" in capsys.readouterr().err
+    assert "--gpus all: nvidia-smi lists no GPU here" in capsys.readouterr().err
     assert serve(None, "info", gpus="0", workers=2) == 1
     assert "--gpus and --workers: give one of them" in capsys.readouterr().err
