@@ -9,15 +9,17 @@ from gateway.config.errors import ConfigError
 MIN_SECRET_CHARS: Final = 32
 
 
-def read_keys(variable: str, file: Path | None, environ: Mapping[str, str]) -> tuple[bytes, ...]:
-    """Return the keys in ``file``, else those in the variable; none if neither is set.
+def read_keys(
+    key: str, file: str | Path | None, variable: str, environ: Mapping[str, str]
+) -> tuple[bytes, ...]:
+    """Return the keys in ``file`` (of the setting ``key``), else those in the variable, or none if unset.
 
     There is one key per line, the newest first. Raises ConfigError; its message never contains a key.
     """
-    where, text = str(file or variable), environ.get(variable)
+    where, text = variable if file is None else f"{key}: {file}", environ.get(variable)
     if file is not None:
         try:
-            text = file.read_text(encoding="utf-8")
+            text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{where}: cannot be read: {getattr(error, 'strerror', error)}") from None
     if not text and file is None:

@@ -7,7 +7,6 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from gateway.config.errors import ConfigError
 from gateway.config.secret_keys import read_keys
@@ -76,7 +75,7 @@ def make_foundation(settings: Settings) -> Foundation:
             state.store,
             unix_time=unix_time,
             required=settings.audit.required,
-            keys=keys_of("audit.key_file", settings.audit.key_file, KEY_VARIABLE),
+            keys=read_keys("audit.key_file", settings.audit.key_file, KEY_VARIABLE, os.environ),
         ),
         bodies=bodies,
         images=make_image_reader(settings, bodies, clock),
@@ -84,19 +83,12 @@ def make_foundation(settings: Settings) -> Foundation:
     )
 
 
-def keys_of(key: str, file: str | None, variable: str) -> tuple[bytes, ...]:
-    """Read the keys in ``file`` (the setting ``key``), else in ``variable``. Raises ConfigError."""
-    try:
-        return read_keys(variable, Path(file) if file else None, os.environ)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}" if file else str(error)) from None
-
-
 def seal_keys_of(settings: Settings) -> tuple[bytes, ...]:
     """The keys that seal reasoning and encrypt files, none where that is off. Raises ConfigError: the keys,
     or the package that needs them.
     """
-    keys = keys_of("responses.seal_key_file", settings.responses.seal_key_file, SEAL_KEY)
+    file = settings.responses.seal_key_file
+    keys = read_keys("responses.seal_key_file", file, SEAL_KEY, os.environ)
     if keys and importlib.util.find_spec("cryptography") is None:
         raise ConfigError(f"{SEAL_KEY} needs cryptography: pip install 'sluice-gateway[sealing]'")
     return keys

@@ -195,7 +195,7 @@ def verify(
     from gateway.state.audit import KEY_VARIABLE, AuditBroken
     from gateway.state.audit import verify as verified
 
-    keys = read_keys(KEY_VARIABLE, key_file, os.environ)
+    keys = read_keys("--key-file", key_file, KEY_VARIABLE, os.environ)
     try:
         if file is None:
             found = verified(_records(gateway), keys)

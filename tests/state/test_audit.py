@@ -177,16 +177,16 @@ async def test_a_new_key_signs_while_the_old_one_still_verifies() -> None:
 def test_keys_are_read_from_a_file_or_the_environment_and_never_repeated(tmp_path: Path) -> None:
     file, environ = tmp_path / "keys", {"SLUICE_AUDIT_KEY": KEY.decode()}
     file.write_bytes(OTHER + b"\n" + KEY + b"\n")
-    assert read_keys(KEY_VARIABLE, None, {}) == ()
-    assert read_keys(KEY_VARIABLE, None, environ) == (KEY,)
-    assert read_keys(KEY_VARIABLE, file, environ) == (OTHER, KEY)
+    assert read_keys("audit.key_file", None, KEY_VARIABLE, {}) == ()
+    assert read_keys("audit.key_file", None, KEY_VARIABLE, environ) == (KEY,)
+    assert read_keys("audit.key_file", file, KEY_VARIABLE, environ) == (OTHER, KEY)
     for unusable in (b"", b"secret", OTHER + b"\nsecret", b"\xffsecret" * 9):
         file.write_bytes(unusable)
         with pytest.raises(ConfigError, match=r"32 or more|cannot be read") as refused:
-            read_keys(KEY_VARIABLE, file, {})
+            read_keys("audit.key_file", file, KEY_VARIABLE, {})
         assert "secret" not in str(refused.value)
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_keys(KEY_VARIABLE, tmp_path / "none", environ)
+        read_keys("audit.key_file", tmp_path / "none", KEY_VARIABLE, environ)
 
 
 async def test_a_gateway_signs_with_the_key_of_its_environment_or_file(
