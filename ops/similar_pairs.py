@@ -2,13 +2,14 @@
 
 import base64
 import binascii
-import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from gateway.generation.answer_cache import MAX_QUESTION_CHARS
 from ops.client import AdminClient, AdminError
@@ -20,13 +21,15 @@ EMBED_TIMEOUT_S: Final = 300.0  # timeout of one embedding request; a small mode
 DECIMALS: Final = 3
 SHOWN: Final = 10  # number of thresholds shown in addition to the proposed one
 
+_Question = Annotated[str, msgspec.Meta(pattern=r"\S", max_length=MAX_QUESTION_CHARS)]
+
 
 @dataclass(frozen=True, slots=True)
 class QuestionPair:
     """Two questions; ``same``: the answer to one answers the other."""
 
-    a: str
-    b: str
+    a: _Question
+    b: _Question
     same: bool
 
 
@@ -61,18 +64,10 @@ def read_pairs(path: Path) -> list[QuestionPair]:
 
 def _pair(line: str, place: str) -> QuestionPair:
     try:
-        given = json.loads(line)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise AdminError(f'{place}: not a JSON object; allowed: {{"a": "…", "b": "…", "same": true}}')
-    for name in ("a", "b"):
-        text = given.get(name)
-        if not isinstance(text, str) or not 0 < len(text.strip()) <= len(text) <= MAX_QUESTION_CHARS:
-            raise AdminError(f"{place}: {name}: allowed: a text of 1 to {MAX_QUESTION_CHARS} characters")
-    if not isinstance(given.get("same"), bool):
-        raise AdminError(f"{place}: same: allowed: true or false")
-    return QuestionPair(given["a"], given["b"], given["same"])
+        return msgspec.json.decode(line, type=QuestionPair)
+    except msgspec.DecodeError as error:
+        allowed = f'{{"a": "…", "b": "…", "same": true}}, with texts of up to {MAX_QUESTION_CHARS} characters'
+        raise AdminError(f"{place}: {error}; allowed: {allowed}") from None
 
 
 def embedded(
