@@ -18,12 +18,14 @@ class StateUrl:
     Args:
         url: as configured, with its password.
         shown: without the password, for logs.
+        key: the setting that has it.
         path: the file, for SQLite.
     """
 
     kind: Literal["sqlite", "redis", "memory"]
     url: str
     shown: str
+    key: str
     path: Path | None = None
 
     def __repr__(self) -> str:
@@ -39,9 +41,9 @@ def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
         name = url.removeprefix(_SQLITE)
         if not name or name.startswith(":memory:") or "?" in name:
             raise ConfigError(f"{key}: given {url!r}; allowed: {ALLOWED}")
-        return StateUrl("sqlite", url, url, Path(name))
+        return StateUrl("sqlite", url, url, key, Path(name))
     if url == "memory://":
-        return StateUrl("memory", url, url)
+        return StateUrl("memory", url, url, key)
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("redis", "rediss") and bool(parts.hostname)
@@ -53,4 +55,4 @@ def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     # The query may contain a password too.
     shown = f"{parts.scheme}://{host}:{port or 6379}{parts.path.rstrip('/')}"
-    return StateUrl("redis", url, shown)
+    return StateUrl("redis", url, shown, key)

@@ -7,6 +7,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
 from gateway.keys.ceilings import NANOUSD
+from gateway.wiring.state_store import connect
 from resilience.leg_limits import Cost, LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
@@ -67,15 +68,12 @@ def _store(
         return store, "this process"
     if not re.match(r"rediss?://\S+$", section.url):
         raise ConfigError("response_cache.url: allowed: redis://HOST[:PORT][/DB], rediss://…, or unset")
-    try:
-        from gateway.state.redis_client import connect, prefix
-        from resilience.response_cache_redis import RedisStore
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"response_cache.url needs {error.name}: pip install 'sluice-gateway[redis]'"
-        ) from None
+    client = connect(section.url, "response_cache.url", max_connections=MAX_CONNECTIONS)
+    from gateway.state.redis_client import prefix
+    from resilience.response_cache_redis import RedisStore
+
     store_of_all = RedisStore(
-        connect(section.url, key="response_cache.url", max_connections=MAX_CONNECTIONS),
+        client,
         prefix=f"{prefix(settings.state.namespace)}cache:",
         ttl_s=section.ttl_seconds,
         unix_time=unix_time,

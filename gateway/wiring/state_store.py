@@ -29,7 +29,7 @@ def make_state_store(
         return MemoryStateStore(unix_time=unix_time, poll_s=poll_s)
     if url.path is not None:
         return SqliteStateStore(url.path, unix_time=unix_time, poll_s=poll_s)
-    client = _connect(url)
+    client = connect(url.url, url.key)
     from gateway.state.redis_store import RedisStateStore
 
     return RedisStateStore(client, shown=url.shown, namespace=namespace, unix_time=unix_time, poll_s=poll_s)
@@ -42,7 +42,7 @@ def make_idempotency_store(
     if url.kind != "redis":
         file = Path(":memory:") if url.path is None else _beside(url.path, ".replies")
         return SqliteIdempotencyStore(file, unix_time=unix_time)
-    client = _connect(url)
+    client = connect(url.url, url.key)
     from gateway.state.idempotency_redis import RedisIdempotencyStore
 
     return RedisIdempotencyStore(client, namespace=namespace, unix_time=unix_time)
@@ -57,7 +57,7 @@ def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], f
         return None
     if url.path is not None:
         return SqliteLimitStore(_beside(url.path, ".limits"), unix_time=unix_time)
-    client = _connect(url)
+    client = connect(url.url, url.key)
     from gateway.state.limits_redis import RedisLimitStore
 
     return RedisLimitStore(client, namespace=namespace)
@@ -83,11 +83,10 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}{suffix}")
 
 
-def _connect(url: StateUrl) -> Redis:
+def connect(url: str, key: str, **options: int) -> Redis:
+    """Make a client for ``url``, the value of the setting ``key``. Raises ConfigError."""
     try:
-        from gateway.state.redis_client import connect
+        from gateway.state import redis_client
     except ImportError:
-        raise ConfigError(
-            f"state: {url.shown} needs the client of Redis: pip install 'sluice-gateway[redis]'"
-        ) from None
-    return connect(url.url)
+        raise ConfigError(f"{key} needs the client of Redis: pip install 'sluice-gateway[redis]'") from None
+    return redis_client.connect(url, key=key, **options)

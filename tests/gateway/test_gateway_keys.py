@@ -34,7 +34,7 @@ from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.projection import ProjectionState
-from gateway.state.url import StateUrl
+from gateway.state.url import parse_state_url
 from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
 from tests.scripted import ScriptedBackend
@@ -104,7 +104,7 @@ class Process:
 def in_memory(streams: MemoryStreams, copies: Path | None = None) -> Process:
     numbers = itertools.count(1.0)
     store = MemoryStateStore(streams, unix_time=lambda: next(numbers), poll_s=0.02)
-    url = StateUrl("redis", "redis://shared", "redis://shared")
+    url = parse_state_url("redis://shared")
     return Process(StateParts(url, store, NoReplies(), copies, asyncio.get_event_loop().time))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.errors import ConfigError
 from gateway.state.url import parse_state_url
-from gateway.wiring.state_store import copies_folder, make_state_store
+from gateway.wiring.state_store import copies_folder, make_limit_store
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,12 @@ def test_another_url_is_refused_with_what_is_allowed_and_without_its_password(ur
 
 
 @pytest.mark.parametrize("options", ["socket_timeout=soon", "no_such_option=1"])
-def test_a_redis_url_with_options_that_nobody_knows_is_refused_without_its_password(options: str) -> None:
-    url = parse_state_url(f"redis://:s3cret@host/0?{options}")
-    with pytest.raises(ConfigError, match=r"state\.url") as caught:
-        make_state_store(url, namespace="n", unix_time=lambda: 0.0)
-    assert "s3cret" not in str(caught.value) and caught.value.__cause__ is None
+def test_a_redis_url_with_options_that_nobody_knows_is_refused_by_its_key_without_its_password(options: str) -> None:
+    for key in ("state.url", "state.limits_url"):
+        url = parse_state_url(f"redis://:s3cret@host/0?{options}", key=key)
+        with pytest.raises(ConfigError, match=rf"^{key}: not a url of Redis") as caught:
+            make_limit_store(url, namespace="n", unix_time=lambda: 0.0)
+        assert "s3cret" not in str(caught.value) and caught.value.__cause__ is None
 
 
 def test_each_store_and_namespace_has_a_folder_of_copies_of_its_own(tmp_path: Path) -> None:
