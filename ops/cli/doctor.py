@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import platform
 import secrets
 import shutil
 import sys
@@ -31,7 +32,6 @@ from gateway.prompts.published import PromptChanged, StoreUnreachable
 from gateway.state.projection import ProjectionState
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
-from gateway.weights.source import Weights
 from gateway.weights.values import OnProgress
 from gateway.wiring.access import MIN_KEY_CHARS, require_first_key
 from gateway.wiring.build import build
@@ -91,7 +91,7 @@ async def examine(
     config: Path | None, watch: Callable[[str], AbstractContextManager[OnProgress]]
 ) -> list[DoctorCheck]:
     """All checks, in the order of a gateway's start; ``watch`` shows the progress of fetching weights."""
-    found = [_python()]
+    found = [DoctorCheck("python", True, platform.python_version())]
     settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
     if settings is None:
         return found
@@ -121,8 +121,12 @@ async def examine(
     found.append(await _response_cache(gateway))
     await state.close()
     for weights in gateway.core.base.weights.values():
-        if weights.remote and (fault := await _weights(weights, watch)) is not None:
-            return [*found, fault]
+        try:
+            if weights.remote:
+                with watch(weights.source) as on_progress:
+                    await weights.fetch(on_progress)
+        except FetchError as error:
+            return [*found, _start_error("weights", error)]
     engines = gateway.core.backends.engines.in_process
     if not engines:
         found.append(DoctorCheck("engine", True, "none in this process (engine.kind: none)"))
@@ -184,11 +188,6 @@ def _prices(gateway: Gateway) -> DoctorCheck:
 def _checked(check: str, ok: bool, detail: str, hint: str) -> DoctorCheck:
     """A check that has its hint only if it is not ok."""
     return DoctorCheck(check, ok, detail, "" if ok else hint)
-
-
-def _python() -> DoctorCheck:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return _checked("python", sys.version_info >= (3, 11), version, "use 3.11 or newer")
 
 
 def _disk(journal: Path | None) -> DoctorCheck:
@@ -330,18 +329,6 @@ async def _ledger(gateway: Gateway) -> DoctorCheck:
     finding = await _opened("ledger", gateway.settings.ledger.shown, ledger.open, lambda: ledger.healthy)
     await ledger.close(1.0)
     return finding
-
-
-async def _weights(
-    weights: Weights, watch: Callable[[str], AbstractContextManager[OnProgress]]
-) -> DoctorCheck | None:
-    """Fetch the weights as a start does; None on success."""
-    try:
-        with watch(weights.source) as on_progress:
-            await weights.fetch(on_progress)
-    except FetchError as error:
-        return DoctorCheck("weights", False, str(error), "correct what the message names")
-    return None
 
 
 @contextmanager
