@@ -208,6 +208,26 @@ def test_an_export_of_usage_asks_for_pages_that_hold_up_no_stream_of_the_gateway
     assert (tmp_path / "rows.csv").read_text().splitlines() == ["generation_id", "gen_1", "gen_1"]
 
 
+@pytest.mark.slow
+def test_a_prompt_version_without_budgets_of_its_own_is_shown() -> None:
+    version = {"id": "v1", "sha256": "ab", "published_at": None, "routes": ["chat"], "budgets": None}
+    version |= {"reserve": None, "summarizer": "extractive", "volatile": None, "stable_text": "Be brief."}
+
+    class Prompts(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(version).encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Prompts) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        words = ["prompts", "show", "v1", "--url", f"http://127.0.0.1:{server.server_port}"]
+        done = CliRunner().invoke(app, words)
+        server.shutdown()
+    assert done.exit_code == 0, done.output
+    assert "budgets    as configured" in done.stdout and "Be brief." in done.stdout
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [

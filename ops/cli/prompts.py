@@ -37,13 +37,13 @@ def show(
 
 
 def _print_version(found: Any) -> None:
-    budgets = ", ".join(f"{name} {tokens:,}" for name, tokens in found["budgets"].items())
+    budgets = ", ".join(f"{name} {tokens:,}" for name, tokens in (found["budgets"] or {}).items())
     facts = (
         ("id", found["id"]),
         ("sha256", found["sha256"]),
         ("published", found["published_at"] or "not known"),
         ("routes", ", ".join(found["routes"]) or "none"),
-        ("budgets", budgets),
+        ("budgets", budgets or "as configured"),
         ("reserve", found["reserve"] or "the model's default"),
         ("summarizer", found["summarizer"]),
         ("volatile", found["volatile"] or "as configured"),
