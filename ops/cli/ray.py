@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import plain, print_json, screen, table_of
+from ops.cli.console import plain, print_json, print_rows
 from ops.cli.operator import AsJson, command_group
 from ops.cli.startup import one_line_errors, print_errors
 
@@ -205,16 +205,13 @@ def _print(status: ServeStatus, name: str, as_json: bool) -> None:
     if as_json:
         print_json({"application": name, **values})
         return
-    table = table_of(
-        "deployment", "status", "replicas", "message",
-        title=f"{name}: {values['status']}", title_justify="left",
-    )  # fmt: skip
+    rows: list[tuple[str, ...]] = []
     for deployment, one in values["deployments"].items():
         replicas = ", ".join(f"{count} {state.lower()}" for state, count in one["replicas"].items())
-        table.add_row(deployment, one["status"], replicas, plain(one["message"]))
-    for node, state in values["proxies"].items():
-        table.add_row("proxy", state, "", node)
-    screen().print(table)
+        rows.append((deployment, one["status"], replicas, one["message"]))
+    rows += [("proxy", state, "", node) for node, state in values["proxies"].items()]
+    headings = ("deployment", "status", "replicas", "message")
+    print_rows(headings, rows, title=plain(f"{name}: {values['status']}"), title_justify="left")
 
 
 @contextmanager
