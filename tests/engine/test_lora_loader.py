@@ -80,50 +80,11 @@ def test_a_config_that_is_no_object_or_nested_without_end_is_refused(engine: Eng
         assert isinstance(refusal(engine, folder), AdapterUnreadable)
 
 
-def test_pickled_weights_are_not_read(engine: Engine, folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+def test_a_rank_above_the_engine_s_limit_is_refused(engine: Engine, folder: Path) -> None:
+    edit(folder, r=9)
     error = refusal(engine, folder)
     assert isinstance(error, AdapterUnsupported)
-    assert "safetensors only" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
-        ({"peft_type": None}, "peft_type is None"),
-        ({"r": 9}, "r is 9; this engine runs 1 to 8"),
-        ({"r": 0}, "r is 0"),
-        ({"r": True}, "r is True"),
-        ({"r": "8"}, "r is '8'"),
-        ({"lora_alpha": None}, "lora_alpha is None"),
-        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
-        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
-        ({"bias": "all"}, "bias"),
-        ({"bias": "lora_only"}, "bias"),
-        ({"use_dora": True}, "use_dora"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
-        ({"layers_to_transform": [0]}, "layers_to_transform"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"lora_bias": True}, "lora_bias"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
-        ({"what_the_future_brings": 1}, "what_the_future_brings"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the model's own weights"),
-        ({"target_modules": "all-linear"}, "target_modules is 'all-linear'"),
-        ({"target_modules": []}, "target_modules is []"),
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),
-        ({"target_modules": [["q_proj"]]}, "target_modules"),
-    ],
-)
-def test_a_setting_that_the_engine_does_not_support_is_refused_by_name(
-    engine: Engine, folder: Path, changes: dict[str, object], message: str
-) -> None:
-    edit(folder, **changes)
-    error = refusal(engine, folder)
-    assert isinstance(error, AdapterUnsupported)
-    assert message in str(error)
+    assert "r is 9; this engine runs 1 to 8" in str(error)
 
 
 def test_settings_without_a_meaning_for_inference_are_accepted(engine: Engine, folder: Path) -> None:
@@ -137,8 +98,6 @@ def test_settings_without_a_meaning_for_inference_are_accepted(engine: Engine, f
         (lambda weights: weights.pop(V_B), f"lacks the tensor {V_B}"),
         (lambda weights: weights.update({Q_A: torch.zeros(4, 65)}), "is (4, 65); rank and model say (4, 64)"),
         (lambda weights: weights.update({Q_A: torch.zeros(5, 64)}), "is (5, 64); rank and model say (4, 64)"),
-        (lambda weights: weights.update({Q_A: torch.full((4, 64), float("inf"))}), "not finite"),
-        (lambda weights: weights.update({V_B: torch.full((32, 4), float("nan"))}), "not finite"),
         (lambda weights: weights.update({"lm_head.weight": torch.zeros(1)}), "no place for: lm_head.weight"),
     ],
 )
