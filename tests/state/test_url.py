@@ -53,7 +53,9 @@ def test_another_url_is_refused_with_what_is_allowed_and_without_its_password(ur
 
 
 @pytest.mark.parametrize("options", ["socket_timeout=soon", "no_such_option=1"])
-def test_a_redis_url_with_options_that_nobody_knows_is_refused_by_its_key_without_its_password(options: str) -> None:
+def test_a_redis_url_with_options_that_nobody_knows_is_refused_by_its_key_without_its_password(
+    options: str,
+) -> None:
     for key in ("state.url", "state.limits_url"):
         url = parse_state_url(f"redis://:s3cret@host/0?{options}", key=key)
         with pytest.raises(ConfigError, match=rf"^{key}: not a url of Redis") as caught:
