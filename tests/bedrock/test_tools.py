@@ -403,9 +403,9 @@ async def test_calls_that_the_request_rules_out_are_left_out_of_the_answer(
     bedrock: StandIn, make: MakeBackend, choice: ToolChoice | None
 ) -> None:
     bedrock.script(Behaviour(pieces=("Yes.",), calls=CALLS))
-    collected = await collect(
-        make(), asked(*HISTORY, tools=() if choice is None else (STOCK,), tool_choice=choice)
-    )
+    tools = () if choice is None else (STOCK,)
+    one = asked(*HISTORY, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+    collected = await collect(make(), one)
     answer = folded(collected)
     assert (answer.text(), answer.tool_calls()) == ("Yes.", ())
     assert collected.completion.finish_reason is FinishReason.STOP and collected.completion.warnings == ()

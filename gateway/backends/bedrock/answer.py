@@ -19,12 +19,9 @@ from resilience.failures import BackendFailure, FailureKind
 # is used until Bedrock reports its own one at the end, since an answer may be cut short before.
 BYTES_A_TOKEN = 8
 
-# A guardrail's text is the answer that the operator wants; an answer cut by a content filter is incomplete.
+# All others are a stop. A guardrail's text is the answer that the operator wants; an answer cut by a content
+# filter is incomplete.
 _FINISH: Mapping[str, FinishReason] = {
-    "end_turn": FinishReason.STOP,
-    "stop_sequence": FinishReason.STOP,
-    "tool_use": FinishReason.STOP,
-    "guardrail_intervened": FinishReason.STOP,
     "max_tokens": FinishReason.LENGTH,
     "model_context_window_exceeded": FinishReason.LENGTH,
     "content_filtered": FinishReason.CONTENT_FILTER,
@@ -156,7 +153,7 @@ class ConverseReader:
         self._tools = tools
         self._calls = ToolCallReader(tools.generation_id, tools.custom, allowed=tools.allowed)
         self._begun = 0  # calls of the answer
-        self._left_out = 0
+        self._left_out = 0  # calls after the single one that the caller gets
         self._is_given = False  # whether the caller gets the last call, which has not ended
         self._has_stopped = False  # whether that call has all its arguments
         self._blank = StopStrings([stop for stop in stops if stop and not stop.strip()])
@@ -254,7 +251,7 @@ class ConverseReader:
         if not isinstance(piece, ToolBegin):
             return [*before, piece]
         if not self._tools.may_call or (self._tools.single and self._begun):
-            self._left_out += 1
+            self._left_out += self._tools.may_call
             return [*before, _empty(piece)]
         self._begun += 1
         self._is_given, self._has_stopped = True, False
@@ -314,7 +311,7 @@ class ConverseReader:
         return self._stops[0] if len(self._stops) == 1 else self._sequence
 
     def _warnings(self) -> tuple[str, ...]:
-        if not (self._left_out and self._tools.single):
+        if not self._left_out:
             return tuple(self._adjusted)
         return (
             *self._adjusted,
