@@ -1,6 +1,6 @@
 """The embedded engine as a backend."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,11 +44,6 @@ from gateway.contracts.values import (
     TokenLogprob,
     Usage,
 )
-
-_FINISH: Mapping[EngineFinish, FinishReason] = {
-    EngineFinish.STOP: FinishReason.STOP,
-    EngineFinish.LENGTH: FinishReason.LENGTH,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +127,7 @@ class EmbeddedBackend:
                             for event in (delta,) if reader is None else reader.feed(delta):
                                 await out(event)
                         if output.finish_reason is not None:
-                            reason = _FINISH[output.finish_reason]
+                            reason = FinishReason(output.finish_reason)  # stop or length
                             if reader is not None:
                                 stopped = reason is FinishReason.STOP
                                 by_model = stopped and output.stop_reason is None

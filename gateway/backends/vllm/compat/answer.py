@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.backends.port import Completion
@@ -10,12 +10,6 @@ from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.contracts.events import Delta, counted
 from gateway.contracts.values import FinishReason, Sampling, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
-
-_REASONS: Mapping[str, FinishReason] = {
-    "stop": FinishReason.STOP,
-    "repetition": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-}
 
 
 class Outputs:
@@ -132,7 +126,7 @@ class OutputReader:
                 self.fault = _fault(one.finish_reason)
                 if self.fault is not None:
                     break
-                reason = _REASONS.get(one.finish_reason, FinishReason.STOP)
+                reason = FinishReason.LENGTH if one.finish_reason == "length" else FinishReason.STOP
                 self._reasons[one.index] = reason
                 if one.index == 0 and isinstance(one.stop_reason, str):
                     self._stop = one.stop_reason

@@ -135,7 +135,10 @@ class VllmEngine:
         outputs = await self._added(work, prompt, parser, lora)
         try:
             while not reader.done:
-                await self._next(outputs, forwarder, work)
+                try:
+                    await outputs.pass_on(forwarder.take)
+                except Exception as error:
+                    raise self._failure(error, work) from error
                 await forwarder.rest()
         finally:
             forwarder.close()
@@ -181,12 +184,6 @@ class VllmEngine:
         outputs = Outputs(collector, self._steps.up_to_date)
         self._steps.add(outputs)
         return outputs
-
-    async def _next(self, outputs: Outputs, forwarder: DeltaForwarder[Any], work: Work) -> None:
-        try:
-            await outputs.pass_on(forwarder.take)
-        except Exception as error:
-            raise self._failure(error, work) from error
 
     async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
         """A vector as base64 of little-endian 32-bit floats; for the pooling runner alone.
