@@ -125,15 +125,14 @@ def protocol_of(
     settings: Settings,
     listener: socket.socket,
     admin: socket.socket | None,
-    max_connections: int | None = None,
+    max_connections: int,
 ) -> type[GatewayProtocol]:
     """The protocol with its bounds; without keys, ports on loopback refuse the names of other machines.
 
-    ``max_connections`` is used instead of the setting where the system allows fewer.
+    ``max_connections``: the setting, or fewer if the system does not allow so many.
     """
     server = settings.server
-    total = server.max_connections if max_connections is None else max_connections
-    limits = ConnectionLimits(total, server.max_connections_per_address, server.trusted_proxies)
+    limits = ConnectionLimits(max_connections, server.max_connections_per_address, server.trusted_proxies)
     own: dict[str, Any] = {
         "limits": limits,
         "admin_port": None if admin is None else admin.getsockname()[1],

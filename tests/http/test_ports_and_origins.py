@@ -182,7 +182,7 @@ def test_an_open_list_of_origins_does_not_reflect_the_asking_one() -> None:
 def protocol(auth: bool, **server: Any) -> type[GatewayProtocol]:
     """The protocol of a gateway that listens on loopback, on port 8000."""
     settings = Settings.model_validate({"auth": {"enabled": auth}, "server": server})
-    return protocol_of(settings, cast("socket.socket", Listener()), None)
+    return protocol_of(settings, cast("socket.socket", Listener()), None, 4_096)
 
 
 class Listener:
