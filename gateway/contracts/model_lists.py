@@ -12,7 +12,6 @@ from gateway.contracts.refusals import not_allowed, path_of
 MAX_TOOL_OUTPUT: Final = 10_000
 """Most tokens of a tool's output that Codex shows the model; fewer if the context is short."""
 TOOL_OUTPUT_SHARE: Final = 8  # a tool's output may fill the context's length divided by this number
-MAX_PAGE: Final = 1_000  # most models of a page of Anthropic's list
 
 CODEX_INSTRUCTIONS: Final = (
     "You are Codex, a coding agent in a terminal on the user's computer. Read files before you change them,"
@@ -50,8 +49,6 @@ def anthropic_models(
     """The page after, or before, a model. Raises InvalidRequest: no such model, or both are given."""
     if after_id is not None and before_id is not None:
         raise not_allowed("before_id", "is given with after_id", "one of the two")
-    if not 1 <= limit <= MAX_PAGE:
-        raise not_allowed("limit", f"is '{limit}'", "1 or more" if limit < 1 else f"{MAX_PAGE} or less")
     ids = [card.id for card in cards]
     for name, cursor in (("after_id", after_id), ("before_id", before_id)):
         if cursor is not None and cursor not in ids:
@@ -81,12 +78,8 @@ def anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
     }
 
 
-def codex_models(cards: Sequence[ModelCard]) -> list[dict[str, Any]]:
-    """Codex's model objects. Without one, Codex offers no apply_patch and guesses the context's length."""
-    return [_codex_model(card, place) for place, card in enumerate(cards)]
-
-
-def _codex_model(card: ModelCard, place: int) -> dict[str, Any]:
+def codex_model(card: ModelCard, place: int) -> dict[str, Any]:
+    """Codex's model object. Without one, Codex offers no apply_patch and guesses the context's length."""
     length = card.max_model_len
     output = MAX_TOOL_OUTPUT if length is None else min(MAX_TOOL_OUTPUT, length // TOOL_OUTPUT_SHARE)
     return {

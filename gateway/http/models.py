@@ -15,7 +15,7 @@ from gateway.contracts.model_lists import (
     AnthropicModels,
     anthropic_model,
     anthropic_models,
-    codex_models,
+    codex_model,
 )
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import path_of
@@ -79,7 +79,7 @@ async def list_models(
     is_anthropic: IsAnthropic,
     lifecycle: Lifecycles,
     client_version: str | None = None,
-    limit: Annotated[int | None, Query(description="1 to 1000, default 20; of Anthropic's list")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=1_000, description="Of Anthropic's list; default 20")] = None,
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> ModelListBody | Response:
@@ -95,7 +95,7 @@ async def list_models(
     body: ModelListBody = {"object": "list", "sluice_role": exchange.known_caller.role.value, "data": data}
     if client_version is None:
         return body
-    models = codex_models(cards)
+    models = [codex_model(card, place) for place, card in enumerate(cards)]
     answer = json_of({**body, "models": models})
     tag = blake2b(orjson.dumps(models), digest_size=8).hexdigest()
     answer.headers.update({"etag": f'"{tag}"', "x-models-etag": f'"{tag}"'})
