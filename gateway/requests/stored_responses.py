@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 import orjson
@@ -96,11 +97,7 @@ class StoredResponses:
         rows = await self._thread(tenant, previous_id, "previous_response_id", max_bytes)
         if rows[-1].status in UNFINISHED:
             raise NotFound(f"{previous_id} has not ended yet", param="previous_response_id")
-        return [
-            item
-            for given, made in _items(rows, "previous_response_id", max_bytes)
-            for item in (*given, *made)
-        ]
+        return [*chain.from_iterable(_items(rows, "previous_response_id", max_bytes))]
 
     async def input_items(self, tenant: str, response_id: str, max_bytes: int) -> list[Mapping[str, Any]]:
         """Return the model's input for a response: the conversation before it and its own input.
@@ -108,8 +105,7 @@ class StoredResponses:
         Raises InvalidRequest for more than ``max_bytes``.
         """
         rows = await self._thread(tenant, response_id, "response_id", max_bytes)
-        *earlier, (last, _) = _items(rows, "response_id", max_bytes)
-        return [*(item for given, made in earlier for item in (*given, *made)), *last]
+        return [*chain.from_iterable(_items(rows, "response_id", max_bytes)[:-1])]
 
     async def referenced(self, tenant: str, items: Mapping[str, str], max_bytes: int) -> list[dict[str, Any]]:
         """The items of stored responses with these ids; each with the path of what names it.
@@ -129,7 +125,7 @@ class StoredResponses:
                 row = await self.store.get(tenant, response_id, self.now())
                 known: dict[str, Mapping[str, Any]] = {}
                 if row is not None:
-                    known = {one["id"]: one for part in _items([row], param, room)[0] for one in part}
+                    known = {one["id"]: one for part in _items([row], param, room) for one in part}
                     room -= sum(len(orjson.dumps(one)) for one in known.values())
                 rows[response_id] = known
             if len(rows) > MAX_TURNS or room < 0:
@@ -208,11 +204,9 @@ def _unknown(response_id: str, param: str) -> NotFound:
     return NotFound(f"no response '{shown}' is stored, or one that it goes on with is not", param=param)
 
 
-def _items(
-    rows: Sequence[StoredResponse], param: str, max_bytes: int
-) -> list[tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
-    """Return each response's input and output items; a few compressed bytes may be many, hence the limit."""
-    found, room = [], max_bytes
+def _items(rows: Sequence[StoredResponse], param: str, max_bytes: int) -> list[list[Mapping[str, Any]]]:
+    """Return each response's input, then its output; a few compressed bytes may be many, hence the limit."""
+    found, room = list[list[Mapping[str, Any]]](), max_bytes
     for row in rows:
         texts = []
         with _undamaged(row, param):
@@ -221,7 +215,7 @@ def _items(
                 room -= len(texts[-1])
                 if room < 0:
                     raise _too_long(param, max_bytes)
-            found.append((orjson.loads(texts[0]), orjson.loads(texts[1])["output"]))
+            found += [orjson.loads(texts[0]), orjson.loads(texts[1])["output"]]
     return found
 
 
