@@ -3,9 +3,11 @@
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import quote, urljoin, urlsplit
+
+from gateway.contracts.addresses import Network
 
 MAX_URL: Final = 8_192  # longest URL, in characters; signed URLs have about 1,500
 _PORTS: Final = {"http": 80, "https": 443}
@@ -16,7 +18,6 @@ _SIX_TO_FOUR: Final = ip_network("2002::/16")
 # Formally public addresses that are reachable only inside a cloud: Azure's host, the relays of 6to4, and
 # those of protocols, which older Pythons count as public; one is Oracle's metadata service (192.0.0.192).
 _OF_CLOUDS: Final = tuple(map(ip_network, ("168.63.129.16/32", "192.88.99.0/24", "192.0.0.0/24")))
-Network = IPv4Network | IPv6Network
 
 
 class BadAddress(ValueError):
