@@ -6,7 +6,7 @@ request, and as tokens by the size of its body. A body that would block the even
 tokenized in the tenant's share of the threads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -97,19 +97,16 @@ def _in_parts(value: object) -> object:
 
 def _tokenized(text: ModelText, request: TokenizeRequest, max_messages: int) -> TokenizeBody:
     tokens = _encode(text, request, max_messages)
+    try:
+        strings = text.tokenizer.tokens(tokens) if request.return_token_strs else None
+    except ValueError as error:
+        raise not_allowed("return_token_strs", f"is true, but {error}", "false for this model") from None
     return {
         "count": len(tokens),
         "max_model_len": text.max_model_len,
         "tokens": tokens,
-        "token_strs": _strings(text, tokens) if request.return_token_strs else None,
+        "token_strs": strings,
     }
-
-
-def _strings(text: ModelText, tokens: Sequence[int]) -> list[str]:
-    try:
-        return text.tokenizer.tokens(tokens)
-    except ValueError as error:
-        raise not_allowed("return_token_strs", f"is true, but {error}", "false for this model") from None
 
 
 def _encode(text: ModelText, request: TokenizeRequest, max_messages: int) -> tuple[int, ...]:
