@@ -56,7 +56,7 @@ class ImageReader:
     @contextmanager
     def _of(self, request: GenerateRequest) -> Iterator["RequestImages"]:
         with self.holding(request.caller.tenant) as hold:
-            yield _Images(request, self.bounds, self.fetcher, hold, self.clock)
+            yield _Images(request, self, hold)
 
 
 class RequestImages:
@@ -75,16 +75,14 @@ class RequestImages:
 @dataclass(slots=True, eq=False)
 class _Images(RequestImages):
     _request: GenerateRequest
-    _bounds: ImagesSection
-    _fetcher: ImageFetcher | None
+    _reader: ImageReader
     _hold: Hold
-    _clock: Callable[[], float]
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         images = [image for turn in prompt.turns for image in turn.images]
-        if len(images) > (most := self._bounds.max_per_request):
+        if len(images) > (most := self._reader.bounds.max_per_request):
             raise not_allowed("messages", f"has {len(images)} images", f"{most} or fewer")
-        async with until_deadline(self._request, self._clock, _LATE), all_or_error() as group:
+        async with until_deadline(self._request, self._reader.clock, _LATE), all_or_error() as group:
             tasks = [group.create_task(self._read(one, offload)) for one in images]
         read = {image.param: task.result() for image, task in zip(images, tasks, strict=True)}
         self.data = {image.sha256: data for image, data in read.values()}
@@ -96,10 +94,10 @@ class _Images(RequestImages):
             if image.url.startswith("data:"):
                 data = self._in_body(image)
                 size, work = len(data), partial(self._given, image, data)
-            elif self._fetcher is None:
+            elif (fetcher := self._reader.fetcher) is None:
                 raise BadAddress("is not a data: URL", "data:image/png;base64,…")
             else:
-                fetched = await self._fetcher.fetch(image.url, self._request.caller.tenant, self._hold)
+                fetched = await fetcher.fetch(image.url, self._request.caller.tenant, self._hold)
                 size, work = len(fetched), partial(self._fetched, image, fetched)
             return work() if size <= INLINE_BYTES else await offload(work)
         except BadAddress as error:
@@ -112,8 +110,8 @@ class _Images(RequestImages):
             raise not_allowed(image.param, "is a data: URL without base64", "data:image/png;base64,…")
         given = self._request.images.get(url[start:])
         data = memoryview(url[start:].encode()) if given is None else given
-        if len(data) // 4 * 3 > self._bounds.max_bytes + 2:
-            raise not_allowed(image.param, "is too large", f"{self._bounds.max_bytes} bytes or fewer")
+        if len(data) // 4 * 3 > (most := self._reader.bounds.max_bytes) + 2:
+            raise not_allowed(image.param, "is too large", f"{most} bytes or fewer")
         return data
 
     def _given(self, image: ImageContent, data: memoryview) -> tuple[ImageContent, ImageData]:
@@ -147,7 +145,7 @@ class _Images(RequestImages):
         except UnreadableImage as error:
             allowed = "a PNG, JPEG, GIF or WebP with one picture"
             raise not_allowed(image.param, f"{error}", allowed) from None
-        most = self._bounds.max_pixels
+        most = self._reader.bounds.max_pixels
         if (pixels := header.width * header.height) > most:
             raise not_allowed(image.param, f"has {pixels} pixels", f"{most} or fewer")
         return header
