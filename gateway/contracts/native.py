@@ -32,7 +32,7 @@ from gateway.contracts.images import ImageUrlBody, PartBody, image_features, rea
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import holds_calls, message_of, tool_request
-from gateway.contracts.values import EMPTY, Contract, GenerateRequest, Sampling
+from gateway.contracts.values import EMPTY, NATIVE, Contract, GenerateRequest, Sampling
 
 DEFAULT_ROUTE: Final = "self_hosted_generation"
 """The route of requests that name none; part of the public API."""
@@ -115,15 +115,19 @@ def build_request(
     native: SluiceFields,
     *,
     needs: frozenset[Feature],
+    fields: Mapping[str, str],
     messages: tuple[Message, ...] = (),
     **own: Any,
 ) -> GenerateRequest:
     """The request of any contract; ``own``: fields of :class:`GenerateRequest` that the contract sets itself.
 
-    Raises InvalidRequest: the context is not plain JSON.
+    ``fields`` are the body's names without those in ``sluice``. Raises InvalidRequest: the context is not
+    plain JSON.
     """
+    if contract is not NATIVE and native is not NO_FIELDS:
+        fields = {**fields, **{name: f"sluice.{name}" for name in native.__pydantic_fields_set__}}
     if native.context:
-        check_plain(native.context, "context" if contract is Contract.NATIVE else "sluice.context")
+        check_plain(native.context, "context" if contract is NATIVE else "sluice.context")
     chunks = native.retrieval_chunks or ()
     own = {**structs.asdict(origin), "request_id": native.request_id or origin.request_id, **own}
     return GenerateRequest(
@@ -140,6 +144,7 @@ def build_request(
         deadline=None if native.deadline_ms is None else origin.arrived_at + native.deadline_ms / 1000,
         labelled=native.request_id is not None,
         messages=messages,
+        fields=fields,
         needs=needs | image_features(messages),
         **own,
     )
@@ -159,7 +164,7 @@ def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
     sampling = body.sampling or NativeSampling()
     return build_request(
         origin,
-        Contract.NATIVE,
+        NATIVE,
         body,
         messages=messages,
         session_id=body.session_id,

@@ -22,7 +22,7 @@ from gateway.contracts.fields import (
     label_or_none,
 )
 from gateway.contracts.images import ImageUrlBody, PartBody, read_content, with_parts
-from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
+from gateway.contracts.native import NO_FIELDS, build_request
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
@@ -269,7 +269,7 @@ def _asked(
         needs=needs | tools[1],
         dropped=in_messages,
         truncate=body.truncation == "auto",
-        fields=_fields(body, native, shaper),
+        fields=_fields(body, shaper),
         **tools[0],
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
@@ -278,11 +278,9 @@ def _asked(
     return ParsedRequest(request, usage, token_ids, running_usage=running, hides_reasoning=hides)
 
 
-def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:
+def _fields(body: OpenAIBody, shaper: str) -> Mapping[str, str]:
     """This body's field names, by the native contract's names that internal errors use."""
     fields = {**FIELDS, "response_format": shaper}
-    if native is not NO_FIELDS:
-        fields |= {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
     if isinstance(body, CompletionRequest):
         fields["messages"] = "prompt"
     elif isinstance(body, ChatRequest) and body.max_completion_tokens is not None:

@@ -10,7 +10,7 @@ from gateway.contracts.fields import label_or_none
 from gateway.contracts.formats import object_shape
 from gateway.contracts.messages.body import MAX_DROPPED, CountRequest, MessagesRequest
 from gateway.contracts.messages.conversation import chosen, conversation, input_tools
-from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
+from gateway.contracts.native import NO_FIELDS, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tools import asked_tools, holds_calls
@@ -77,7 +77,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         # The effort is only a hint in this contract, because clients send one to every model.
         needs=needs - {Feature.REASONING_EFFORT},
         dropped=tuple([path_of([name]) for name in unknown[:MAX_DROPPED]]),
-        fields=_fields(native, len(tools)),
+        fields=_fields(len(tools)),
         **own,
         **asked,
     )
@@ -96,15 +96,12 @@ def _effort(body: CountRequest) -> str | None:
     return "low" if budget <= LOW_BUDGET else "medium" if budget <= MEDIUM_BUDGET else "high"
 
 
-def _fields(native: SluiceFields, tools: int) -> Mapping[str, str]:
+def _fields(tools: int) -> Mapping[str, str]:
     """This body's field names, by the native contract's names that internal errors use."""
-    fields = {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
-    fields.setdefault("adapter_id", "model")
-    fields |= {
+    return {
+        "adapter_id": "model",
         "reasoning_effort": "output_config.effort",
         "response_format": "output_config.format",
         "stop": "stop_sequences",
-    }
-    return fields | {
-        f"tools.{index}.function.parameters": f"tools.{index}.input_schema" for index in range(tools)
+        **{f"tools.{index}.function.parameters": f"tools.{index}.input_schema" for index in range(tools)},
     }

@@ -10,7 +10,7 @@ from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.formats import object_shape
 from gateway.contracts.images import holds_data
-from gateway.contracts.native import NO_FIELDS, SluiceFields, build_request
+from gateway.contracts.native import NO_FIELDS, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.responses.body import ChoiceObject, InputItem, ResponsesBody, TextFormat
@@ -123,7 +123,7 @@ def responses_request(
         stream=bool(body.stream),
         needs=needs,
         truncate=body.truncation == "auto",
-        fields=_fields(native, [at for at, _ in placed]),
+        fields=_fields([at for at, _ in placed]),
         **own,
     )
     return ResponsesRequest(
@@ -178,9 +178,9 @@ def _stores(body: ResponsesBody, stores: bool, holds_image: bool) -> bool:
     return store
 
 
-def _fields(native: SluiceFields, tools: Sequence[str]) -> Mapping[str, str]:
+def _fields(tools: Sequence[str]) -> Mapping[str, str]:
     """This body's field names, by the names that internal errors use. ``tools``: the paths of its tools."""
-    fields = {**_FIELDS, **{name: f"sluice.{name}" for name in native.__pydantic_fields_set__}}
+    fields = {**_FIELDS}
     for index, at in enumerate(tools):
         fields[f"tools.{index}.function.parameters"] = f"{at}.parameters"
         fields[f"tools.{index}.custom.format"] = f"{at}.format"
