@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
+
+from gateway.config.section import Pattern, Section
 
 MAX_FILE_BYTES = 16 << 20
 MAX_PROMPTS = 5_000
@@ -18,27 +19,17 @@ class PromptSetError(Exception):
     """The prompt set cannot be read; the message names the file, the line and the fault."""
 
 
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from None
-    return pattern
+_Pattern = Annotated[Pattern, Field(min_length=1, max_length=1_000)]
 
 
-_Pattern = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_compiles)]
-
-
-class PromptMessage(BaseModel):
+class PromptMessage(Section):
     """One message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class Case(BaseModel):
+class Case(Section):
     """One prompt.
 
     Args:
@@ -51,8 +42,6 @@ class Case(BaseModel):
         format: patterns, all of which the answer must match.
         refuse: whether the right answer declines.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[str, Field(min_length=1, max_length=100)]
     group: Annotated[str, Field(min_length=1, max_length=100)]

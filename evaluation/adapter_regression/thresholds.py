@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field
+
+from gateway.config.section import Pattern, Section
+from gateway.config.yaml_file import read_yaml
 
 DEFAULT = Path(__file__).with_name("thresholds.yaml")
 
@@ -33,11 +35,20 @@ METRICS: Mapping[str, bool] = MappingProxyType(
 RATIOS = frozenset({"ttft", "tpot"})
 
 
+def _known(metric: str) -> str:
+    if metric not in METRICS:
+        raise ValueError(f"no metric {metric!r}; allowed: {', '.join(METRICS)}")
+    return metric
+
+
+Metric = Annotated[str, AfterValidator(_known)]
+
+
 class ThresholdsError(Exception):
     """The thresholds file cannot be used; the message names the key and the allowed values."""
 
 
-class Threshold(BaseModel):
+class Threshold(Section):
     """What is allowed for one metric.
 
     Args:
@@ -46,8 +57,6 @@ class Threshold(BaseModel):
             no active version and the base model is the reference. at_least: lowest allowed mean of the
             candidate, whatever the other's mean is.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     worse_by: Annotated[float, Field(ge=0)] | None = None
     worse_by_than_base: Annotated[float, Field(ge=0)] | None = None
@@ -60,7 +69,7 @@ class Threshold(BaseModel):
         return self.worse_by
 
 
-class Thresholds(BaseModel):
+class Thresholds(Section):
     """The thresholds file.
 
     Args:
@@ -69,29 +78,9 @@ class Thresholds(BaseModel):
         refusals: patterns that recognise an answer that declines.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
-    metrics: dict[str, Threshold]
-    refusals: tuple[str, ...] = ()
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, metrics: dict[str, Threshold]) -> dict[str, Threshold]:
-        for name in metrics:
-            if name not in METRICS:
-                raise ValueError(f"no metric {name!r}; allowed: {', '.join(METRICS)}")
-        return metrics
-
-    @field_validator("refusals")
-    @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        return patterns
+    metrics: dict[Metric, Threshold]
+    refusals: tuple[Pattern, ...] = ()
 
     @property
     def refusal_patterns(self) -> tuple[re.Pattern[str], ...]:
@@ -101,12 +90,4 @@ class Thresholds(BaseModel):
 
 def load_thresholds(path: Path = DEFAULT) -> Thresholds:
     """Read a thresholds file. Raises ThresholdsError."""
-    try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Thresholds.model_validate(content)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ThresholdsError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ThresholdsError(f"{path}: {where}: {first['msg']}") from None
+    return read_yaml(path, Thresholds, ThresholdsError)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field
 
-from evaluation.adapter_regression.thresholds import METRICS, Threshold, Thresholds, ThresholdsError
+from evaluation.adapter_regression.thresholds import Metric, Threshold, Thresholds, ThresholdsError
+from gateway.config.section import Pattern, Section
+from gateway.config.yaml_file import read_yaml
 
 DEFAULT = Path(__file__).with_name("thresholds.yaml")
 
 
-class QuantizationGate(BaseModel):
+class QuantizationGate(Section):
     """The gate file.
 
     Args:
@@ -22,20 +23,9 @@ class QuantizationGate(BaseModel):
         refusals: patterns that recognise an answer that declines.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
-    groups: Annotated[dict[str, dict[str, Threshold]], Field(min_length=1)]
-    refusals: tuple[str, ...] = ()
-
-    @field_validator("groups")
-    @classmethod
-    def _known(cls, groups: dict[str, dict[str, Threshold]]) -> dict[str, dict[str, Threshold]]:
-        for group, metrics in groups.items():
-            for name in metrics:
-                if name not in METRICS:
-                    raise ValueError(f"{group}: no metric {name!r}; allowed: {', '.join(METRICS)}")
-        return groups
+    groups: Annotated[dict[str, dict[Metric, Threshold]], Field(min_length=1)]
+    refusals: tuple[Pattern, ...] = ()
 
     def thresholds(self, group: str) -> Thresholds:
         """Return the thresholds of one group."""
@@ -46,13 +36,4 @@ class QuantizationGate(BaseModel):
 
 def load_gate(path: Path = DEFAULT) -> QuantizationGate:
     """Read a gate file. Raises ThresholdsError."""
-    try:
-        gate = QuantizationGate.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        gate.thresholds("")  # the patterns compile
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ThresholdsError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ThresholdsError(f"{path}: {where}: {first['msg']}") from None
-    return gate
+    return read_yaml(path, QuantizationGate, ThresholdsError)
