@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from gateway.config.errors import ConfigError
 from gateway.config.ray import RaySection
+from gateway.config.section import Section
 from gateway.config.settings import Settings, load_settings
 from observability.logs import configure_logging
 from ops.ray.ingress import ingress_app
@@ -33,15 +33,13 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
 DRAIN_LOOK_S = 0.5  # interval at which Serve checks whether a stopping replica has ended its answers
 
 
-class Arguments(BaseModel):
+class Arguments(Section):
     """Arguments of the application in a Serve configuration file.
 
     ``config`` is the path of the gateway's configuration on every node, ``folder`` the working folder there
     (default: the current one). Serve replaces the replicas when an argument changes, but it does not read the
     file: ``version`` is any text that changes with the file's content.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     config: str
     folder: str | None = None
