@@ -52,11 +52,10 @@ class StateParts:
         prepare: Callable[[Record], Awaitable[None]] | None = None,
         informational: bool = False,
     ) -> StreamFollower:
-        """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream.
+        """Follow ``stream`` while this object runs; a stream has one follower.
 
         An ``informational`` stream has no local copy, and the store may lose records of it.
         """
-        self._check_new(stream)
         copy = None if self.copies is None or informational else LocalCopy(self.copies, stream)
         follower = StreamFollower(
             self.store,
@@ -71,14 +70,9 @@ class StateParts:
         return follower
 
     def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> LatestRecord:
-        """Follow a stream of which only the last record counts. Raises ValueError if already followed."""
-        self._check_new(stream)
+        """Follow a stream of which only the last record counts."""
         latest = self.followers[stream] = LatestRecord(self.store, stream, apply)
         return latest
-
-    def _check_new(self, stream: str) -> None:
-        if stream in self.followers:
-            raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
 
     def figures(self) -> tuple[bool, Mapping[str, tuple[int, str]]]:
         """Return, for the metrics, whether the store works, and the state of each followed stream."""

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +15,7 @@ def ended_by_ctrl_c() -> Iterator[None]:
     A KeyboardInterrupt would be printed with a traceback, or as another error: pydantic reports one as an
     invalid schema. A handler that is not Python's own stays, also that which ignores the signal.
     """
-    own = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    if own or threading.current_thread() is not threading.main_thread():
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))

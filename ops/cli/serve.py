@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -106,9 +105,6 @@ def source_of(settings: Settings, urls: Sequence[str], config: Path | None) -> s
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end the start and release its resources, until the gateway runs and can drain."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGTERM, lambda sig, frame: sys.exit(128 + sig))
     try:
         yield

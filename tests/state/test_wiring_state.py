@@ -75,13 +75,6 @@ async def test_a_shared_store_makes_a_gateway_not_ready_until_it_was_reached_or_
             await one.close()
 
 
-async def test_a_stream_has_one_follower_in_a_process(tmp_path: Path) -> None:
-    state = state_of("memory://")
-    state.follow("s", _ignore)
-    with pytest.raises(ValueError, match="'s' has a follower"):
-        state.follow("s", _ignore)
-
-
 async def test_a_missing_redis_does_not_stop_the_start_and_its_password_is_not_shown() -> None:
     state = state_of(f"redis://:s3cret@127.0.0.1:{free_port()}")
     await state.open()
