@@ -10,9 +10,8 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from engine.block_pool import BlockPool
-from engine.errors import DuplicateSequence, EngineBusy, InvalidGrammar
+from engine.errors import InvalidGrammar
 from engine.grammars import Grammar
-from engine.limits import check_request
 from engine.lora import AdapterBank, LoraWeights
 from engine.penalties import adjustments_of
 from engine.runner import OutOfMemory, Runner, StepResult
@@ -111,12 +110,9 @@ class Engine:
         self._free_adapters()
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request. Raises a RequestRefused, and then nothing has changed."""
-        if request.request_id in self._entries:
-            raise DuplicateSequence(f"request {request.request_id!r} is in flight")
-        if len(self._entries) >= self.info.max_requests:
-            raise EngineBusy(f"{len(self._entries)} requests are in flight")
-        check_request(request, self.info)
+        """Queue a request that ``check_request`` accepts. Raises RequestedAdapterMissing, and then nothing
+        has changed.
+        """
         given = request.sampling.seed
         seed = self._seeds.getrandbits(64) if given is None else given
         adapter = None if request.adapter_id is None else self._adapters.version(request.adapter_id)

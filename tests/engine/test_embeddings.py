@@ -11,6 +11,7 @@ from transformers import AutoModel
 
 from engine.engine import Engine
 from engine.errors import PromptTooLong
+from engine.limits import check_request
 from engine.values import GenerationRequest, SequenceEnd
 from tests.engine.support import greedy, random_prompts, run_prompts, run_to_end
 
@@ -109,8 +110,7 @@ def test_a_text_may_fill_the_context_and_no_more(make_engine: MakeEngine) -> Non
     full = tuple(range(64))
     assert len(vectors(engine, [full])) == 1
     with pytest.raises(PromptTooLong, match="65 tokens; allowed: at most 64"):
-        engine.add(embedding("long", (*full, 1)))
-    assert not engine.has_work
+        check_request(embedding("long", (*full, 1)), engine.info)
 
 
 def test_embedding_requests_do_not_count_as_waiting_since_they_delay_nothing(make_engine: MakeEngine) -> None:

@@ -13,15 +13,6 @@ from tokenizers import Tokenizer
 from engine.attention import group_by_shape
 from engine.block_pool import BlockPool
 from engine.engine import Engine
-from engine.errors import (
-    DuplicateSequence,
-    EngineBusy,
-    InvalidSampling,
-    NoPromptTokens,
-    PromptTooLong,
-    RequestRefused,
-    UnknownToken,
-)
 from engine.lora import AdapterBank, LoraWeights
 from engine.runner import OutOfMemory, StepResult
 from engine.scheduler import Chunk, Scheduler
@@ -184,49 +175,6 @@ def test_an_abort_reaches_a_waiting_and_a_half_prefilled_request(make_engine: Ma
     assert not engine.has_work
     assert engine.signals.kv_usage == 0
     engine.check_integrity()
-
-
-@pytest.mark.parametrize(
-    ("prompt", "sampling", "error"),
-    [
-        ((), greedy(1), NoPromptTokens),
-        ((5,) * 1024, greedy(1), PromptTooLong),
-        ((5, 512), greedy(1), UnknownToken),
-        ((-1,), greedy(1), UnknownToken),
-        (PROMPT, greedy(0), InvalidSampling),
-        (PROMPT, SamplingParams(1, temperature=-0.1), InvalidSampling),
-        (PROMPT, SamplingParams(1, temperature=float("nan")), InvalidSampling),
-        (PROMPT, SamplingParams(1, temperature=float("inf")), InvalidSampling),
-        (PROMPT, SamplingParams(1, top_p=0.0), InvalidSampling),
-        (PROMPT, SamplingParams(1, top_p=1.5), InvalidSampling),
-        (PROMPT, SamplingParams(1, top_k=-1), InvalidSampling),
-        (PROMPT, SamplingParams(1, stop=("",)), InvalidSampling),
-        (PROMPT, SamplingParams(1, stop=("\ud83d",)), InvalidSampling),
-        (PROMPT, SamplingParams(1, seed=2**64), InvalidSampling),
-        (PROMPT, SamplingParams(2**70), InvalidSampling),
-        (PROMPT, SamplingParams(1, stop_token_ids=(-(2**65),)), InvalidSampling),
-    ],
-)
-def test_a_request_that_can_never_run_is_refused_alone(
-    make_engine: MakeEngine, prompt: tuple[int, ...], sampling: SamplingParams, error: type[RequestRefused]
-) -> None:
-    engine = make_engine()
-    engine.add(GenerationRequest("good", PROMPT, greedy(2, ignore_eos=True)))
-    with pytest.raises(error):
-        engine.add(GenerationRequest("bad", prompt, sampling))
-    outputs = [output for _ in range(2) for output in engine.step()]
-    assert [output.request_id for output in outputs] == ["good", "good"]
-    assert not engine.has_work
-
-
-def test_a_second_request_with_the_same_id_and_one_too_many_are_refused() -> None:
-    engine = scripted_engine(ScriptedRunner([300]), max_requests=2)
-    engine.add(GenerationRequest("a", PROMPT, greedy(1)))
-    with pytest.raises(DuplicateSequence):
-        engine.add(GenerationRequest("a", PROMPT, greedy(1)))
-    engine.add(GenerationRequest("b", PROMPT, greedy(1)))
-    with pytest.raises(EngineBusy):
-        engine.add(GenerationRequest("c", PROMPT, greedy(1)))
 
 
 POISON = 77
