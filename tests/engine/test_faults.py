@@ -20,6 +20,7 @@ from tests.engine.support import (
     Answer,
     greedy,
     random_prompts,
+    receive,
     reference_greedy,
     run_prompts,
     run_to_end,
@@ -73,7 +74,7 @@ async def collect(ticket: EngineTicket) -> Answer:
     answer = Answer()
     with ticket:
         while answer.finish_reason is None:
-            answer.take(await ticket.receive())
+            answer.take(await receive(ticket))
     return answer
 
 
@@ -182,13 +183,13 @@ async def test_an_exception_inside_the_step_ends_all_requests_with_one_error_and
         client.submit(GenerationRequest(str(number), HEALTHY, greedy(900, ignore_eos=True)))
         for number in range(4)
     ]
-    await tickets[0].receive()
+    await receive(tickets[0])
     tickets.append(client.submit(GenerationRequest("fatal", (5, FATAL_TOKEN), greedy(4))))
 
     async def end_of(ticket: EngineTicket) -> str:
         with pytest.raises(EngineDead) as caught:
             while True:
-                await ticket.receive()
+                await receive(ticket)
         return str(caught.value)
 
     async with asyncio.timeout(60):
