@@ -349,8 +349,8 @@ async def test_an_engine_that_fails_says_why_before_it_dies(tiny_model: Path) ->
     await client.start()
     ticket = client.submit(GenerationRequest("a", PROMPT, SamplingParams(500, ignore_eos=True)))
     assert client._transport is not None
-    client._transport.write(b"\xff\xff\xff\xff")  # not a frame: the child cannot know what comes after it
-    with pytest.raises(EngineDead, match="the engine failed: ProtocolError"):
+    client._transport.write(b"\x00\x00\x00\x01\xc1")  # not a frame: the child cannot know what comes after it
+    with pytest.raises(EngineDead, match="the engine failed: DecodeError"):
         while True:
             await receive(ticket)
     await client.stop()
