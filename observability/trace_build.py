@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from budgeting.values import Message
 from observability.attributes import (
     Attributes,
     Value,
@@ -38,7 +39,7 @@ from observability.events import RequestRecord
 from observability.redact import scrub as without_credentials
 from observability.requestlog import outside_texts
 from observability.trace_context import RootSpan
-from observability.trace_facts import Content, EdgeRecord, RecordedMessage, TraceFacts
+from observability.trace_facts import Content, EdgeRecord, TraceFacts
 from observability.trace_steps import TraceStep
 
 # Stages in the journey's order; the record has no time of the stage in which a request failed.
@@ -264,12 +265,12 @@ def _content(content: Content, finish_reasons: Sequence[str], scrub: Scrub) -> d
     def shown(text: str) -> str:
         return _encodable(scrub(text)[:MAX_CONTENT_CHARS])
 
-    said = [(one.role, _parts(one, shown)) for one in content.messages]
+    said = [(one.role.value, _parts(one, shown)) for one in content.messages]
     values: dict[str, Value] = {
         "gen_ai.input.messages": _json([_message(role, parts) for role, parts in said if role != "system"]),
         "gen_ai.output.messages": _json(
             [
-                {**_message(one.role, _parts(one, shown)), "finish_reason": reason}
+                {**_message(one.role.value, _parts(one, shown)), "finish_reason": reason}
                 for one, reason in zip(content.answers, finish_reasons, strict=False)
             ]
         ),
@@ -283,16 +284,18 @@ def _message(role: str, parts: list[dict[str, object]]) -> dict[str, object]:
     return {"role": role, "parts": parts}
 
 
-def _parts(message: RecordedMessage, shown: Scrub) -> list[dict[str, object]]:
-    if message.call_id is not None:
-        return [{"type": "tool_call_response", "id": message.call_id, "response": shown(message.text)}]
+def _parts(message: Message, shown: Scrub) -> list[dict[str, object]]:
+    if message.tool_call_id is not None:
+        answered = {"id": message.tool_call_id, "response": shown(message.content)}
+        return [{"type": "tool_call_response", **answered}]
     parts: list[dict[str, object]] = []
     if message.reasoning:
         parts.append({"type": "reasoning", "content": shown(message.reasoning)})
-    if message.text or not message.calls:
-        parts.append({"type": "text", "content": shown(message.text)})
-    for call_id, name, arguments in message.calls:
-        parts.append({"type": "tool_call", "id": call_id, "name": name, "arguments": shown(arguments)})
+    if message.content or not message.tool_calls:
+        parts.append({"type": "text", "content": shown(message.content)})
+    for call in message.tool_calls:
+        called = {"id": call.id, "name": call.name, "arguments": shown(call.arguments)}
+        parts.append({"type": "tool_call", **called})
     return parts
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from budgeting.values import Message
 from observability.events import RequestRecord
 from observability.trace_steps import TraceStep
 
@@ -11,34 +12,15 @@ SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedMessage:
-    """A message on a route that opted in. ``calls`` are its tool calls: id, name and arguments.
-
-    ``call_id`` is the call that a tool's message answers.
-    """
-
-    role: str
-    text: str
-    reasoning: str | None = None
-    calls: tuple[tuple[str, str, str], ...] = ()
-    call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Content:
-    """The recorded messages of a request on a route that opted in; ``answers``: one for each choice."""
+    """The texts of a request on a route that opted in; ``answers``: one for each choice."""
 
-    messages: tuple[RecordedMessage, ...]
-    answers: tuple[RecordedMessage, ...]
+    messages: tuple[Message, ...]
+    answers: tuple[Message, ...]
 
     @property
     def chars(self) -> int:
-        texts = (
-            text
-            for one in (*self.messages, *self.answers)
-            for text in (one.text, one.reasoning or "", *[arguments for _, _, arguments in one.calls])
-        )
-        return sum(map(len, texts))
+        return sum(len(text) for one in (*self.messages, *self.answers) for text in one.texts)
 
 
 @dataclass(frozen=True, slots=True)

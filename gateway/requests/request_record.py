@@ -7,7 +7,7 @@ request that the HTTP edge refused, or served without the journey, has a record 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from accounting.values import UsageRow
 from adapters.selection import Lease
-from budgeting.values import Plan, ToolCall
+from budgeting.values import Message, Plan, Role
 from gateway.contracts.answer import Answer
 from gateway.contracts.openai_answer import sent_status
 from gateway.contracts.origin import EdgeRequest, RequestOrigin
@@ -31,7 +31,7 @@ from gateway.routing.revision import Revision
 from gateway.routing.target import Target
 from observability.events import RequestRecord, ToolCallCounts
 from observability.trace_context import RootSpan
-from observability.trace_facts import SAMPLING_NAMES, Content, EdgeRecord, RecordedMessage, TraceFacts
+from observability.trace_facts import SAMPLING_NAMES, Content, EdgeRecord, TraceFacts
 from observability.tracing import Tracing
 
 # The status that is logged if the caller disconnected before the end (nginx's convention).
@@ -250,29 +250,20 @@ class RequestRecorder(Struct, eq=False):
 
     def _content(self) -> Content:
         request, stream = self._request, self._stream
-        messages = [
-            RecordedMessage(
-                one.role.value, one.content, one.reasoning, _recorded(one.tool_calls), one.tool_call_id
-            )
-            for one in request.messages
-        ]
+        messages = [one.without_parts if one.parts else one for one in request.messages]
         raw = request.raw_prompt
         if raw is not None:
-            messages = [RecordedMessage("user", raw if isinstance(raw, str) else f"{len(raw)} token ids")]
+            messages = [Message(Role.USER, raw if isinstance(raw, str) else f"{len(raw)} token ids")]
         answers = [
-            RecordedMessage(
-                "assistant",
+            Message(
+                Role.ASSISTANT,
                 stream.text(index),
-                stream.reasoning(index),
-                _recorded(stream.tool_calls(index)),
+                stream.tool_calls(index),
+                reasoning=stream.reasoning(index),
             )
             for index in range(request.sampling.n)
         ]
         return Content(tuple(messages), tuple(answers))
-
-
-def _recorded(calls: Sequence[ToolCall]) -> tuple[tuple[str, str, str], ...]:
-    return tuple([(call.id, call.name, call.arguments) for call in calls])
 
 
 def _edge_record(request: EdgeRequest, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:

@@ -25,6 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from budgeting.values import Message, Role, ToolCall
 from gateway.config.tracing import TracingConfig
 from gateway.wiring.tracing import resource_of
 from observability.events import RequestRecord, ResumeFact
@@ -32,7 +33,7 @@ from observability.redact import scrub as without_credentials
 from observability.trace_context import RootSpan, parse_traceparent, usable_tracestate
 from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
 from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
-from observability.trace_facts import Content, EdgeRecord, RecordedMessage, TraceFacts
+from observability.trace_facts import Content, EdgeRecord, TraceFacts
 from observability.trace_steps import CallSpan, TraceStep
 from observability.tracing import Tracing
 from tests.observability.collector import CLIENT, SERVER, Collected, attributes_of, collecting
@@ -395,8 +396,8 @@ def test_an_answer_without_a_generation_is_a_span_named_by_its_path(recorded: Re
 
 def test_text_is_told_only_of_routes_that_opted_in_and_through_the_redaction(record: Make) -> None:
     recorded = recording(scrub=lambda text: text.replace("4711", "[card]"))
-    turns = (RecordedMessage("system", "be kind"), RecordedMessage("user", "my card is 4711"))
-    said = Content(turns, (RecordedMessage("assistant", "noted 4711 \ud800"),))
+    turns = (Message(Role.SYSTEM, "be kind"), Message(Role.USER, "my card is 4711"))
+    said = Content(turns, (Message(Role.ASSISTANT, "noted 4711 \ud800"),))
     recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
     recorded.tracing.finish(recorded.tracing.begin(), record())
     opted_in, other = [attributes_of(span) for span in recorded.spans() if span.kind == SERVER]
@@ -412,9 +413,9 @@ def test_text_is_told_only_of_routes_that_opted_in_and_through_the_redaction(rec
 
 def test_recorded_content_has_tool_calls_their_results_and_every_choice(record: Make) -> None:
     recorded = recording(scrub=lambda text: text.replace("4711", "[card]"))
-    called = RecordedMessage("assistant", "", "I look", (("call_1", "pay", '{"card":4711}'),))
-    result = RecordedMessage("tool", "paid with 4711", call_id="call_1")
-    choices = (RecordedMessage("assistant", "Done."), RecordedMessage("assistant", "Do"))
+    called = Message(Role.ASSISTANT, "", (ToolCall("call_1", "pay", '{"card":4711}'),), reasoning="I look")
+    result = Message(Role.TOOL, "paid with 4711", tool_call_id="call_1")
+    choices = (Message(Role.ASSISTANT, "Done."), Message(Role.ASSISTANT, "Do"))
     facts = TraceFacts(content=Content((called, result), choices), finish_reasons=("stop", "length"))
     recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: facts)
     values = attributes_of(recorded.root())
@@ -434,9 +435,9 @@ def test_recorded_content_has_tool_calls_their_results_and_every_choice(record: 
 
 def test_recorded_text_is_bounded_and_keeps_the_last_turn(record: Make) -> None:
     recorded = recording()
-    turns = tuple(RecordedMessage("user", f"{number} " * 8_000) for number in range(8))
-    answer = RecordedMessage("assistant", "y" * 1_000_000)
-    said = Content((*turns, RecordedMessage("user", "the last")), (answer,))
+    turns = tuple(Message(Role.USER, f"{number} " * 8_000) for number in range(8))
+    answer = Message(Role.ASSISTANT, "y" * 1_000_000)
+    said = Content((*turns, Message(Role.USER, "the last")), (answer,))
     recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
     values = attributes_of(recorded.root())
     assert "the last" in values["gen_ai.input.messages"]
@@ -723,7 +724,7 @@ def test_a_trace_whose_spans_cannot_be_built_costs_its_batch_and_no_more(record:
 
     reasons: list[str | None] = []
     tracing = Tracing(sender_to(MemoryExporter(), scrub, reasons.append))
-    said = Content((RecordedMessage("user", "hi"),), ())
+    said = Content((Message(Role.USER, "hi"),), ())
     tracing.finish(tracing.begin(), record(), lambda: TraceFacts(content=said))
     until(lambda: tracing.figures.failed == 1)
     tracing.finish(tracing.begin(), record())
@@ -779,5 +780,3 @@ def test_the_collectors_address_is_completed_and_checked() -> None:
     for wrong in ("c:4317", "http://", "http://[::1", "http://c:x", "http://c:99999", "http://c:0"):
         with pytest.raises(ValueError, match=r"tracing\.otlp_endpoint"):
             traces_url(wrong)
-    with pytest.raises(ValueError, match=r"tracing\.protocol: 'thrift'; allowed: http/protobuf, grpc"):
-        exporter_to(CollectorAddress("http://c:4318", "thrift"))
