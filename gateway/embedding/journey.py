@@ -52,10 +52,10 @@ from gateway.errors import RateLimited, UnknownModel, public_error
 from gateway.keys.rate_limits import KeyLimiter, paying
 from gateway.requests.answer import estimated_cost
 from gateway.requests.in_flight import InFlightRequests
-from gateway.requests.request_record import CLIENT_CLOSED_REQUEST, Reporter
+from gateway.requests.request_record import Reporter
 from gateway.routing.revision import Revision
 from gateway.routing.target import nearest, require_known
-from observability.events import RequestRecord
+from observability.events import DISCONNECTED, RequestRecord
 from observability.trace_context import RootSpan
 from resilience.failures import BackendFailure, FailureKind
 from resilience.task_groups import all_or_error
@@ -136,7 +136,7 @@ class EmbeddingJourney:
             with self.in_flight.counted():
                 answer = await self._stages(work, parts, span.trace_id, bills)
         except asyncio.CancelledError:
-            self._report(work, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
+            self._report(work, span, bills, DISCONNECTED, "cancelled", None)
             raise
         except Exception as error:
             public = public_error(error)

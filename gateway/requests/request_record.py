@@ -29,13 +29,11 @@ from gateway.prompts.prefixes import Prefix
 from gateway.requests.timing import StageTimer
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
-from observability.events import RequestRecord, ToolCallCounts
+from observability.events import DISCONNECTED, RequestRecord, ToolCallCounts
 from observability.trace_context import RootSpan
 from observability.trace_facts import SAMPLING_NAMES, Content, EdgeRecord, TraceFacts
 from observability.tracing import Tracing
 
-# The status that is logged if the caller disconnected before the end (nginx's convention).
-CLIENT_CLOSED_REQUEST = 499
 # Stages whose time is not the gateway's own: waiting for a slot, and the backend.
 _NOT_OURS = frozenset({"admit", "generate"})
 
@@ -124,7 +122,7 @@ class RequestRecorder(Struct, eq=False):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._failure is None and isinstance(error, asyncio.CancelledError):
-            self._failure = CLIENT_CLOSED_REQUEST, "cancelled", "cancelled"
+            self._failure = DISCONNECTED, "cancelled", "cancelled"
         tracing, record = self._reporter.tracing, self._record()
         if tracing.exporting:
             tracing.finish(self._span, record, self._facts, slow=self._slow(record))
@@ -268,7 +266,7 @@ class RequestRecorder(Struct, eq=False):
 
 def _edge_record(request: EdgeRequest, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
     gone, error = request.status is None, request.error
-    status = CLIENT_CLOSED_REQUEST if request.status is None else request.status
+    status = DISCONNECTED if request.status is None else request.status
     details: dict[str, Any] = {name: getattr(request.caller, name, None) for name in ("tenant", "key_id")}
     if gone:
         details["error_code"] = "cancelled"

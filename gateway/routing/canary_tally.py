@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from gateway.routing.canary import CanaryPlan, Counts
 from gateway.routing.evidence import EvidenceWindow
 from gateway.routing.revision import Route
-from observability.events import RequestRecord
+from observability.events import DISCONNECTED, RequestRecord
 
-_LEFT = 499  # the status of a request whose caller disconnected; only its waiting time is evidence
 # A 4xx status that is not the caller's fault: the backend throttles.
 _THROTTLED = 429
 MAX_WINDOWS = 16  # windows that are stored while they cannot be published; the oldest is dropped first
@@ -119,7 +118,7 @@ def outcomes(record: RequestRecord, *, ttft_slo_ms: float, total_slo_ms: float) 
     """
     late_first = (record.total_ms if record.ttft_ms is None else record.ttft_ms) > ttft_slo_ms
     late = record.total_ms > total_slo_ms
-    if record.status == _LEFT:
+    if record.status == DISCONNECTED:  # only its waiting time is evidence
         return [(check, True) for check, is_late in (("ttft", late_first), ("total", late)) if is_late]
     failed = record.failed or record.status == _THROTTLED
     if record.status >= 400 and not failed:
