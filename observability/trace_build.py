@@ -16,7 +16,6 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import orjson
 from opentelemetry.sdk.resources import Resource
@@ -64,14 +63,6 @@ class OneResource(Resource):
         return self._hash
 
 
-@dataclass(frozen=True, slots=True)
-class TraceResource:
-    """The resource and scope of all spans of a process."""
-
-    resource: Resource
-    scope: InstrumentationScope
-
-
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status(StatusCode.UNSET)
 
@@ -79,10 +70,10 @@ _UNSET = Status(StatusCode.UNSET)
 class _Trace:
     """Makes the spans of one trace."""
 
-    def __init__(self, root: RootSpan, origin: TraceResource) -> None:
+    def __init__(self, root: RootSpan, resource: Resource, scope: InstrumentationScope) -> None:
         self.root = root
         self._trace_id = int(root.trace_id, 16)
-        self._origin = origin
+        self._resource, self._scope = resource, scope
         state = root.trace_state
         self._state = None if state is None else TraceState.from_header([state])
 
@@ -108,14 +99,14 @@ class _Trace:
             name=_encodable(name),
             context=context,
             parent=parent,
-            resource=self._origin.resource,
+            resource=self._resource,
             attributes=_known(values),
             events=events,
             kind=kind,
             status=_UNSET if failure is None else Status(StatusCode.ERROR, _encodable(failure)),
             start_time=began_ns,
             end_time=max(began_ns, ended_ns),
-            instrumentation_scope=self._origin.scope,
+            instrumentation_scope=self._scope,
         )
 
 
@@ -134,10 +125,15 @@ def _encodable(text: str) -> str:
 
 
 def spans_of(
-    root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts, scrub: Scrub, origin: TraceResource
+    root: RootSpan,
+    record: RequestRecord | EdgeRecord,
+    facts: TraceFacts,
+    scrub: Scrub,
+    resource: Resource,
+    scope: InstrumentationScope,
 ) -> list[ReadableSpan]:
     """All spans of a request, the root first."""
-    trace = _Trace(root, origin)
+    trace = _Trace(root, resource, scope)
     top = trace.context(root.span_id)
     if isinstance(record, EdgeRecord):
         name, values = f"{record.method} {record.path}", edge_attributes(record)

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from observability.events import RequestRecord
-from observability.trace_build import OneResource, TraceResource, spans_of
+from observability.trace_build import OneResource, spans_of
 from observability.trace_context import RootSpan
 from observability.trace_exporter import ExporterErrors
 from observability.trace_facts import EdgeRecord, TraceFacts, TraceFigures
@@ -72,7 +72,7 @@ class TraceSender:
         delay_s: float = DELAY_S,
     ) -> None:
         self._exporter = exporter
-        self._origin = TraceResource(OneResource(resource), InstrumentationScope("sluice", version))
+        self._resource, self._scope = OneResource(resource), InstrumentationScope("sluice", version)
         self._scrub = scrub
         self._on_change = on_change
         self._clock = clock
@@ -165,7 +165,7 @@ class TraceSender:
     def _built(self, batch: list[_Finished]) -> list[ReadableSpan]:
         spans, pause_at = _PacedSpans(), STRIDE
         for root, record, facts in batch:
-            spans += spans_of(root, record, facts, self._scrub, self._origin)
+            spans += spans_of(root, record, facts, self._scrub, self._resource, self._scope)
             if len(spans) >= pause_at:
                 time.sleep(YIELD_S)
                 pause_at = len(spans) + STRIDE

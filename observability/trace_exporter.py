@@ -14,15 +14,14 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from opentelemetry.sdk.trace.export import SpanExporter
 
-PROTOCOLS = ("http/protobuf", "grpc")
 GRPC_PORT = 4317
 MAX_REASON = 240  # longest reported reason, in characters; errors of HTTP libraries quote each other
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorAddress:
-    """A collector's address, protocol (one of :data:`PROTOCOLS`), headers (never shown: they may contain a
-    key) and PEM certificates. ``timeout_s`` is for one batch with all retries.
+    """A collector's address, protocol (``http/protobuf`` or ``grpc``), headers (never shown: they may contain
+    a key) and PEM certificates. ``timeout_s`` is for one batch with all retries.
     """
 
     endpoint: str
@@ -36,14 +35,9 @@ def exporter_to(address: CollectorAddress) -> SpanExporter:
     """The exporter to ``address``; nothing is sent yet. Compression and the client's certificate come from
     the SDK's environment variables (``OTEL_EXPORTER_OTLP_…``).
 
-    Raises ValueError for a bad endpoint or protocol, ImportError without gRPC, OSError for an unreadable
-    ``ca_file``.
+    Raises ValueError for a bad endpoint, ImportError without gRPC, OSError for an unreadable ``ca_file``.
     """
-    if address.protocol == "http/protobuf":
-        return _over_http(address)
-    if address.protocol == "grpc":
-        return _over_grpc(address)
-    raise ValueError(f"tracing.protocol: {address.protocol!r}; allowed: {', '.join(PROTOCOLS)}")
+    return _over_grpc(address) if address.protocol == "grpc" else _over_http(address)
 
 
 def _over_http(address: CollectorAddress) -> SpanExporter:
