@@ -5,7 +5,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer
 from engine.attention import DecodeKernel, GroupedAttention
 from engine.block_pool import BlockPool
 from engine.engine import Engine
-from engine.errors import EngineStartError, InvalidConfig
+from engine.errors import EngineStartError
 from engine.kv_pool import ACTIVATION_BYTES, compute_kv_pool_size
 from engine.loader import read_config, read_tokenizer, read_weights, resolve_device, resolve_dtype
 from engine.lora import AdapterBank
@@ -36,7 +35,6 @@ _log = logging.getLogger(__name__)
 def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> Engine:
     """Load the model and make an engine. Raises an EngineStartError with a message of one line."""
     started_at = clock()
-    _check_config(config)
     # One thread per core, at most eight; one core is left to the gateway.
     torch.set_num_threads(config.num_threads or max(1, min(8, (os.cpu_count() or 1) - 1)))
     folder = Path(config.model)
@@ -178,15 +176,3 @@ def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, 
     for line in size.arithmetic:
         _log.info("KV pool, %s", line)
     return size.num_blocks
-
-
-def _check_config(config: EngineConfig) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        least = {"seed": None, "max_waiting": 0, "max_loras": 0}.get(field.name, 1)
-        if type(value) is int and least is not None and value < least:
-            raise InvalidConfig(f"{field.name} must be at least {least}, not {value}")
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise InvalidConfig(
-            f"gpu_memory_utilization must be above 0 and at most 1, not {config.gpu_memory_utilization}"
-        )
