@@ -87,6 +87,7 @@ class AnswerStream:
 
     def _empty(self) -> None:
         self._fresh = True
+        self._before_resume: tuple[AnswerOrigin | None, list[int], int] = (None, [], 0)
         self._parts: list[list[str]] = [[] for _ in range(self._choices)]
         self.chars = 0
         self._ids: list[int] = []
@@ -255,6 +256,7 @@ class AnswerStream:
 
     def resume(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
         """Prepare for a call that resumes the answer after these tokens (``None``: they are not known)."""
+        self._before_resume = self.origin, self._ids, self.tokens
         stored = self._logprobs.get(0)
         if stored is not None:
             self._sent_logprobs = max(self._sent_logprobs, len(stored))
@@ -268,6 +270,11 @@ class AnswerStream:
         source = self.origin.backend if self.origin is not None else target
         after_ms = (self._clock() - self._arrived_at) * 1000
         self.resumes.append(ResumeFact(after_ms, source, target, mode, self.tokens))
+
+    def resume_failed(self) -> None:
+        """Forget the resuming call if it gave nothing: the answer is still the earlier backend's."""
+        if self._fresh:
+            self.origin, self._ids, self.tokens = self._before_resume
 
     def text(self, index: int = 0) -> str:
         return "".join(self._parts[index]) if index < len(self._parts) else ""

@@ -134,6 +134,7 @@ class Dispatcher:
             result = "whole"
         except Exception:
             result = "broken"
+            stream.resume_failed()
             raise
         finally:
             self._emit(Resumed(resume.source, resume.target, resume.mode, result, resume.tokens))

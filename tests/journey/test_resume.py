@@ -163,6 +163,25 @@ async def test_a_leg_that_is_ready_is_preferred_to_a_long_restart(build_rig: Bui
     assert sink.answer is not None and sink.answer.backend_name == "other"
 
 
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_leg_that_refuses_to_resume_costs_nothing_and_leaves_the_exact_way_to_the_engine(
+    build_rig: Build, ask: Ask, back: bool
+) -> None:
+    throttled = BackendFailure(FailureKind.THROTTLED, "busy")
+    far = backend(breaking(0, throttled), name="far", model="other", continues=frozenset({Continue.TEXT}))
+    local = restarting(breaking(3, GONE), WHOLE, restart_s=0.01 if back else None)
+    rig = build_rig(
+        backends=[local, far], route={"fallback": ["far"], "resume": {"wait_ms": 0}}, spelling=SPELLING
+    )
+    sink = await rig.run(ask(stream=True))
+    assert len(far.calls) == 1
+    [row] = rig.outbox.rows
+    assert (row.backend_name, row.model) == ("local", local.model)
+    if back:
+        check_whole(rig, sink)
+        assert [event.mode for event in rig.events if isinstance(event, Resumed)] == ["text", "exact"]
+
+
 async def test_a_short_restart_is_preferred_to_a_leg(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(
         backends=[restarting(breaking(2, GONE), WHOLE), backend(WHOLE, name="other")],
