@@ -231,7 +231,7 @@ def test_the_index_of_sent_chains_is_bounded_and_a_match_was_sent(chains: list[l
     linked = [[hash(tuple(chain[: end + 1])) for end in range(len(chain))] for chain in chains]
     for chain in linked:
         index.add(chain)
-        assert len(index) <= most
+        assert len(index._blocks) <= most
     for chain in linked:
         match = index.match(chain)
         assert not match or any(chain[match - 1] in sent for sent in linked)

@@ -153,7 +153,7 @@ def test_hints_are_bounded_and_name_the_last_worker_first(sent: list[tuple[int, 
     for worker, number, blocks in sent:
         preference = conversation(number, blocks)
         hints.sent(f"w{worker}", preference.chain, None)
-        assert len(hints) <= 50
+        assert len(hints._last) <= 50
         found = hints.of(preference.chain, None)
         assert found[0] == f"w{worker}" and len(found) <= WORKERS_PER_KEY
 

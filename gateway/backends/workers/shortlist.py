@@ -30,9 +30,6 @@ class Hints:
         self._most = most
         self._last: OrderedDict[int | str, tuple[str, ...]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._last)
-
     def sent(self, name: str, chain: Sequence[int], adapter: str | None) -> None:
         length = len(chain)
         if length:

@@ -107,9 +107,6 @@ class SentIndex:
         self._most = most_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     def match(self, chain: Sequence[int]) -> int:
         """Number of leading blocks that were sent, by binary search: a block implies those before it."""
         blocks = self._blocks
