@@ -8,7 +8,8 @@ import psutil
 
 from accounting.stored_responses import ResponseStore
 from budgeting.learned_counter import LearnedCounter
-from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
+from gateway.backends.workers.inspection import Inspection, WorkerInspections
+from gateway.backends.workers.tokenizer_check import TOKENIZED
 from gateway.contracts.answer import Answer
 from gateway.embedding.journey import MAX_WAIT_S, EmbeddingJourney
 from gateway.embedding.questions import QuestionEmbedder
@@ -151,7 +152,7 @@ def make_inspections(core: Core) -> WorkerInspections:
                 counter = text.tokenizer
                 ids = None
                 if not isinstance(counter, LearnedCounter):
-                    ids = counter.encode(SAMPLE, add_special_tokens=False)
+                    ids = counter.encode(TOKENIZED, add_special_tokens=False)
                 found[one.name] = await one.inspect(ids, text.max_model_len, generate=generate)
         return found
 

@@ -16,7 +16,7 @@ import orjson
 from gateway.backends.workers.chunk_repair import MAX_COUNT
 from gateway.backends.workers.client import Whole, WorkerClient
 from gateway.backends.workers.errors import TransportError
-from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, read_tokens
+from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH, TOKENIZED, read_tokens
 from gateway.contracts.front_headers import SPEAKING
 
 INSPECT_S = 30.0
@@ -27,8 +27,6 @@ MAX_MODELS = 256
 KEY_REFUSED: Final = "refuses the key; set api_key_env or api_key_file to where its key is"
 _GENERATING: Final = ("/chat/completions", "/completions")
 _OTHERS: Final = ("/embeddings", "/rerank", "/score", "/audio/transcriptions")
-# Most tokenizers split this text differently.
-SAMPLE = "Sluice asks: naïve café, 日本語 — 12,345 tokens?\n\tdef f(x): return x"
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -168,15 +166,14 @@ async def inspect(
 
     Args:
         model: the configured model; ``None``: the first one that the worker lists.
-        sample_ids: the gateway's token ids of ``SAMPLE``; ``None``: it cannot read the model's tokenizer.
+        sample_ids: the gateway's token ids of ``TOKENIZED``; ``None``: it cannot read the model's tokenizer.
         limit_field: the field of a chat's body with the answer's limit.
         vllm: whether requests have vLLM's fields, unless the worker is a Sluice.
     """
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            answer = await client.get(f"{client.prefix}/models", timeout_s=TIMEOUT_S)
-    except (TransportError, TimeoutError) as error:
-        return _unusable(url, f"does not answer ({error or 'timeout'}); start it, or correct base_urls")
+        answer = await client.get(f"{client.prefix}/models", timeout_s=TIMEOUT_S)
+    except TransportError as error:
+        return _unusable(url, f"does not answer ({error}); start it, or correct base_urls")
     if answer.status in (401, 403):
         return _unusable(url, KEY_REFUSED)
     found: ServedModel | None = None
@@ -250,7 +247,7 @@ async def _one_token(client: WorkerClient, model: str, limit_field: str, fields:
 
 
 async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int] | None) -> str:
-    body = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
+    body = {"model": model, "prompt": TOKENIZED, "add_special_tokens": False}
     found = (await _post(client, client.root + TOKENIZE_PATH, body)).read(read_tokens)
     if found is None:
         return "not known"
@@ -262,9 +259,8 @@ async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]
 async def _post(client: WorkerClient, path: str, body: Mapping[str, Any]) -> Whole:
     """The answer; without one, its status is 0."""
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            return await client.get(path, timeout_s=TIMEOUT_S, body=orjson.dumps(body))
-    except (TransportError, TimeoutError):
+        return await client.get(path, timeout_s=TIMEOUT_S, body=orjson.dumps(body))
+    except TransportError:
         return Whole(0, b"")
 
 
