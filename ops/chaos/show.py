@@ -2,7 +2,6 @@
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -10,9 +9,8 @@ from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import RequestOutcome
 from ops.chaos.run import ChaosRun
 from ops.chaos.scenario import NEVER, Verdict
-from ops.cli.console import table_of
+from ops.cli.console import live_line, table_of
 
-REDRAWS_PER_S = 4.0
 COLUMNS = (
     "request", "mode", "sent s", "first s", "pause s", "end s", "faults", "answered by", "fallback",
     "resumed", "tokens", "billed", "±chars", "verdict", "reason",
@@ -28,17 +26,13 @@ _STYLES = {
 
 
 def progress(console: Console, run: ChaosRun) -> Live:
-    """What shows ``run`` while its block runs; nothing when ``console`` is not a terminal."""
+    """What shows ``run`` while its block runs."""
 
-    class Line:
-        """A line that reads the run's state when it is drawn, so that the load itself draws nothing."""
+    def line() -> RenderableType:
+        last = f"   last fault: {run.injected[-1].label}" if run.injected else ""
+        return f"{run.now_s():6.1f} s   {len(run.observed)} of {run.sent} sent have ended{last}"
 
-        def __rich__(self) -> RenderableType:
-            last = f"   last fault: {run.injected[-1].label}" if run.injected else ""
-            text = f"{run.now_s():6.1f} s   {len(run.observed)} of {run.sent} sent have ended{last}"
-            return Spinner("dots", text=text)
-
-    return Live(Line(), console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
+    return live_line(console, line)
 
 
 def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:

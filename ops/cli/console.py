@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -14,13 +14,16 @@ from observability.printable import printable
 from ops.client import AdminError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.live import Live
     from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
 
 PIPE_WIDTH: Final = 200
 """Width in characters without a terminal: the widest table has nine columns with an id of 16 characters."""
+
+REDRAWS_PER_S: Final = 4.0  # more redraws per second would disturb a load
 
 
 def screen(*, stderr: bool = False) -> Console:
@@ -45,6 +48,16 @@ def progress_bar() -> Progress:
 
     console = screen(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def live_line(console: Console, line: Callable[[], RenderableType]) -> Live:
+    """What shows ``line`` while its block runs, and nothing without a terminal.
+
+    It is made anew when it is drawn, so that a load which it describes draws nothing itself.
+    """
+    from rich.live import Live
+
+    return Live(console=console, get_renderable=line, refresh_per_second=REDRAWS_PER_S, transient=True)
 
 
 def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:

@@ -1,60 +1,35 @@
-"""Shows a replay on the terminal: a progress bar while it runs, tables at the end."""
+"""Shows a replay on the terminal: a line while it runs, tables at the end."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ops.cli.console import table_of
+from ops.cli.console import live_line, table_of
 from ops.replay.load import ReplayRun
 from ops.replay.outcome import percentile
 from ops.replay.report import ReplayReport
 
-REDRAWS_PER_S = 4.0  # more redraws per second would disturb the load
-RECENT = 100  # number of latest answers that count for the TTFT in the bar
+RECENT = 100  # number of latest answers that count for the shown TTFT
 
 
-def _live(run: ReplayRun) -> Text:
-    """Requests in flight, recent failures and median TTFT."""
-    recent = run.outcomes[-RECENT:]
-    errors = sum(not outcome.ok for outcome in recent)
-    times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)
-    ttft = f"{percentile(times, 0.5) * 1000:,.0f} ms" if times else "-"
-    line = Text(f"in flight {run.in_flight:>4}   TTFT p50 {ttft:>9}", style="cyan")
-    if errors:
-        line.append(f"   {errors} of the last {len(recent)} failed", style="bold red")
-    return line
+def progress(console: Console, run: ReplayRun, total: int) -> Live:
+    """What shows requests answered and in flight, recent failures and median TTFT while its block runs."""
 
+    def line() -> Text:
+        recent = run.outcomes[-RECENT:]
+        errors = sum(not outcome.ok for outcome in recent)
+        times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)
+        ttft = f"{percentile(times, 0.5) * 1000:,.0f} ms" if times else "-"
+        ended = f"{len(run.outcomes):,} of {total:,} have ended"
+        text = Text(f"{ended}   in flight {run.in_flight:>4}   TTFT p50 {ttft:>9}", style="cyan")
+        if errors:
+            text.append(f"   {errors} of the last {len(recent)} failed", style="bold red")
+        return text
 
-def progress(console: Console, run: ReplayRun, total: int) -> Progress:
-    """What shows ``run`` while its block runs; nothing when ``console`` is not a terminal."""
-
-    class Live(ProgressColumn):
-        def render(self, task: Task) -> RenderableType:
-            return _live(run)
-
-    class Bar(Progress):
-        """Reads the count when it is drawn, so that the load itself draws nothing."""
-
-        def get_renderables(self) -> Iterator[RenderableType]:
-            for task in self.tasks:
-                task.completed = len(run.outcomes)
-            yield self.make_tasks_table(self.tasks)
-
-    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Live())
-    bar = Bar(*columns, console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
-    bar.add_task("replay", total=total)
-    return bar
+    return live_line(console, line)
 
 
 def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
