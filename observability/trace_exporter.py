@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -20,12 +20,13 @@ MAX_REASON = 240  # longest reported reason, in characters; errors of HTTP libra
 
 @dataclass(frozen=True, slots=True)
 class CollectorAddress:
-    """A collector's address, protocol (``http/protobuf`` or ``grpc``), headers (never shown: they may contain
-    a key) and PEM certificates. ``timeout_s`` is for one batch with all retries.
+    """A collector's address, protocol, headers (never shown: they may contain a key) and PEM certificates.
+
+    ``timeout_s`` is for one batch with all retries.
     """
 
     endpoint: str
-    protocol: str = "http/protobuf"
+    protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
     headers: Sequence[tuple[str, str]] = ()
     ca_file: str | None = None
     timeout_s: float = 10.0

@@ -15,32 +15,25 @@ from observability.tracing import Tracing
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-    from observability.trace_export import TraceSender
-
 
 def make_tracing(config: TracingConfig, version: str) -> Tracing:
     """Build tracing: trace ids, and spans if a collector is configured. Raises ConfigError with the key."""
     if config.otlp_endpoint is None:
         return Tracing()
-    try:
-        sender = _sender(config, config.otlp_endpoint, version)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(str(error)) from None
-    return Tracing(sender, sample_ratio=config.sample_ratio, follow_callers=config.follow_callers)
-
-
-def _sender(config: TracingConfig, endpoint: str, version: str) -> "TraceSender":
     # Imported only for a collector: importing the SDK and its exporter takes 80 ms.
     from observability.trace_export import TraceSender
     from observability.trace_exporter import CollectorAddress, exporter_to
 
+    headers = tuple(config.headers.items())
     address = CollectorAddress(
-        endpoint, config.protocol, tuple(config.headers.items()), config.ca_file, config.timeout_seconds
+        config.otlp_endpoint, config.protocol, headers, config.ca_file, config.timeout_seconds
     )
     try:
         exporter = exporter_to(address)
     except OSError as error:
-        raise ValueError(f"tracing.ca_file: {config.ca_file}: {error.strerror}") from None
+        raise ConfigError(f"tracing.ca_file: {config.ca_file}: {error.strerror}") from None
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from None
     resource = resource_of(config, version)
     log = structlog.get_logger("gateway")
 
@@ -50,9 +43,10 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> "TraceSender"
         else:
             log.warning("trace collector does not take spans", reason=reason)
 
-    return TraceSender(
+    sender = TraceSender(
         exporter, resource=resource, version=version, scrub=redaction(config.redact), on_change=on_change
     )
+    return Tracing(sender, sample_ratio=config.sample_ratio, follow_callers=config.follow_callers)
 
 
 def resource_of(config: TracingConfig, version: str) -> "Resource":
