@@ -16,7 +16,7 @@ from engine.graphs import FixedDecode
 from engine.lora import AdapterBank, LoraBatch
 from engine.memory import tells_of_no_memory
 from engine.model import Decoder, Ends, new_cache
-from engine.sampler import Draw, choose
+from engine.sampler import choose
 from engine.scheduler import Chunk
 from engine.threads import StepThreads
 from engine.values import TokenIdLogprob
@@ -119,7 +119,7 @@ class ModelRunner:
         if sampling:
             if len(sampling) < len(ordered):
                 logits = logits[sampling]
-            chosen, entries = choose(logits, [_draw_of(ordered[at]) for at in sampling])
+            chosen, entries = choose(logits, [ordered[at].sequence for at in sampling])
             logprobs = {order[sampling[row]]: entry for row, entry in entries.items()}
             for at, token in zip(sampling, chosen, strict=True):
                 results[order[at]] = None if at in failed else token
@@ -217,8 +217,3 @@ def _unit_vector(total: torch.Tensor) -> bytes:
     """The normalised mean of the hidden states, from their sum, which has the same direction."""
     numbers = torch.nn.functional.normalize(total, dim=0).cpu().numpy()
     return numbers.astype("<f4").tobytes()
-
-
-def _draw_of(chunk: Chunk) -> Draw:
-    one = chunk.sequence
-    return Draw(one.request.sampling, one.seed, one.num_output, one.adjustments, one.matcher)

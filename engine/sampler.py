@@ -5,15 +5,15 @@ A request's random numbers are a function of its seed and of the token's positio
 same tokens alone, in any batch, and after a preemption.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
 
-from engine.penalties import Adjustments, adjust
-from engine.structured import Matcher, forbid
-from engine.values import SamplingParams, TokenIdLogprob
+from engine.penalties import adjust
+from engine.sequence import Sequence
+from engine.structured import forbid
+from engine.values import TokenIdLogprob
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN64 = 0x9E3779B97F4A7C15
@@ -21,7 +21,7 @@ _GOLDEN32 = 0x9E3779B1 - (1 << 32)
 _UNIT = 2.0**-23  # float32 represents any 23-bit integer plus 0.5 exactly
 
 
-def exponentials(streams: Sequence[tuple[int, int]], vocabulary: int, device: torch.device) -> torch.Tensor:
+def exponentials(streams: Seq[tuple[int, int]], vocabulary: int, device: torch.device) -> torch.Tensor:
     """Random numbers [rows, vocabulary] of the exponential distribution with mean 1.
 
     Each number is a hash of its row's stream (seed and position) and of its column. The token with the
@@ -66,35 +66,23 @@ LEAST_LOGPROB = -9999.0
 GREEDY_BELOW = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The sampling state of one row: ``position`` is the number of output tokens so far; ``adjustments`` and
-    ``matcher`` change its logits.
+def choose(logits: torch.Tensor, sequences: Seq[Sequence]) -> tuple[list[int], dict[int, TokenIdLogprob]]:
+    """Sample the next token of each sequence from its row of ``logits`` [rows, vocabulary], which are
+    float32, finite, and changed in place. Returns the tokens, and the requested log-probabilities by row.
     """
-
-    params: SamplingParams
-    seed: int
-    position: int
-    adjustments: Adjustments | None = None
-    matcher: Matcher | None = None
-
-
-def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, TokenIdLogprob]]:
-    """Sample one token for each row of ``logits`` [rows, vocabulary], which are float32, finite, and changed
-    in place. Returns the tokens, and the requested log-probabilities by row.
-    """
-    asked = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
+    params = [one.request.sampling for one in sequences]
+    asked = [row for row, one in enumerate(params) if one.logprobs is not None]
     logprobs = logits[asked].log_softmax(dim=-1) if asked else None
-    adjusted = [(row, draw.adjustments) for row, draw in enumerate(draws) if draw.adjustments is not None]
+    adjusted = [(row, one.adjustments) for row, one in enumerate(sequences) if one.adjustments is not None]
     if adjusted:
         adjust(logits, *zip(*adjusted, strict=True))
-    shaped = [(row, draw.matcher) for row, draw in enumerate(draws) if draw.matcher is not None]
+    shaped = [(row, one.matcher) for row, one in enumerate(sequences) if one.matcher is not None]
     if shaped:
         forbid(logits, *zip(*shaped, strict=True))
-    tokens = sample(logits, draws)
+    tokens = sample(logits, sequences)
     if logprobs is None:
         return tokens, {}
-    wanted = [draws[row].params.logprobs or 0 for row in asked]
+    wanted = [params[row].logprobs or 0 for row in asked]
     entries = _logprob_entries(logprobs, [tokens[row] for row in asked], wanted)
     return tokens, dict(zip(asked, entries, strict=True))
 
@@ -126,20 +114,20 @@ def _most_likely(logits: torch.Tensor) -> list[int]:
     return best
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """One token for each row of ``logits`` [rows, vocabulary], float32 and finite."""
+def sample(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[int]:
+    """One token for each sequence, from its row of ``logits`` [rows, vocabulary], float32 and finite."""
     tokens = _most_likely(logits)
-    rows = [row for row, draw in enumerate(draws) if draw.params.temperature >= GREEDY_BELOW]
+    rows = [row for row, one in enumerate(sequences) if one.request.sampling.temperature >= GREEDY_BELOW]
     if rows:
-        chosen = [draws[row] for row in rows]
-        selected = logits if len(rows) == len(draws) else logits[rows]
+        chosen = [sequences[row] for row in rows]
+        selected = logits if len(rows) == len(sequences) else logits[rows]
         for row, token in zip(rows, _draw(selected, chosen), strict=True):
             tokens[row] = token
     return tokens
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    params = [draw.params for draw in draws]
+def _draw(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[int]:
+    params = [one.request.sampling for one in sequences]
     device = logits.device
     temperature = torch.tensor([one.temperature for one in params], device=device)
     probabilities = torch.softmax(logits / temperature.unsqueeze(1), dim=-1)
@@ -151,14 +139,14 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         probabilities = keep_likely(
             probabilities, [one.top_k for one in params], [one.top_p for one in params]
         )
-    streams = [(draw.seed, draw.position) for draw in draws]
+    streams = [(one.seed, one.num_output) for one in sequences]
     drawn: list[int] = (
         probabilities.div_(exponentials(streams, logits.shape[1], device)).argmax(dim=-1).tolist()
     )
     return drawn
 
 
-def keep_likely(probabilities: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
+def keep_likely(probabilities: torch.Tensor, top_k: Seq[int], top_p: Seq[float]) -> torch.Tensor:
     """Set the probabilities that top-k and then top-p exclude to zero, without rescaling the others. Tokens
     as likely as the last kept one are kept.
 

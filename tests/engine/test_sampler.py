@@ -8,9 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.penalties import adjustments_of
-from engine.sampler import LEAST_LOGPROB, Draw, choose, exponentials, keep_likely, sample
-from engine.values import SamplingParams
+from engine.penalties import Adjustments, adjustments_of
+from engine.sampler import LEAST_LOGPROB, choose, exponentials, keep_likely, sample
+from engine.sequence import Sequence
+from engine.values import GenerationRequest, SamplingParams
+
+
+def drawn(
+    params: SamplingParams, seed: int, position: int, adjustments: Adjustments | None = None
+) -> Sequence:
+    """A sequence with ``position`` tokens of its answer."""
+    one = Sequence(GenerationRequest("a", (1,), params), arrived_at=0.0, seed=seed)
+    one.token_ids += [0] * position
+    one.adjustments = adjustments
+    return one
 
 
 def reference_kept(probabilities: list[float], top_k: int, top_p: float) -> set[int]:
@@ -57,14 +68,14 @@ def test_rows_with_different_limits_do_not_disturb_each_other() -> None:
 
 def test_greedy_takes_the_most_likely_token_and_tiny_temperatures_are_greedy() -> None:
     logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 5.0, 1.0]])
-    draws = [Draw(SamplingParams(1, temperature=t), seed=1, position=0) for t in (0.0, 1e-9)]
+    draws = [drawn(SamplingParams(1, temperature=t), seed=1, position=0) for t in (0.0, 1e-9)]
     assert sample(logits, draws) == [1, 0]
 
 
 def test_frequencies_follow_the_probabilities() -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
     count = 20_000
-    draws = [Draw(SamplingParams(1), seed=99, position=position) for position in range(count)]
+    draws = [drawn(SamplingParams(1), seed=seed, position=0) for seed in range(count)]
     tokens = Counter(sample(probabilities.log().expand(count, -1), draws))
     assert tokens[4] == 0
     for token, probability in enumerate(probabilities.tolist()):
@@ -75,7 +86,7 @@ def test_temperature_sharpens_and_flattens() -> None:
     logits = torch.tensor([[0.0, 1.0]]).expand(4_000, -1)
 
     def share(temperature: float) -> float:
-        draws = [Draw(SamplingParams(1, temperature=temperature), seed=5, position=n) for n in range(4_000)]
+        draws = [drawn(SamplingParams(1, temperature=temperature), seed=n, position=0) for n in range(4_000)]
         return sum(sample(logits, draws)) / 4_000
 
     for temperature in (0.25, 1.0, 4.0):
@@ -85,7 +96,7 @@ def test_temperature_sharpens_and_flattens() -> None:
 def test_a_row_is_sampled_the_same_whatever_the_other_rows_are() -> None:
     logits = torch.randn(16, 128, generator=torch.Generator().manual_seed(1))
     draws = [
-        Draw(
+        drawn(
             SamplingParams(1, temperature=0.5 + row / 8, top_k=row, top_p=1 - row / 40),
             seed=row,
             position=row,
@@ -102,7 +113,7 @@ def test_rounding_does_not_change_what_is_drawn() -> None:
     for seed in range(40):
         logits = torch.randn(32, 4096, generator=generator) * 3
         rounded = logits + torch.randn(32, 4096, generator=generator) * 2e-6
-        draws = [Draw(SamplingParams(1), seed, position) for position in range(32)]
+        draws = [drawn(SamplingParams(1), seed, position) for position in range(32)]
         assert sample(logits, draws) == sample(rounded, draws)
 
 
@@ -132,7 +143,7 @@ def test_the_random_numbers_are_exponential_and_independent() -> None:
 def test_min_p_keeps_only_tokens_likely_enough_relative_to_the_likeliest(seed: int, min_p: float) -> None:
     logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed)) * 2
     probabilities = logits.softmax(-1)[0]
-    draws = [Draw(SamplingParams(1, min_p=min_p), seed=seed, position=position) for position in range(200)]
+    draws = [drawn(SamplingParams(1, min_p=min_p), seed=seed, position=position) for position in range(200)]
     for token in set(sample(logits.expand(200, -1), draws)):
         assert probabilities[token] >= min_p * probabilities.max() * (1 - 1e-6)
     if min_p == 1.0:
@@ -146,9 +157,9 @@ def test_logprobs_are_the_models_own_whatever_changes_the_choice() -> None:
         1, temperature=0.3, top_k=2, logit_bias=((7, 100.0),), repetition_penalty=1.5, logprobs=5
     )
     draws = [
-        Draw(changed, 1, 0, adjustments_of(changed, (1, 2, 3), ())),
-        Draw(SamplingParams(1), 1, 0),
-        Draw(SamplingParams(1, temperature=0.0, logprobs=0), 1, 0),
+        drawn(changed, 1, 0, adjustments_of(changed, (1, 2, 3), ())),
+        drawn(SamplingParams(1), 1, 0),
+        drawn(SamplingParams(1, temperature=0.0, logprobs=0), 1, 0),
     ]
     tokens, entries = choose(logits, draws)
     assert tokens[0] == 7
@@ -165,5 +176,5 @@ def test_logprobs_are_the_models_own_whatever_changes_the_choice() -> None:
 def test_an_impossible_token_has_a_finite_logprob() -> None:
     logits = torch.tensor([[0.0, -torch.inf]])
     params = SamplingParams(1, logprobs=2)
-    _, entries = choose(logits, [Draw(params, 1, 0)])
+    _, entries = choose(logits, [drawn(params, 1, 0)])
     assert entries[0].top == ((0, 0.0), (1, LEAST_LOGPROB))
