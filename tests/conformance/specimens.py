@@ -28,7 +28,6 @@ from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.port import BackendState, Continue
-from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.load import read_figures
 from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
@@ -52,6 +51,7 @@ from tests.conformance.harness import (
 from tests.fork_server import ForkedPopen
 from tests.integration.live import ADMIN_KEY, gateway
 from tests.scripted import Script, ScriptedBackend
+from tests.workers.raw_worker import in_use
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 START_TIMEOUT_S = 400.0
@@ -176,7 +176,7 @@ async def remote(
             answer = await client.get(f"{url}/metrics")
             figures = read_figures(answer.text)
             assert figures is not None
-            here = any(one.in_flight for one in serving.status()) or connections_in_use(backend)
+            here = any(one.in_flight for one in serving.status()) or in_use(backend)
             load = figures.load
             return not (here or load.running or load.waiting or load.kv_usage)
 
@@ -188,12 +188,6 @@ async def remote(
         assert backend.state is BackendState.READY
         yield Specimen(backend, idle, adapters, tokenizer)
         loops.cancel()
-
-
-def connections_in_use(backend: WorkersBackend) -> int:
-    """Return how many connections of a pool serve a request."""
-    clients = [worker.client for worker in backend._workers.values()]
-    return sum(one._opening + sum(connection.busy for connection in one._open) for one in clients)
 
 
 @contextlib.contextmanager

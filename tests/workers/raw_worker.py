@@ -325,8 +325,9 @@ def loras_of(backend: WorkersBackend) -> list[WorkerLoras]:
 
 
 def in_use(backend: WorkersBackend) -> int:
-    """The number of connections that serve a request."""
-    return sum(worker.client.in_use for worker in backend._workers.values())
+    """The number of connections that serve a request or are being made."""
+    clients = [worker.client for worker in backend._workers.values()]
+    return sum(one._opening + sum(connection.busy for connection in one._open) for one in clients)
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
