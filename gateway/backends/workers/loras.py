@@ -20,7 +20,7 @@ from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import TransportError
 from gateway.backends.workers.inspection import ServedModel, read_models
-from gateway.backends.workers.refusal import failure_of, failure_of_transport
+from gateway.backends.workers.refusal import failure_of_transport, refusal_of
 from gateway.config.backends import OpenAIBackend
 
 LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
@@ -201,12 +201,11 @@ class WorkerLoras:
         try:
             connection = await self._client.post(path, orjson.dumps(body))
             try:
-                answer = connection.status, await whole_body(connection, MAX_ANSWER_BYTES)
+                if connection.status in (401, 403, 429, 502, 503, 504):  # the worker failed, not the adapter
+                    raise await refusal_of(connection, model=body["lora_name"])
+                return connection.status, await whole_body(connection, MAX_ANSWER_BYTES)
             finally:
                 connection.release()
-            if answer[0] in (401, 403, 429, 502, 503, 504):  # failures of the worker, not of the adapter
-                raise failure_of(*answer, connection.header(b"retry-after"), model=body["lora_name"])
-            return answer
         finally:
             self.changes += 1
             self._changing -= 1
