@@ -10,7 +10,7 @@ from adapters.values import Adapter
 from admission.values import BackendLoad
 from engine.client import EngineClient
 from engine.errors import EngineDead
-from engine.values import EngineConfig, EngineSignals
+from engine.values import EngineConfig
 from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
@@ -39,11 +39,9 @@ class EmbeddedHost:
         if kv_blocks is not None:
             config = replace(config, num_blocks=kv_blocks)
         self._config = config
-
-        def on_signals(signals: EngineSignals) -> None:
-            on_step(signals.preemptions)
-
-        self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
+        self._client = EngineClient(
+            config, on_signals=lambda signals: on_step(signals.preemptions), on_death=on_death
+        )
         self._adapters = make_slots(HeldAdapters(self._client), config.max_loras)
         self._backend = make_backend(
             name="", client=self._client, adapters=self._adapters, max_running=config.max_num_seqs

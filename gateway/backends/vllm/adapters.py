@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from adapters.values import Adapter
-from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineDead
+from engine.errors import AdapterNotFound, EngineDead
 from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.values import Lora
 
@@ -48,9 +48,7 @@ class VllmAdapters:
             await engine.remove_lora(old.number)
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        lora = self._loaded.pop(adapter_id, None)
-        if lora is None:
-            raise AdapterNotLoaded(f"adapter {adapter_id} is not loaded")
+        lora = self._loaded.pop(adapter_id)
         self._pinned.discard(lora.number)
         await self._running_engine().remove_lora(lora.number)
 
