@@ -29,16 +29,12 @@ class EngineHost(Protocol):
     """One engine in the gateway's process tree, from its one start to its end.
 
     Invariants: ``stop`` may be called in any state, also while ``start`` runs, and leaves no process;
-    ``facts``, ``figures``, ``unfinished`` and ``exit_code`` do no I/O.
+    ``figures``, ``unfinished`` and ``exit_code`` do no I/O.
     """
 
     @property
     def state(self) -> BackendState:
         """The engine's state."""
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """The limits of the loaded engine; ``None`` before it has loaded."""
 
     @property
     def unfinished(self) -> int:
