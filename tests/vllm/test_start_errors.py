@@ -24,9 +24,7 @@ POINTER = RuntimeError("Engine core initialization failed. See root cause above.
 
 
 def error_of(text: str) -> ChildLogLine:
-    return ChildLogLine(
-        "EngineCore", 1, logging.ERROR, "vllm", "EngineCore failed to start.", text, "Traceback …"
-    )
+    return ChildLogLine("EngineCore", 1, logging.ERROR, "EngineCore failed to start.", text, "Traceback …")
 
 
 @pytest.mark.parametrize(

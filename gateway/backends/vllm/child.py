@@ -19,7 +19,6 @@ import traceback
 
 # Longest text, characters: a datagram must fit the socket's buffer; of a traceback its end is sent.
 MAX_TEXT = 16_000
-PRINTED = "vllm.printed"  # lines of standard error that vLLM and its libraries print without logging them
 
 
 def handler(address: str, ours: int) -> logging.Handler:
@@ -63,11 +62,10 @@ class LogSender(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             error = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"[:MAX_TEXT]
             trace = "".join(traceback.format_exception(record.exc_info[1]))[-MAX_TEXT:]
-        self.send(record.levelno, record.name, record.getMessage(), error, trace)
+        self.send(record.levelno, record.getMessage(), error, trace)
 
-    def send(self, level: int, logger: str, message: str, error: str = "", trace: str = "") -> None:
-        name = multiprocessing.current_process().name
-        line = {"process": name, "pid": os.getpid(), "level": level, "logger": logger}
+    def send(self, level: int, message: str, error: str = "", trace: str = "") -> None:
+        line = {"process": multiprocessing.current_process().name, "pid": os.getpid(), "level": level}
         line |= {"message": message[:MAX_TEXT], "error": error, "trace": trace}
         with contextlib.suppress(OSError):
             self._socket.sendto(json.dumps(line).encode(), self._address)
@@ -86,7 +84,7 @@ class Lines(io.TextIOBase):
         *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
         for line in lines:
             if line.strip():
-                self._sender.send(logging.DEBUG, PRINTED, line)
+                self._sender.send(logging.DEBUG, line)
         self._rest = self._rest[-MAX_TEXT:]
         return len(text)
 

@@ -31,7 +31,6 @@ class ChildLogLine:
     process: str
     pid: int
     level: int
-    logger: str
     message: str
     error: str
     trace: str
