@@ -44,7 +44,7 @@ class Continue(StrEnum):
     TEXT = "text"  # from an assistant message that it completes (prefill)
     SHAPED = "shaped"  # with one of these: also an answer whose shape is constrained
     EVENTS = "events"  # with TOKENS: also an answer with reasoning or tool calls
-    CHATS = "chats"  # with TOKENS: by text where the prompt is messages, for tools, images or the template
+    CHATS = "chats"  # with TOKENS: a chat with tools, images or template variables, from its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class DelegatingBackend(ABC):
 
 
 def generates(backend: Backend) -> bool:
-    """Whether a backend generates text; one known to do other work alone has a false ``generates``."""
+    """Whether a backend generates text; ``generates`` is false on one that is known to do only other work."""
     return getattr(backend, "generates", True)
 
 
@@ -265,7 +265,7 @@ def knows_model(backend: Backend) -> bool:
 
 
 def pauses(backend: Backend) -> bool:
-    """Whether all that a backend could ask have asked for no requests for a while."""
+    """Whether every worker that a backend could ask has asked for a pause."""
     return getattr(_innermost(backend), "pauses", False)
 
 

@@ -214,7 +214,7 @@ class SupervisedHost:
             kill(run.processes)
 
     async def start(self) -> EngineFacts:
-        """Start the first engine, and again if it was killed meanwhile. Raises EngineStartError."""
+        """Start the first engine; one that is killed while it loads is replaced. Raises EngineStartError."""
         while True:
             self._supervisor.load_begun(self._clock())
             try:

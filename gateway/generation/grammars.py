@@ -68,13 +68,16 @@ class GrammarChecks:
         self._queues: dict[str, _Queue] = {}
 
     async def checked(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the size of its shape's grammar, and the time that this took. Raises the
-        errors of :meth:`check`; DeadlineExceeded, which ends the check.
+        """Return the request with the size of its shape's grammar, and the time that this took.
 
         The parameters of strict tools are checked like schemas of answers, and those of all tools if the
-        answer must be a call, since vLLM then compiles them. With ``binds_calls`` they are always checked,
-        as are the grammars of custom tools, and any object is allowed if a schema is not supported or, unless
-        an engine of vLLM may get it, too complex.
+        answer must be a call, since vLLM then compiles them. With ``binds_calls`` the parameters of all tools
+        and the grammars of custom tools are always checked.
+
+        If the parameters of a tool that is not strict are not supported, they are replaced by any object. So
+        are those that are too complex, unless an engine of vLLM may get them in a required call.
+
+        Raises the errors of :meth:`check`; DeadlineExceeded, which ends the check.
         """
         if not request.tools and request.response_format.type is TEXT:
             return request

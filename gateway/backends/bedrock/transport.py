@@ -28,8 +28,8 @@ RENEWED_AFTER_S = 5.0
 _TOKENS_HEADER = "x-amzn-bedrock-input-token-count"
 # A part of the message for a request whose ``maxTokens`` is more than the model answers with.
 _ANSWER_LIMIT = re.compile(r"maximum tokens you requested exceeds the model limit of (\d{1,9})")
-# Parts of the messages for hints that the model does not take: Claude 4.7 and later have neither, 4.5 and 4.6
-# take one of both.
+# Parts of the messages for hints that the model does not take: Claude 4.7 and later take neither of the two,
+# 4.5 and 4.6 only one at a time.
 _NOT_TAKEN = re.compile(r"(temperature|top_p)\W* (?:is deprecated for this model|cannot both be specified)")
 _HINTS = {"temperature": "temperature", "top_p": "topP"}
 

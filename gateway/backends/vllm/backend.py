@@ -33,8 +33,8 @@ NEEDED = 2  # the first requests of the warm-up that every engine must be able t
 async def warm_up(engine: VllmEngine) -> None:
     """Run the first prefill, decode, sampling and grammar compilation: each is slow the first time.
 
-    vLLM compiles the ranks of log-probabilities, and on a GPU each kind of sampling, in the step of the first
-    request for it. That may take longer than the supervisor waits for a step.
+    vLLM compiles what ranks log-probabilities, and on a GPU each kind of sampling, in the step of the first
+    request that needs it. That may take longer than the supervisor waits for a step.
 
     Raises BackendFailure if the engine cannot generate; failures of the rest are ignored: not every model and
     configuration can.

@@ -148,7 +148,7 @@ class VllmHost:
         return processes.below(self._is_own)
 
     def _is_own(self, child: psutil.Process) -> bool:
-        """Whether a child is the engine's: while it loads every new child is, since no other engine loads."""
+        """Whether a child is this engine's. While it loads every new child is: engines load one at a time."""
         return child not in self._others if self._own is None else child in self._own
 
     def figures(self) -> EngineFigures | None:

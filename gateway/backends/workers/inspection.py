@@ -99,9 +99,9 @@ def offers_of(
 ) -> Sequence[ServedModel] | str | None:
     """The entries of a worker's list that a pool uses, or why there is none, as the end of a sentence.
 
-    ``None``: the worker has no list, or a list that lacks the configured model and may be partial: lists of
-    hosted services have no lengths. Entries with one ``root`` are one model, named as the root, else as the
-    first of them; a Sluice lists a model and its aliases in this way.
+    ``None``: the worker has no list, or its list lacks the configured model but may be partial, as those of
+    hosted services, which have no lengths. Entries with one ``root`` are one model, named as the root or, if
+    the root is not listed, as the first of them; a Sluice lists a model and its aliases in this way.
     """
     bases = [one for one in models or () if one.parent is None]
     if configured is not None:

@@ -57,7 +57,7 @@ _ENGINE_DEAD = "enginecore encountered an issue"
 _REFUSED_BODY = re.compile(r"\d+ validation errors?:\s+\{.*?'loc': \('body', '(\w+)'")
 # A part of vLLM's message for tools when it was started without their options.
 _NO_TOOLS = "--tool-call-parser"
-# The same, for a budget of thinking without the options of reasoning.
+# A part of its message for a budget of thinking when it was started without the options of reasoning.
 _NO_REASONING = "thinking_token_budget is set but reasoning_config"
 
 _STATUS_OF_TYPE: Mapping[str, int] = {
