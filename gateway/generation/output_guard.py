@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
 
 from gateway.backends.lora_slots import PARAM
 from gateway.backends.port import Backend, Completion, DeltaSink, Work
@@ -17,9 +16,10 @@ from resilience.failures import BackendFailure, FailureKind
 OFF = Action.OFF  # as a constant, as in ``gateway.contracts.values``
 INSPECT_EVERY = 32  # tokens of an answer between two inspections by the detector
 
-_WHAT: Mapping[Sign, str] = MappingProxyType(
-    {Sign.REPETITION: "repeats itself", Sign.REPLACEMENT: "is full of replacement characters"}
-)
+_WHAT: Mapping[Sign, str] = {
+    Sign.REPETITION: "repeats itself",
+    Sign.REPLACEMENT: "is full of replacement characters",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,8 @@ class OutputGuard:
             completion = await backend.generate(work, out if reader is None else reader.take)
         except Exception as failure:
             if reader is None or reader.sign is None:
-                blamed = self._blamed(backend, work, failure)
-                if blamed is failure:
-                    raise
-                raise blamed from failure
+                self._isolate(failure, backend, work)
+                raise
             # The reader raised it: the backend has released all resources of this call.
             action = self._choose(work, may_retry)
             self._emit(Degenerated(backend.name, reader.sign, action.value, reader.tokens))
@@ -81,20 +79,14 @@ class OutputGuard:
         self._blame.answered(backend.name, work.adapter.adapter_id if work.adapter is not None else None)
         return completion
 
-    def _blamed(self, backend: Backend, work: Work, failure: Exception) -> Exception:
-        """Return the failure; isolated if only an adapter's weights caused it."""
-        adapter_id = work.adapter.adapter_id if work.adapter is not None else None
+    def _isolate(self, failure: Exception, backend: Backend, work: Work) -> None:
+        """Isolate a failure that only an adapter's weights caused; it then names the adapter."""
         if not isinstance(failure, BackendFailure) or failure.kind is not FailureKind.NAN_OUTPUT:
-            return failure
-        if not self._blame.not_numbers(backend.name, adapter_id):
-            return failure
-        return BackendFailure(
-            failure.kind,
-            f"with adapter {adapter_id}: {failure}",
-            param=PARAM,
-            no_retry_here=failure.no_retry_here,
-            isolated=True,
-        )
+            return
+        adapter_id = work.adapter.adapter_id if work.adapter is not None else None
+        if self._blame.not_numbers(backend.name, adapter_id):
+            failure.args = (f"with adapter {adapter_id}: {failure}",)
+            failure.param, failure.isolated = PARAM, True
 
     def _choose(self, work: Work, may_retry: Callable[[], bool]) -> Action:
         if self._action is not Action.RETRY:
