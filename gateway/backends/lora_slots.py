@@ -129,15 +129,11 @@ class LoraSlots:
             return False
         return True
 
-    async def unload(self, adapter_id: str) -> bool:
-        """Unload an adapter unless it is in use; returns whether it is unloaded. Raises EngineError."""
+    async def unload(self, adapter_id: str) -> None:
+        """Unload an adapter unless it is in use. Raises EngineError."""
         async with self._changing:
-            if adapter_id not in self._engine.adapters:
-                return True
-            if adapter_id in self.residency.in_use:
-                return False
-            await self._give_up(adapter_id, "retired")
-            return True
+            if adapter_id in self._engine.adapters and adapter_id not in self.residency.in_use:
+                await self._give_up(adapter_id, "retired")
 
     async def _load(self, adapter: Adapter, *, ahead: bool = False) -> None:
         self._decide(adapter)  # refuses an adapter that has just failed, without waiting for other loads

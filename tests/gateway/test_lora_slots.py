@@ -154,9 +154,9 @@ async def test_an_adapter_in_use_is_unloaded_only_when_its_last_request_has_ende
     engine = FakeEngine(2)
     slots = LoraSlots(engine, 2)
     async with slots.hold(adapter("a")):
-        assert not await slots.unload("a")
+        await slots.unload("a")
         assert "a" in engine.adapters
-    assert await slots.unload("a")
+    await slots.unload("a")
     assert engine.adapters == {}
 
 
