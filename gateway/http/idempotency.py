@@ -87,11 +87,6 @@ class Idempotency:
         self._turns: dict[tuple[str, str], _Turn] = {}
         self._away = False
 
-    @property
-    def in_flight(self) -> int:
-        """The number of keys with a request that runs or waits."""
-        return len(self._turns)
-
     async def answer(
         self,
         exchange: Exchange,
