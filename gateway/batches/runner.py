@@ -75,6 +75,7 @@ class BatchRunner:
     """Validates, runs and finishes batches; any number of gateways on one database share the work.
 
     Lines start only while there is idle capacity; the youngest ones are cancelled when callers wait.
+    ``lines`` runs each one; without it no batch runs here.
     """
 
     files: Files
@@ -83,9 +84,9 @@ class BatchRunner:
     _: KW_ONLY
     tick_s: float = TICK_S
     poll_s: float = POLL_S
+    lines: LineRunner | None = None
 
     def __post_init__(self) -> None:
-        self._runner: LineRunner | None = None
         # The unfinished batches in the database, lines that run here, and numbers of lines by outcome.
         self.batches: list[BatchRow] = []
         self.running: list[_Running] = []
@@ -100,16 +101,13 @@ class BatchRunner:
         self._leases = LeaseEnds(LEASE_S, self.clock, self.files.now)
         self._log = structlog.get_logger("gateway.batches")
 
-    def run_by(self, runner: LineRunner) -> None:
-        self._runner = runner
-
     def lines_per_s(self) -> float | None:
         """Lines that have ended here per second lately; ``None``: not known yet."""
         return self._speed
 
     async def run(self) -> None:
         """Run until cancelled; lines that run then are given back to other gateways."""
-        runner = self._runner
+        runner = self.lines
         if runner is None or not self.files.enabled:
             return
         try:

@@ -197,7 +197,8 @@ class BackgroundResponses:
     """The responses that run in this process, while :meth:`run` runs.
 
     A response whose gateway died is run again once by another gateway with the same database. If a client has
-    received events of its stream, which a new run could not continue, it is ended as failed instead.
+    received events of its stream, which a new run could not continue, it is ended as failed instead, as all
+    are without ``rerun``.
     ``look_s`` is the time between two heartbeats of all responses here, in seconds; ``counted`` gives a block
     that counts as in flight, and raises Draining on entry if the gateway is stopping; ``reporting`` gives one
     that raises nothing, in which a drain waits for the database to take an answer.
@@ -209,20 +210,16 @@ class BackgroundResponses:
     look_s: float = LOOK_S
     counted: Callable[[], AbstractContextManager[None]] = nullcontext
     reporting: Callable[[], AbstractContextManager[None]] = nullcontext
+    rerun: Rerun | None = None
 
     def __post_init__(self) -> None:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
-        self._rerun: Rerun | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._leases = LeaseEnds(LEASE_S, self.clock, self.stored.now)
         self._log = structlog.get_logger("gateway.responses")
 
     def of(self, tenant: str, response_id: str) -> BackgroundRun | None:
         return self._runs.get((tenant, response_id))
-
-    def run_abandoned(self, rerun: Rerun) -> None:
-        """Use ``rerun`` for responses of dead gateways; without it they are ended as failed."""
-        self._rerun = rerun
 
     async def show(self, begun: BackgroundRun) -> None:
         """Record that a client receives the response's events from now on. Raises LedgerUnavailable."""
@@ -342,12 +339,12 @@ class BackgroundResponses:
         if first is None or first >= late:
             return LEASE_S if first is None else min(first - late, LEASE_S)
         for row in await self.stored.store.abandoned(late, ABANDONED):
-            if not row.again or self._rerun is None:
+            if not row.again or self.rerun is None:
                 await self._fail(row, _GONE)
-            elif not self._rerun.ready() or self._full:
+            elif not self.rerun.ready() or self._full:
                 continue  # another gateway may run it, or this one later
             elif await self.stored.store.claim(row, late, now + LEASE_S):
-                await self._run_again(tasks, row, self._rerun)
+                await self._run_again(tasks, row, self.rerun)
         return 0.0
 
     async def _run_again(self, tasks: asyncio.TaskGroup, row: StoredResponse, rerun: Rerun) -> None:

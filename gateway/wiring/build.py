@@ -39,6 +39,6 @@ def build(
     admission = make_admission_admin(core)
     metrics = make_metrics(core, serving, admission, dropped_log_lines)
     services = make_services(core, serving, admission, metrics)
-    serving.background.run_abandoned(ResponsesRerun(services))
-    serving.batches.runner.run_by(make_lines(core, services, serving.journey, serving.embeddings))
+    serving.background.rerun = ResponsesRerun(services)
+    serving.batches.runner.lines = make_lines(core, services, serving.journey, serving.embeddings)
     return Gateway(core, serving, services)

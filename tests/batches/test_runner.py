@@ -126,7 +126,7 @@ class BatchRig:
     ) -> AsyncIterator[Batches]:
         files, loop = self.files(owner), asyncio.get_running_loop()
         runner = BatchRunner(files, engines or Engines(), loop.time, tick_s=0.005, poll_s=0.02)
-        runner.run_by(lines)
+        runner.lines = lines
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runner.run())
             try:

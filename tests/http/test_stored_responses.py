@@ -74,7 +74,7 @@ class ResponsesRig:
             new_id=lambda kind: f"{kind}_{next(self.numbers)}",
             **changes,
         )
-        self.background.run_abandoned(ResponsesRerun(services))
+        self.background.rerun = ResponsesRerun(services)
         async with asyncio.TaskGroup() as tasks, self.connect(services) as client:
             running = tasks.create_task(self.background.run())
             await asyncio.sleep(0)
