@@ -70,19 +70,15 @@ class ResponsesEndpoint(GenerationEndpoint):
         await exchange.body(b"", more=False)
 
     async def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> None:
-        own = cast("ResponsesRequest", asked)
-        if own.background:
-            await exchange.reply(await self._queued(exchange, own))
+        if cast("ResponsesRequest", asked).background:
+            await exchange.reply(await self._collected(exchange, asked, release))
         else:
             await super()._whole(exchange, asked, release)
 
     async def _collected(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
         own = cast("ResponsesRequest", asked)
-        return await (
-            self._queued(exchange, own) if own.background else super()._collected(exchange, asked, release)
-        )
-
-    async def _queued(self, exchange: Exchange, own: ResponsesRequest) -> Reply:
+        if not own.background:
+            return await super()._collected(exchange, asked, release)
         exchange.reported = True
         run = await self._services.background.start(own, partial(_run, self._services))
         return Reply(200, orjson.dumps(run.state()))
