@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import orjson
 from python_multipart.multipart import parse_options_header
@@ -25,7 +25,6 @@ DISCARD_FACTOR: Final = 4
 first and reads afterwards gets its 413 rather than a reset connection."""
 FORM_BYTES: Final = 65_536  # most bytes of a form besides its file
 MAX_FIELDS: Final = 16
-_PIECE: Final = 1 << 18
 
 _ENCODING: Final = b"content-encoding"
 
@@ -167,10 +166,8 @@ async def form_content(form: FormData) -> bytes:
     return orjson.dumps(parts)
 
 
-def _digest(file: BinaryIO) -> str:
+def _digest(file: Any) -> str:
     file.seek(0)
-    digest = hashlib.sha256()
-    while piece := file.read(_PIECE):
-        digest.update(piece)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
     file.seek(0)
-    return digest.hexdigest()
+    return digest
