@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from gateway.app import create_app
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
-from gateway.http.connections import RESERVE, ConnectionLimits
+from gateway.http.connections import RESERVE, ConnectionTable
 from gateway.http.local_protocol import LocalProtocol, is_loopback, own_hosts
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
@@ -132,9 +132,8 @@ def protocol_of(
     ``max_connections``: the setting, or fewer if the system does not allow so many.
     """
     server = settings.server
-    limits = ConnectionLimits(max_connections, server.max_connections_per_address, server.trusted_proxies)
     own: dict[str, Any] = {
-        "limits": limits,
+        "table": ConnectionTable(max_connections, server.max_connections_per_address, server.trusted_proxies),
         "admin_port": None if admin is None else admin.getsockname()[1],
     }
     addresses = [one.getsockname()[:2] for one in (listener, admin) if one is not None]

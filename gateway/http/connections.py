@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.contracts.addresses import Network, source_of
@@ -26,9 +25,12 @@ class Closable(Protocol):
         """Close at once: another connection takes its place."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Bounds of open connections.
+class ConnectionTable:
+    """The open connections, and the choice of those that are closed for new ones.
+
+    A connection beyond the total replaces one without a request in progress: first one that never completed
+    a request's headers, then another idle one, each time the oldest. If there is none, or the address has too
+    many connections, the new one is among the ``RESERVE`` connections, on which only probes are answered.
 
     Args:
         total: most connections of the process.
@@ -36,23 +38,15 @@ class ConnectionLimits:
         proxies: addresses without their own bound, because each forwards the requests of many callers.
     """
 
-    total: int = MAX_CONNECTIONS
-    per_address: int | None = None
-    proxies: Sequence[Network] = ()
-
-
-class ConnectionTable:
-    """The open connections, and the choice of those that are closed for new ones.
-
-    A connection beyond the total replaces one without a request in progress: first one that never completed
-    a request's headers, then another idle one, each time the oldest. If there is none, or the address has too
-    many connections, the new one is among the ``RESERVE`` connections, on which only probes are answered.
-    """
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self._total = limits.total
-        self._per_address = limits.per_address or max(1, limits.total // 2)
-        self._proxies = limits.proxies
+    def __init__(
+        self,
+        total: int = MAX_CONNECTIONS,
+        per_address: int | None = None,
+        proxies: Sequence[Network] = (),
+    ) -> None:
+        self._total = total
+        self._per_address = per_address or max(1, total // 2)
+        self._proxies = proxies
         self._sources: dict[Closable, str] = {}
         self._of_source: Counter[str] = Counter()
         self._reserve: dict[Closable, None] = {}

@@ -15,7 +15,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final, NoReturn
+from typing import ClassVar, Final, NoReturn
 
 import httptools
 from uvicorn._types import ASGISendEvent
@@ -25,7 +25,7 @@ from gateway.contracts.dialect import Header
 from gateway.contracts.native_answer import error_json
 from gateway.errors import PublicError
 from gateway.http.body import BODY_TIMEOUT_S
-from gateway.http.connections import PROBES, ConnectionLimits, ConnectionTable
+from gateway.http.connections import PROBES, ConnectionTable
 from gateway.http.disconnect_watch import STALL_S
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect
 from gateway.http.respond import error_reply
@@ -99,17 +99,16 @@ class GatewayProtocol(HttpToolsProtocol):
     """One connection. Puts its :class:`ClientDisconnect` into the scope of each request.
 
     Bounds: ``stall_s`` while the caller reads nothing, ``head_s`` from a request's first byte to the end of
-    its headers, ``linger_s`` for the rest of a body after the answer, ``limits`` for open connections. A
-    connection above the limits has ``surplus_head_s`` for its headers; on ``admin_port`` it is then served.
+    its headers, ``linger_s`` for the rest of a body after the answer, ``table`` for open connections. A
+    connection above its limits has ``surplus_head_s`` for its headers; on ``admin_port`` it is then served.
     """
 
     stall_s: ClassVar[float] = STALL_S
     head_s: ClassVar[float] = HEAD_TIMEOUT_S
     linger_s: ClassVar[float] = BODY_TIMEOUT_S
     surplus_head_s: ClassVar[float] = SURPLUS_HEAD_S
-    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
     admin_port: ClassVar[int | None] = None
-    table: ClassVar[ConnectionTable] = ConnectionTable(limits)
+    table: ClassVar[ConnectionTable] = ConnectionTable()
     _disconnect: ClientDisconnect
     # The request that the application is answering; ``cycle`` is the newest request.
     _running: RequestResponseCycle | None = None
@@ -127,10 +126,6 @@ class GatewayProtocol(HttpToolsProtocol):
     # If true, nothing more is read, and the connection ends after the answer to the last request.
     _ends_after_answer = False
     _refusal = _NOT_HTTP
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.table = ConnectionTable(cls.limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 
-from gateway.http.connections import RESERVE, ConnectionLimits, ConnectionTable
+from gateway.http.connections import RESERVE, ConnectionTable
 from gateway.server import OTHER_FILES, connections_within
 
 
@@ -24,8 +24,7 @@ def opened(table: ConnectionTable, number: int, address: str) -> list[Connection
 
 
 def test_an_address_has_its_share_and_a_trusted_proxy_none() -> None:
-    limits = ConnectionLimits(total=8, proxies=(ip_network("10.0.0.0/8"),))
-    table = ConnectionTable(limits)
+    table = ConnectionTable(total=8, proxies=(ip_network("10.0.0.0/8"),))
     kept = opened(table, 4, "192.0.2.1")
     over, mapped = Connection(), Connection()
     refusal = table.open(over, "192.0.2.1")
@@ -40,14 +39,14 @@ def test_an_address_has_its_share_and_a_trusted_proxy_none() -> None:
 
 
 def test_the_addresses_of_one_ipv6_network_share() -> None:
-    table = ConnectionTable(ConnectionLimits(total=100, per_address=2))
+    table = ConnectionTable(total=100, per_address=2)
     opened(table, 2, "2001:db8::1")
     assert table.open(Connection(), "2001:db8::2:3") is not None
     assert table.open(Connection(), "2001:db8:0:1::1") is None
 
 
 def test_a_proxy_may_use_every_connection() -> None:
-    table = ConnectionTable(ConnectionLimits(total=8, proxies=(ip_network("10.0.0.1"),)))
+    table = ConnectionTable(total=8, proxies=(ip_network("10.0.0.1"),))
     connections = opened(table, 8, "10.0.0.1")
     assert all(one.open for one in connections)
     assert table.open(Connection(), "192.0.2.1") is None
@@ -55,7 +54,7 @@ def test_a_proxy_may_use_every_connection() -> None:
 
 
 def test_unused_connections_are_closed_first_then_idle_ones_and_busy_ones_never() -> None:
-    table = ConnectionTable(ConnectionLimits(total=3, per_address=9))
+    table = ConnectionTable(total=3, per_address=9)
     busy, idle, unused = opened(table, 3, "a")
     del table.unused[busy]  # its request is in progress
     del table.unused[idle]
@@ -72,7 +71,7 @@ def test_unused_connections_are_closed_first_then_idle_ones_and_busy_ones_never(
 
 
 def test_the_reserve_is_bounded_and_its_newest_stays() -> None:
-    table = ConnectionTable(ConnectionLimits(total=1, per_address=10_000))
+    table = ConnectionTable(total=1, per_address=10_000)
     table.open(busy := Connection(), "192.0.2.1")
     del table.unused[busy]
     surplus = opened(table, 10 * RESERVE, "192.0.2.1")

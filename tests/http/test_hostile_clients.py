@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway.http.connections import ConnectionLimits
+from gateway.http.connections import ConnectionTable
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.security import MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
 from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
@@ -26,6 +26,7 @@ SMUGGLED = b"POST /v1/generate HTTP/1.1\r\n" + AUTH + b"content-length: %d\r\n\r
 
 
 class ShortTimeouts(GatewayProtocol):
+    table = ConnectionTable()
     head_s = 0.2
     linger_s = 1.5
     stall_s = 0.3
@@ -42,7 +43,7 @@ class ShortKeepAlive(GatewayProtocol):
 class TwoConnections(GatewayProtocol):
     """Closes idle connections only to make room: a slow machine may take seconds between two requests."""
 
-    limits = ConnectionLimits(total=2, per_address=4)
+    table = ConnectionTable(total=2, per_address=4)
     surplus_head_s = 0.5
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

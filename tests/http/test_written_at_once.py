@@ -11,6 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from gateway.contracts.dialect import Header
+from gateway.http.connections import ConnectionTable
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange, Reply
 from gateway.http.protocol import GatewayProtocol
 from gateway.requests.in_flight import InFlightRequests
@@ -154,6 +155,8 @@ async def test_a_connection_that_its_caller_ends_is_closed_after_the_answer() ->
 
 class Draining(GatewayProtocol):
     """The protocol of a gateway whose drain begins."""
+
+    table = ConnectionTable()
 
 
 async def test_from_the_beginning_of_a_drain_on_each_answer_ends_its_connection() -> None:
