@@ -202,13 +202,12 @@ class BatchStore(FurtherTables):
             await connection.execute(running.values(status="pending", **UNCLAIMED))
             await connection.execute(update(batches).filter_by(owner=self._owner).values(**UNCLAIMED))
 
-    async def finish(
-        self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
-    ) -> bool:
+    async def finish(self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None) -> bool:
         """Store a line's result and its usage row; false, and nothing stored, when the claim was lost."""
+        tokens = {} if usage is None else {name: getattr(usage, name) for name in _TOKENS}
         async with self._transaction() as connection:
             ended = await connection.execute(
-                self._own(line).values(status=status, output=output, **UNCLAIMED, **asdict(tokens))
+                self._own(line).values(status=status, output=output, **UNCLAIMED, **tokens)
             )
             if not ended.rowcount:
                 return False

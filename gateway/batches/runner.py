@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from accounting.batch_tables import BatchLine, BatchRow, LineTokens
+from accounting.batch_tables import BatchLine, BatchRow
 from accounting.errors import LedgerUnavailable
 from accounting.leases import LeaseEnds
 from gateway.batches.capacity import IdleCapacity
@@ -302,14 +302,8 @@ class BatchRunner:
         return body_of(b"".join(self.files.storage.chunks(batch.input_file_id, line.start, line.size)))
 
     async def _finish_line(self, line: BatchLine, outcome: LineOutcome) -> None:
-        output, usage = output_line(line, outcome), outcome.usage
-        tokens = LineTokens()
-        if usage is not None:
-            tokens = LineTokens(
-                usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens
-            )
         status = "done" if outcome.status == 200 else "failed"
-        if await self.files.store.finish(line, status, output, usage, tokens):
+        if await self.files.store.finish(line, status, output_line(line, outcome), outcome.usage):
             self.outcomes["completed" if status == "done" else "failed"] += 1
             now, before = self.clock(), self._ended_at
             self._ended_at = now

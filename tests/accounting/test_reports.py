@@ -19,7 +19,7 @@ from sqlalchemy import Select, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import accounting.shadow_pairs  # noqa: F401 - its table is one of the ledger's
-from accounting.batch_tables import BatchLine, BatchRow, LineTokens
+from accounting.batch_tables import BatchLine, BatchRow
 from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.ledger import Ledger
@@ -387,18 +387,18 @@ async def test_a_line_of_a_batch_is_claimed_finished_and_billed_by_one_gateway_a
     holder = next(number for number, own in enumerate(taken) if own)
     line, other = taken[holder][0], stores[(holder + 1) % 3]
     bill = row("gen_batch_1_1")
-    assert not await other.finish(line, "done", b"x", bill, LineTokens(10))
+    assert not await other.finish(line, "done", b"x", bill)
     late = await other.claim_lines("batch_1", until_s + 1, until_s + 20, 1)
     assert [one.takeovers for one in late] == [1]
     mine = late[0]
     previous = next(
         store for store, own in zip(stores, taken, strict=True) if mine.place in {o.place for o in own}
     )
-    assert previous is other or not await previous.finish(mine, "done", b"x", bill, LineTokens(10))
-    assert await other.finish(mine, "done", b"{}", bill, LineTokens(10, 1, 2, 0))
-    assert not await other.finish(mine, "done", b"{}", bill, LineTokens(10))
+    assert previous is other or not await previous.finish(mine, "done", b"x", bill)
+    assert await other.finish(mine, "done", b"{}", bill)
+    assert not await other.finish(mine, "done", b"{}", bill)
     counts = await other.counts("batch_1")
-    assert (counts.of("done"), counts.of("running"), counts.tokens.input_tokens) == (1, 29, 10)
+    assert (counts.of("done"), counts.of("running"), counts.tokens.input_tokens) == (1, 29, bill.input_tokens)
     assert await other.results("batch_1", ("done",), 0, 9) == [
         (mine.number, mine.place, mine.custom_id, b"{}")
     ]

@@ -17,7 +17,7 @@ import orjson
 import pytest
 import structlog
 
-from accounting.batch_tables import BatchLine, BatchRow, FileRow, LineTokens
+from accounting.batch_tables import BatchLine, BatchRow, FileRow
 from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
@@ -341,16 +341,14 @@ class SlowStore(BatchStore):
         super().__init__(*given, **options)
         self._third = asyncio.Event()
 
-    async def finish(
-        self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
-    ) -> bool:
+    async def finish(self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None) -> bool:
         SlowStore.storing += 1
         if SlowStore.storing == 3:
             self._third.set()
         try:
             await self._third.wait()
             await asyncio.sleep(0.3)
-            return await super().finish(line, status, output, usage, tokens)
+            return await super().finish(line, status, output, usage)
         finally:
             SlowStore.storing -= 1
 
