@@ -131,17 +131,15 @@ class Idempotency:
 
     async def _read(self, tenant: str, key: str, claim: Claim, until: float) -> StoredReply | None:
         """The stored reply; ``None``: the request may run, under ``claim`` if the store takes writes."""
-        while True:
-            found = await self._get(tenant, key, claim)
-            if found is not None and found[0] != claim.fingerprint:
+        while (found := await self._get(tenant, key, claim)) is not None:
+            if found[0] != claim.fingerprint:
                 raise _conflict()
-            if found is None:
-                return None
             if found[1] is not None:
                 return found[1]
             if asyncio.get_running_loop().time() + POLL_S > until:
                 raise _still_running()
             await asyncio.sleep(POLL_S)
+        return None
 
     async def _run(self, tenant: str, key: str, claim: Claim, run: Callable[[], Awaitable[Reply]]) -> Reply:
         kept = False
