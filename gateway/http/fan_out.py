@@ -5,7 +5,7 @@ import operator
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import astuple, replace
@@ -35,10 +35,7 @@ class _PartSink(Struct, eq=False):
     first_choice: int
     answer: Answer | None = None
     failure: PublicError | None = None
-
-    @property
-    def discarded(self) -> bool:
-        return self.sink.discarded
+    discarded: ClassVar[bool] = False
 
     def planned(self, plan: Plan, model: str) -> None:
         self.sink.planned(plan, model)
