@@ -203,7 +203,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Answer an error that the framework raises, such as for an unknown path or method."""
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, error.headers
-    if error.status_code == 404 and path == GENERATE_SOCKET and _served(request.app, path):
+    sockets = {route.path for route in request.app.routes if isinstance(route, WebSocketRoute)}
+    if error.status_code == 404 and path in sockets:
         public = PublicError(
             426, "upgrade_required", f"{path} takes a WebSocket; allowed: Upgrade: websocket"
         )
@@ -231,10 +232,6 @@ def _methods(request: Request) -> list[str]:
         for method in route.methods or ()
     }
     return sorted(methods | {"HEAD"} if "GET" in methods else methods)
-
-
-def _served(app: FastAPI, path: str) -> bool:
-    return any(isinstance(route, WebSocketRoute) and route.path == path for route in app.routes)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

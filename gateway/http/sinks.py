@@ -64,7 +64,7 @@ class StreamSink:
     discarded = False
 
     def __init__(
-        self, exchange: Exchange, dialect: ContractDialect, asked: ParsedRequest, keep: Keep | None = None
+        self, exchange: Exchange, dialect: ContractDialect, asked: ParsedRequest, keep: Keep
     ) -> None:
         self._keep = keep
         self._exchange = exchange
@@ -137,10 +137,8 @@ class StreamSink:
 
     async def finish(self, answer: Answer) -> None:
         await self._end()
-        if self._keep is not None:
-            await self._keep(self._asked, self._frames, answer)
-        data = self._frames.finish(answer)
-        await self._piece(data, more=False)
+        await self._keep(self._asked, self._frames, answer)
+        await self._piece(self._frames.finish(answer), more=False)
 
     async def fail(self, error: PublicError) -> None:
         await self._end()
