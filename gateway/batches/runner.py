@@ -66,7 +66,7 @@ class _Running:
     ended: bool = False
 
     @property
-    def gives_way(self) -> bool:
+    def may_be_cancelled(self) -> bool:
         return not self.ended and not self.task.cancelling()
 
 
@@ -172,7 +172,7 @@ class BatchRunner:
         in_progress = {one.batch_id for one in self.batches if one.status == "in_progress"}
         stops = runner.stopping()
         for one in self.running:
-            if (stops or one.batch.batch_id not in in_progress) and one.gives_way:
+            if (stops or one.batch.batch_id not in in_progress) and one.may_be_cancelled:
                 one.task.cancel()
         for batch in self.batches:
             if batch.batch_id in self._busy:
@@ -216,7 +216,7 @@ class BatchRunner:
             del self._unfinished[0]  # others may have been added meanwhile
             self.outcomes["returned"] += 1
         if waiting := self.capacity.waiting():
-            for youngest in [one.task for one in self.running if one.gives_way][-waiting:]:
+            for youngest in [one.task for one in self.running if one.may_be_cancelled][-waiting:]:
                 youngest.cancel()
             return
         room = min(self.capacity.room() - self._reading, STARTED_AT_ONCE)

@@ -165,10 +165,10 @@ def _conversations(
         if getattr(body, name, None) is not None:
             raise not_allowed(name, "is given with messages", "either one alone")
     one = [message for message in given if isinstance(message, EmbeddedMessage)]
-    listed = [talk for talk in given if not isinstance(talk, EmbeddedMessage)]
-    for index, talk in enumerate(listed or [one]):
-        check_count(len(talk), most, f"messages.{index}" if listed else "messages")
-        yield Conversation(tuple([message.model_dump() for message in talk]))
+    several = [messages for messages in given if not isinstance(messages, EmbeddedMessage)]
+    for index, messages in enumerate(several or [one]):
+        check_count(len(messages), most, f"messages.{index}" if several else "messages")
+        yield Conversation(tuple([message.model_dump() for message in messages]))
 
 
 def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:

@@ -130,14 +130,14 @@ def _message(one: ChatMessage, index: int) -> Message:
     if one.refusal and one.role != "assistant":
         raise not_allowed(f"{at}.refusal", "is not supported", "null")
     if content and not isinstance(content, str):
-        content = [_said(part, one, f"{at}.content.{number}") for number, part in enumerate(content)]
+        content = [_as_text(part, one, f"{at}.content.{number}") for number, part in enumerate(content)]
     text, parts = read_content(content, at)
     if one.refusal:
         text = (text or "") + one.refusal
     return with_parts(message_of(one, ROLES[one.role], text, at), parts)
 
 
-def _said(part: ContentPart, message: ChatMessage, at: str) -> ContentPart:
+def _as_text(part: ContentPart, message: ChatMessage, at: str) -> ContentPart:
     """The part; a refusal of the model as a text."""
     if part.type != "refusal":
         return part

@@ -51,7 +51,7 @@ def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply
 
 
 def _is_final(error: PublicError) -> bool:
-    """Whether clients should not send a request again that they would repeat because of its status."""
+    """Whether a repeated request would be in vain, although clients repeat it because of its status."""
     if error.status == 409:
         return error.code != DuplicateRequest.code
     # A 429 without a time asks for more than is ever allowed.

@@ -127,13 +127,11 @@ class _Images(RequestImages):
         except ValueError:
             raise not_allowed(image.param, "is not valid base64", "base64 with its padding") from None
         header = self._header(image, first, lambda: b64decode(data))
-        return _named(image, header, digest.hexdigest()), ImageData(header.media_type, data, in_base64=True)
+        return _found(image, header, digest.hexdigest(), data, in_base64=True)
 
     def _fetched(self, image: ImageContent, data: bytes) -> tuple[ImageContent, ImageData]:
         header = self._header(image, data, lambda: data)
-        return _named(image, header, hashlib.sha256(data).hexdigest()), ImageData(
-            header.media_type, memoryview(data)
-        )
+        return _found(image, header, hashlib.sha256(data).hexdigest(), memoryview(data), in_base64=False)
 
     def _header(self, image: ImageContent, first: bytes, whole: Callable[[], bytes]) -> ImageHeader:
         """Read the header of the bytes, whatever type the caller declared."""
@@ -151,8 +149,12 @@ class _Images(RequestImages):
         return header
 
 
-def _named(image: ImageContent, header: ImageHeader, sha256: str) -> ImageContent:
-    return ImageContent("", image.detail, "", header.width, header.height, sha256)
+def _found(
+    image: ImageContent, header: ImageHeader, sha256: str, data: memoryview, *, in_base64: bool
+) -> tuple[ImageContent, ImageData]:
+    """The image by its size and hash, without its address, and its data."""
+    content = ImageContent("", image.detail, "", header.width, header.height, sha256)
+    return content, ImageData(header.media_type, data, in_base64)
 
 
 _NONE: Final = nullcontext(RequestImages())

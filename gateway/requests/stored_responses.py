@@ -108,9 +108,9 @@ class StoredResponses:
         return [*chain.from_iterable(_items(rows, "response_id", max_bytes)[:-1])]
 
     async def referenced(self, tenant: str, items: Mapping[str, str], max_bytes: int) -> list[dict[str, Any]]:
-        """The items of stored responses with these ids; each with the path of what names it.
+        """The stored items that a request refers to; ``items`` has the path of each reference by item id.
 
-        An item's id has that of its response in it. Raises NotFound for one that is not stored for the
+        An item's id contains that of its response. Raises NotFound for one that is not stored for the
         tenant, InvalidRequest for more than ``max_bytes`` or ``MAX_TURNS`` responses.
         """
         if not self.enabled:

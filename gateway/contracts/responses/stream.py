@@ -74,9 +74,9 @@ class ResponseFrames:
         opened, item = self._in("message")
         item.pieces.append(delta.text)
         item.logprobs += delta.logprobs
-        told = orjson.dumps(text_logprobs(delta.logprobs)) if delta.logprobs else b"[]"
+        logprobs = orjson.dumps(text_logprobs(delta.logprobs)) if delta.logprobs else b"[]"
         text, number = orjson.dumps(delta.text), self._next()
-        return b'%b%b%d,"delta":%b,"logprobs":%b}\n\n' % (opened, item.head, number, text, told)
+        return b'%b%b%d,"delta":%b,"logprobs":%b}\n\n' % (opened, item.head, number, text, logprobs)
 
     def event(self, event: Delta) -> bytes:
         match event:
@@ -162,8 +162,8 @@ class ResponseFrames:
             done = _frame(f"{kind}.done", self._next(), **place, **named, **{field: text})
         else:
             place["content_index"] = 0
-            told = {"logprobs": text_logprobs(item.logprobs)} if item.kind == "message" else {}
-            done = _frame(f"{kind}.done", self._next(), **place, text=text, **told)
+            logprobs = {"logprobs": text_logprobs(item.logprobs)} if item.kind == "message" else {}
+            done = _frame(f"{kind}.done", self._next(), **place, text=text, **logprobs)
             done += _frame("response.content_part.done", self._next(), **place, part=whole["content"][0])
         self._items.append(whole)
         return done + _frame("response.output_item.done", self._next(), output_index=index, item=whole)
