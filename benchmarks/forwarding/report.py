@@ -17,7 +17,7 @@ from benchmarks.forwarding.gateways import TITLES, Name
 from benchmarks.forwarding.loops import Result
 from benchmarks.forwarding.rounds import Turn
 from benchmarks.forwarding.workload import ANSWER_TOKENS
-from ops.replay.outcome import percentile
+from gateway.shadow.statistics import quantile
 
 MIB: Final = 1024**2
 # Below this share, the gateway's core had time left, so the reached rate is not the gateway's limit.
@@ -106,7 +106,7 @@ def _row(name: Name, turns: Sequence[Turn], direct: Mapping[int, Mapping[str, Re
         def above(share: float) -> float:
             base_counts = name is not Name.DIRECT
             return statistics.median(
-                percentile(mine, share) - base_counts * percentile(base, share) for mine, base in pairs
+                quantile(mine, share) - base_counts * quantile(base, share) for mine, base in pairs
             )
 
         return above(0.50), above(0.99)

@@ -56,7 +56,7 @@ def replay(
     Exit code: 0; 1 when more than --max-errors requests failed; 2 when it
     could not start; 130 after Ctrl-C (ended requests are still reported).
     """
-    need_modules("aiohttp", "numpy", *(("matplotlib",) if plot is not None else ()), extra="replay")
+    need_modules("aiohttp", *(("matplotlib",) if plot is not None else ()), extra="replay")
     from ops.replay.report import figures_of
     from ops.replay.show import tables
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-import numpy as np
+from gateway.shadow.statistics import quantile
 
 
 @dataclass(slots=True)
@@ -72,11 +73,6 @@ class ReplayedRequest:
         )
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0 to 1) of ``values`` lies, interpolated linearly."""
-    return float(np.quantile(values, share))
-
-
 @dataclass(frozen=True, slots=True)
 class Spread:
     """The distribution of a figure; all ``None`` without values."""
@@ -92,6 +88,6 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     if not values:
         return Spread(0)
-    return Spread(
-        len(values), float(np.mean(values)), *map(float, np.quantile(values, (0.5, 0.9, 0.99, 1.0)))
-    )
+    ordered = sorted(values)
+    p50, p90, p99 = (quantile(ordered, share) for share in (0.5, 0.9, 0.99))
+    return Spread(len(ordered), fmean(ordered), p50, p90, p99, ordered[-1])

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.replay.outcome import ReplayedRequest, percentile
+from gateway.shadow.statistics import quantile
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.report import ReplayReport
 
 INK, FAINT, GRID = "#22313f", "#7b8794", "#e4e9ee"
@@ -82,7 +83,7 @@ def _cdf(axes: Any, ordered: Sequence[float], heading: str, colour: str, slo_ms:
         fontsize=8.5, color=AMBER, weight="bold",
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )  # fmt: skip
-    marks = [(share, percentile(ordered, share)) for share in PERCENTILES]
+    marks = [(share, quantile(ordered, share)) for share in PERCENTILES]
     axes.scatter([at for _, at in marks], [share for share, _ in marks], s=22, color=colour, zorder=3)
     reported = "   ".join(f"p{share * 100:g} {_time(at)}" for share, at in marks)
     axes.text(1, 1.045, reported, transform=axes.transAxes, ha="right", fontsize=9, color=INK)

@@ -7,9 +7,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from gateway.shadow.statistics import quantile
 from ops.cli.console import live_line, table_of
 from ops.replay.load import ReplayRun
-from ops.replay.outcome import percentile
 from ops.replay.report import ReplayReport
 
 RECENT = 100  # number of latest answers that count for the shown TTFT
@@ -22,7 +22,7 @@ def progress(console: Console, run: ReplayRun, total: int) -> Live:
         recent = run.outcomes[-RECENT:]
         errors = sum(not outcome.ok for outcome in recent)
         times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)
-        ttft = f"{percentile(times, 0.5) * 1000:,.0f} ms" if times else "-"
+        ttft = f"{quantile(times, 0.5) * 1000:,.0f} ms" if times else "-"
         ended = f"{len(run.outcomes):,} of {total:,} have ended"
         text = Text(f"{ended}   in flight {run.in_flight:>4}   TTFT p50 {ttft:>9}", style="cyan")
         if errors:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ops.replay.load import ReplayRun
 from ops.replay.options import ReplaySlo
-from ops.replay.outcome import ReplayedRequest, percentile, spread
+from ops.replay.outcome import ReplayedRequest, spread
 from ops.replay.plot import in_flight_over_time
 from ops.replay.report import figures_of, report
 
@@ -21,10 +21,11 @@ def outcome(index: int = 0, **changes: object) -> ReplayedRequest:
     return ReplayedRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-@given(values, st.floats(0, 1))
-def test_percentiles_are_those_of_numpy(sample: list[float], share: float) -> None:
-    expected = float(numpy.percentile(sample, share * 100))
-    assert percentile(sorted(sample), share) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+@given(values)
+def test_percentiles_are_those_of_numpy(sample: list[float]) -> None:
+    found, expected = spread(sample), numpy.percentile(sample, (50, 90, 99))
+    assert [found.p50, found.p90, found.p99] == pytest.approx(list(expected), rel=1e-9, abs=1e-9)
+    assert found.mean == pytest.approx(numpy.mean(sample), rel=1e-9, abs=1e-9)
 
 
 @given(values)
