@@ -60,11 +60,9 @@ def configure_logging(
 ) -> Logs:
     """Send the process's logs, structlog's and the standard library's, to ``stream`` (standard error).
 
-    ``level`` is one of :data:`LEVELS` (else ValueError); ``json`` is by default true unless ``stream`` is a
+    ``level`` is one of :data:`LEVELS` in any case; ``json`` is by default true unless ``stream`` is a
     terminal; the fields ``always`` are in every line.
     """
-    if level.lower() not in LEVELS:
-        raise ValueError(f"log level: {level!r} is not one of {', '.join(LEVELS)}")
     threshold = logging.getLevelNamesMapping()[level.upper()]
     target_stream = stream if stream is not None else sys.stderr
     as_json = not target_stream.isatty() if json is None else json
