@@ -46,8 +46,8 @@ class AesCipher:
 class AesReasoningSeal:
     """Encrypts reasoning for clients. An encrypted text is bound to its tenant and model."""
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        self._cipher = AesCipher(keys, "reasoning")
+    def __init__(self, cipher: AesCipher) -> None:
+        self._cipher = cipher
 
     def seal(self, tenant: str, model: str, text: str) -> str:
         sealed = self._cipher.encrypt(text.encode(), orjson.dumps([tenant, model]))

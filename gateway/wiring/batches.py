@@ -1,11 +1,8 @@
 """Builds the parts that store files and run batches."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,10 +22,7 @@ from gateway.ports import Services
 from gateway.weights.errors import FetchError
 from gateway.weights.location import s3_prefix
 from gateway.wiring.core import Core
-from gateway.wiring.foundation import Foundation, seal_keys_of
-
-if TYPE_CHECKING:
-    from gateway.keys.sealing import AesCipher
+from gateway.wiring.foundation import Foundation, make_cipher
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ def make_batches(core: Core) -> BatchParts:
 
 def make_storage(base: Foundation) -> FileStorage:
     """Build the storage of files' contents. Raises ConfigError for a library, an address or a key."""
-    folder, cipher = base.settings.batches.folder, make_cipher(base)
+    folder, cipher = base.settings.batches.folder, make_cipher(base.settings, "files")
     if not folder.startswith("s3://"):
         return LocalFiles(Path(folder), cipher)
     from gateway.batches.s3_files import S3Files
@@ -66,16 +60,6 @@ def make_storage(base: Foundation) -> FileStorage:
         return S3Files(make_client(base.settings.weights), s3_prefix(folder), cipher)
     except FetchError as error:
         raise ConfigError(f"batches.folder: {error}") from None
-
-
-def make_cipher(base: Foundation) -> AesCipher | None:
-    """Build the encryption of files; ``None`` without a key. Raises ConfigError: the key, a package."""
-    keys = seal_keys_of(base.settings)
-    if not keys:
-        return None
-    from gateway.keys.sealing import AesCipher
-
-    return AesCipher(keys, "files")
 
 
 def make_lines(core: Core, services: Services, journey: Journey, embeddings: EmbeddingJourney) -> BatchLines:

@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.config.errors import ConfigError
 from gateway.config.secret_keys import read_keys
@@ -23,6 +24,9 @@ from gateway.wiring.tracing import make_tracing
 from observability.subscribers import EventDispatcher
 from observability.tracing import Tracing
 from resilience.turns import Turns
+
+if TYPE_CHECKING:
+    from gateway.keys.sealing import AesCipher
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +87,19 @@ def make_foundation(settings: Settings) -> Foundation:
     )
 
 
-def seal_keys_of(settings: Settings) -> tuple[bytes, ...]:
-    """The keys that seal reasoning and encrypt files, none where that is off. Raises ConfigError: the keys,
-    or the package that needs them.
+def make_cipher(settings: Settings, purpose: str) -> "AesCipher | None":
+    """Build the encryption of reasoning or files; ``None`` without a key. Raises ConfigError: the keys, or
+    the package that needs them.
     """
     file = settings.responses.seal_key_file
     keys = read_keys("responses.seal_key_file", file, SEAL_KEY, os.environ)
-    if keys and importlib.util.find_spec("cryptography") is None:
+    if not keys:
+        return None
+    if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(f"{SEAL_KEY} needs cryptography: pip install 'sluice-gateway[sealing]'")
-    return keys
+    from gateway.keys.sealing import AesCipher
+
+    return AesCipher(keys, purpose)
 
 
 def new_id(prefix: str) -> str:

@@ -32,7 +32,7 @@ from gateway.requests.in_flight import InFlightRequests
 from gateway.routing.revision import rules_naming
 from gateway.routing.target import may_use
 from gateway.wiring.core import Core
-from gateway.wiring.foundation import Foundation, seal_keys_of
+from gateway.wiring.foundation import Foundation, make_cipher
 from gateway.wiring.serving import ServingParts
 from observability.events import RequestRecord
 from observability.metrics import Metrics
@@ -115,12 +115,12 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
 
 def make_seal(base: Foundation) -> ReasoningSeal | None:
     """Build the encryption of reasoning; ``None`` without a key. Raises ConfigError: the key, a package."""
-    keys = seal_keys_of(base.settings)
-    if not keys:
+    cipher = make_cipher(base.settings, "reasoning")
+    if cipher is None:
         return None
     from gateway.keys.sealing import AesReasoningSeal
 
-    return AesReasoningSeal(keys)
+    return AesReasoningSeal(cipher)
 
 
 def make_admission_admin(core: Core) -> AdmissionAdmin:

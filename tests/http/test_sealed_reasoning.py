@@ -22,18 +22,23 @@ from gateway.contracts.responses.body import Includable, ResponsesBody
 from gateway.contracts.responses.request import ReasoningSeal, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.errors import InvalidRequest
-from gateway.keys.sealing import AesReasoningSeal
+from gateway.keys.sealing import AesCipher, AesReasoningSeal
 from gateway.requests.stored_responses import StoredResponses
 from gateway.testing import FakeJourney, answer_for, fake_services
-from gateway.wiring.batches import make_cipher
-from gateway.wiring.foundation import make_foundation
+from gateway.wiring.foundation import make_cipher, make_foundation
 from gateway.wiring.services import make_seal
 from tests.contracts.responses_language import check
 from tests.contracts.test_responses_requests import ORIGIN
 from tests.contracts.test_responses_stream import events
 
 OLD, NEW, FOREIGN = b"o" * 32, b"n" * 32, b"f" * 32
-SEAL = AesReasoningSeal([NEW, OLD])
+
+
+def sealed_by(keys: list[bytes]) -> AesReasoningSeal:
+    return AesReasoningSeal(AesCipher(keys, "reasoning"))
+
+
+SEAL = sealed_by([NEW, OLD])
 INCLUDE = {"include": ["reasoning.encrypted_content"]}
 WORDS = "The shelf is empty, so I must ask."
 
@@ -76,7 +81,7 @@ def test_a_text_that_was_never_sealed_is_not_opened(text: str) -> None:
 
 
 def test_a_key_is_replaced_without_a_break() -> None:
-    before, after = AesReasoningSeal([OLD]), AesReasoningSeal([NEW])
+    before, after = sealed_by([OLD]), sealed_by([NEW])
     assert sent_back(before.seal("acme", "demo", WORDS)) == WORDS
     assert after.opened("acme", "demo", SEAL.seal("acme", "demo", WORDS)) == WORDS
     assert before.opened("acme", "demo", SEAL.seal("acme", "demo", WORDS)) is None
@@ -112,7 +117,7 @@ def test_what_cannot_be_opened_is_refused_by_name_unless_its_content_is_there() 
         {"tenant": "umbra"},
         {"model": "other"},
         {"seal": None},
-        {"seal": AesReasoningSeal([FOREIGN])},
+        {"seal": sealed_by([FOREIGN])},
         {"sealed": "gAAAAABforeign"},
     ):
         with pytest.raises(InvalidRequest) as refused:
@@ -190,7 +195,7 @@ def test_the_keys_are_in_the_environment_or_a_file(monkeypatch: Any, tmp_path: P
     assert SEAL.opened("acme", "demo", foreign.seal("acme", "demo", WORDS)) is None
 
 
-@pytest.mark.parametrize("make", [make_seal, make_cipher])
+@pytest.mark.parametrize("make", [make_seal, lambda base: make_cipher(base.settings, "files")])
 def test_a_key_without_the_package_that_it_needs_stops_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
