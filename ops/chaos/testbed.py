@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -21,6 +20,7 @@ from gateway.config.engine import BUNDLED
 from ops.chaos.errors import ChaosError
 from ops.chaos.processes import Process, engine_pids
 from ops.chaos.scenario import BedrockFault, ScenarioStart
+from ops.cli.startup import need_modules
 from ops.client import AdminClient, AdminError
 from ops.free_ports import free_ports
 
@@ -169,8 +169,7 @@ class _Starter:
                 "start.bedrock: the stand-in for Bedrock is not installed; "
                 "run it in a clone of the repository"
             )
-        if find_spec("boto3") is None:
-            raise ChaosError("start.bedrock: boto3 is not installed: pip install 'sluice-gateway[bedrock]'")
+        need_modules("boto3", extra="bedrock")
         port, control = free_ports(2)
         words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
         path = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))

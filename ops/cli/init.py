@@ -1,6 +1,5 @@
 """Writes a first configuration: for running workers, from what they report, or for the demo model."""
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,7 +112,7 @@ def _tokenizer(model: ServedModel) -> str | None:
     root = model.root or model.id
     if os.path.isfile(f"{root}/tokenizer.json"):
         return root
-    if root.startswith("/") or root.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
+    if root.startswith("/") or root.count("/") != 1:
         return None
     settings = Settings.model_validate({"engine": {"kind": "none", "tokenizer": root}, "backends": {}})
     try:

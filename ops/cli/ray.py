@@ -16,7 +16,7 @@ import typer
 
 from ops.cli.console import plain, print_json, print_rows
 from ops.cli.operator import AsJson, command_group
-from ops.cli.startup import one_line_errors, print_errors
+from ops.cli.startup import need_modules, one_line_errors, print_errors
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview, ServeStatus
@@ -98,20 +98,19 @@ def status(name: Name = "sluice", address: Address = "auto", as_json: AsJson = F
 
 
 class RayError(Exception):
-    """Ray is not installed, does not answer, or has refused; the message is ready to print."""
+    """Ray does not answer or has refused; the message is ready to print."""
 
 
 def _connected(address: str) -> Any:
     """Connect to the cluster at ``address``, unless this process is connected; returns ``ray.serve``.
 
-    Raises RayError: Ray is not installed, or no cluster answers there.
+    Raises NotInstalled, RayError: no cluster answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray as library
-        from ray import serve
-    except ImportError:
-        raise RayError("Ray is not installed; install the extra: pip install 'sluice-gateway[ray]'") from None
+    need_modules("ray", extra="ray")
+    import ray as library
+    from ray import serve
+
     if not library.is_initialized():
         try:
             _reach(address)
