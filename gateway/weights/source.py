@@ -1,6 +1,6 @@
 """Makes the served model's files local.
 
-``prepare`` runs first: it fetches the small files (configuration, tokenizer) and returns settings in which
+``prepare`` runs first: it fetches the small files (configuration, tokenizer) and returns a section in which
 the model is a local folder, so that no other module needs to handle hubs and buckets. The weights are fetched
 while the gateway is already alive but not ready.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config.engine import EngineSection, WeightsSection
-from gateway.config.settings import Settings
 from gateway.weights.errors import FetchError, FetchStopped
 from gateway.weights.hub import HubFetcher
 from gateway.weights.location import HubModel, LocalFolder, S3Prefix, locate
@@ -57,19 +56,11 @@ class Weights:
             stop.set()
 
 
-def prepare(settings: Settings) -> tuple[Settings, Weights]:
-    """Fetch the small files of the model and its tokenizer; blocks for at most ``SMALL_TIMEOUT_S`` each.
+def prepare(engine: EngineSection, section: WeightsSection) -> tuple[EngineSection, Weights]:
+    """Fetch the small files of an engine's model and tokenizer, for at most ``SMALL_TIMEOUT_S`` each.
 
-    Returns settings with folders instead of addresses, and the weights, not yet fetched. Raises FetchError.
+    Returns the section with folders instead of addresses, and weights, not yet fetched. Raises FetchError.
     """
-    engine, weights = prepared(settings.engine, settings.weights)
-    if engine is settings.engine:
-        return settings, weights
-    return settings.model_copy(update={"engine": engine}), weights
-
-
-def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSection, Weights]:
-    """Do the same as :func:`prepare` for one engine's section."""
     cache = cache_folder(section)
     # Without an in-process engine the model is only used to count tokens.
     model_used = engine.kind != "none" or engine.tokenizer is None

@@ -18,7 +18,7 @@ from gateway.images.fetch import ImageFetcher, NameLookup
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import KEY_VARIABLE, Audit
-from gateway.weights.source import Weights, prepared
+from gateway.weights.source import Weights, prepare
 from gateway.wiring.state import StateParts, make_state, make_state_folder
 from gateway.wiring.tracing import make_tracing
 from observability.subscribers import EventDispatcher
@@ -57,7 +57,7 @@ def make_foundation(settings: Settings) -> Foundation:
     """Fetch the model's small files, and build what needs no other layer. Raises ConfigError, FetchError."""
     clock, unix_time = time.monotonic, time.time
     version = importlib.metadata.version("sluice-gateway")
-    found = {name: prepared(one, settings.weights) for name, one in settings.engine_sections.items()}
+    found = {name: prepare(one, settings.weights) for name, one in settings.engine_sections.items()}
     engines = {name: engine for name, (engine, _) in found.items()}
     settings = settings.model_copy(update={"engine": engines.pop(None), "engines": engines})
     if any(f"///{STATE_FOLDER}/" in url for url in (settings.state.url, settings.ledger.url)):

@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from gateway.backends.workers.inspection import ServedModel, offers_of, read_models
-from gateway.config.engine import EngineSection
+from gateway.config.engine import EngineSection, WeightsSection
 from gateway.config.errors import ConfigError
-from gateway.config.settings import Settings
 from gateway.weights.errors import FetchError
 from gateway.weights.source import prepare
 from ops.cli.console import print_json
@@ -114,8 +113,7 @@ def _tokenizer(model: ServedModel) -> str | None:
         return root
     if root.startswith("/") or root.count("/") != 1:
         return None
-    settings = Settings.model_validate({"engine": {"kind": "none", "tokenizer": root}, "backends": {}})
     try:
-        return prepare(settings)[0].engine.tokenizer
+        return prepare(EngineSection(kind="none", tokenizer=root), WeightsSection())[0].tokenizer
     except FetchError:
         return None

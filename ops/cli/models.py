@@ -40,10 +40,10 @@ def fetch(
 
     with one_line_errors():
         settings = load_settings(config_path(config))
+        engine = settings.engine
         if model is not None:
-            engine = settings.engine.model_copy(update={"model": model})
-            settings = settings.model_copy(update={"engine": engine})
-        _, weights = prepare(settings)
+            engine = engine.model_copy(update={"model": model})
+        _, weights = prepare(engine, settings.weights)
         with _watched(weights.source) as on_progress:
             folder = asyncio.run(weights.fetch(on_progress))
         if not folder.is_dir():

@@ -66,7 +66,7 @@ def _model(settings: Settings, given: str | None) -> ModelShape:
     engine = settings.engine
     if given is None and not isinstance(locate(engine.model), LocalFolder):
         # ``prepare`` fetches only the small files, config.json included.
-        given = prepare(settings)[0].engine.model
+        given = prepare(engine, settings.weights)[0].model
     folder = installed_model(given or engine.model)
     return find_model(folder, dtype=engine.dtype, quantization=engine.quantization)
 

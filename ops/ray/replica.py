@@ -61,8 +61,9 @@ class EngineReplica:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         os.chdir(place.folder)
-        settings, self._weights = prepare(load_settings(Path(place.config)))
-        section = settings.engine
+        settings = load_settings(Path(place.config))
+        section, self._weights = prepare(settings.engine, settings.weights)
+        settings = settings.model_copy(update={"engine": section})
         self._settings = settings
         self._replica = replica
         self._clock = clock

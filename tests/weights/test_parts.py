@@ -67,16 +67,16 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) ->
 
 def test_a_local_folder_changes_nothing() -> None:
     settings = load_settings(None, {})
-    prepared, weights = prepare(settings)
-    assert prepared is settings and not weights.remote and weights.folder == Path("models/demo")
+    engine, weights = prepare(settings.engine, settings.weights)
+    assert engine is settings.engine and not weights.remote and weights.folder == Path("models/demo")
 
 
 def test_a_model_that_only_other_servers_serve_is_not_fetched() -> None:
     engine = {"kind": "none", "model": "s3://nowhere/model", "tokenizer": "models/demo"}
     workers = {"worker": {"kind": "openai", "base_urls": ["http://127.0.0.1:1/v1"], "model": "base"}}
     settings = Settings.model_validate({"engine": engine, "backends": workers})
-    prepared, weights = prepare(settings)
-    assert prepared is settings and not weights.remote
+    prepared, weights = prepare(settings.engine, settings.weights)
+    assert prepared is settings.engine and not weights.remote
 
 
 @pytest.mark.parametrize(
