@@ -62,6 +62,12 @@ def test_what_a_terminal_acts_upon_is_escaped_wherever_a_command_prints_it(
     assert not set(out + err) & set(HOSTILE) - set(SHOWN) - {"\n"}
 
 
+def test_a_name_between_colons_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(("id",), [["acme:key:1"]])
+    print_lines("acme:key:1")
+    assert capsys.readouterr().out.count("acme:key:1") == 2
+
+
 def test_a_callers_text_cannot_look_like_another_line_of_output(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines("comment\nrevision 9 is in force")
     print_rows(("heading",), [["comment\nrevision 9 is in force"]])

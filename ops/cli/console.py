@@ -39,7 +39,7 @@ def screen(*, stderr: bool = False) -> Console:
             return super().render_str(printable(text, lines=True), **options)
 
     own = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Screen(width=None if own else PIPE_WIDTH, stderr=stderr)
+    return Screen(width=None if own else PIPE_WIDTH, stderr=stderr, emoji=False)
 
 
 def progress_bar() -> Progress:
@@ -112,10 +112,9 @@ def write_figures(figures: Any, file: Path | None, *, as_json: bool) -> None:
 
 
 def print_lines(*lines: str, stderr: bool = False) -> None:
-    """Print lines as they are: markup is not interpreted, and long lines are not wrapped."""
-    console = screen(stderr=stderr)
+    """Print lines without rich, with control characters escaped, a line end in one too."""
     for line in lines:
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        print(printable(line), file=sys.stderr if stderr else None)
 
 
 @contextmanager
