@@ -6,22 +6,21 @@ the gateway logs a warning and starts without this check: a broken disk must not
 no prompt.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 
 import msgspec
 import structlog
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from gateway.prompts.versions import PromptFileError, PromptVersions
-from gateway.state.errors import Conflict, StateError
+from gateway.state.errors import Conflict, StateError, StateUnavailable
 from gateway.state.port import MAX_READ, StateStore
 
 STREAM = "prompts.published"
 AUTHOR = "gateway"
 MAX_PUBLISHED = 100_000  # the most ids in one state store; people publish, so there are few
-RECORD_VERSIONS = 1_000  # the most versions in one record; far below the limit of a record's bytes
 MAX_TRIES = 50  # how often another process may append first; usually it has published the same versions
 
 
@@ -41,51 +40,38 @@ class PromptChanged(PromptFileError):
     """A published id has another text now; one line for each such id."""
 
 
-class StoreUnreachable(Exception):
-    """The published versions cannot be read or stored at the moment."""
-
-
+@retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(MAX_TRIES), reraise=True)
 async def publish_hashes(
     store: StateStore, hashes: Mapping[str, str], *, at: float
 ) -> Mapping[str, Published]:
     """Store the versions whose id is new, and return all. Of two processes that start at the same time, one
-    stores, and both return the same."""
-    for _ in range(MAX_TRIES):
-        head, published = await read_published(store)
-        new = {one: Published(one, sha256, at) for one, sha256 in hashes.items() if one not in published}
-        if len(published) + len(new) > MAX_PUBLISHED:
-            raise StoreUnreachable(
-                f"{len(published)} prompt versions are published; allowed: {MAX_PUBLISHED}"
-            )
-        try:
-            await _append(store, new.values(), head)
-        except Conflict:
-            continue
-        except StateError as error:
-            raise StoreUnreachable(str(error)) from error
-        return {**published, **new}
-    raise StoreUnreachable(f"others published {MAX_TRIES} times meanwhile")
+    stores, and both return the same. Raises StateError."""
+    head, published = await read_published(store)
+    new = {one: Published(one, sha256, at) for one, sha256 in hashes.items() if one not in published}
+    if len(published) + len(new) > MAX_PUBLISHED:
+        raise StateUnavailable("append", f"{len(published)} prompt versions; allowed: {MAX_PUBLISHED}")
+    if new:
+        data = msgspec.json.encode(_Batch([*new.values()]))
+        await store.append(STREAM, data, author=AUTHOR, expected=head)
+    return {**published, **new}
 
 
 async def read_published(store: StateStore) -> tuple[int, dict[str, Published]]:
-    """Return the stream's head, and the published versions by id; the first record of an id counts."""
+    """Return the stream's head, and the published versions by id; the first record of an id counts.
+
+    Raises StateUnavailable.
+    """
     head, published = 0, dict[str, Published]()
-    try:
-        while page := await store.read(STREAM, after=head, limit=MAX_READ):
-            for record in page:
-                for one in msgspec.json.decode(record.data, type=_Batch).versions:
-                    published.setdefault(one.id, one)
-            head = page[-1].number
-    except (StateError, msgspec.MsgspecError) as error:
-        raise StoreUnreachable(str(error)) from error
+    while page := await store.read(STREAM, after=head, limit=MAX_READ):
+        for record in page:
+            try:
+                batch = msgspec.json.decode(record.data, type=_Batch)
+            except msgspec.MsgspecError as error:
+                raise StateUnavailable("read", str(error)) from error
+            for one in batch.versions:
+                published.setdefault(one.id, one)
+        head = page[-1].number
     return head, published
-
-
-async def _append(store: StateStore, new: Iterable[Published], head: int) -> None:
-    rows = iter(new)
-    while batch := list(islice(rows, RECORD_VERSIONS)):
-        data = msgspec.json.encode(_Batch(batch))
-        head = (await store.append(STREAM, data, author=AUTHOR, expected=head)).number
 
 
 @dataclass(eq=False)
@@ -107,7 +93,7 @@ class Publishing:
         hashes = {version.id: version.sha256 for version in self.versions.all}
         try:
             self._published = await publish_hashes(self.store, hashes, at=self.unix_time())
-        except StoreUnreachable as error:
+        except StateError as error:
             log = structlog.get_logger("gateway")
             log.warning("prompt versions not compared with what was published", reason=str(error))
             return
@@ -116,7 +102,7 @@ class Publishing:
     async def check(self) -> int:
         """Return how many versions of the folder are already published; publish nothing.
 
-        Raises PromptChanged, StoreUnreachable."""
+        Raises PromptChanged, StateUnavailable."""
         _, self._published = await read_published(self.store)
         self._refuse_changed()
         return sum(version.id in self._published for version in self.versions.all)

@@ -28,7 +28,8 @@ from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Sampling
 from gateway.health.probe import short_work
 from gateway.http.local_protocol import is_loopback
-from gateway.prompts.published import PromptChanged, StoreUnreachable
+from gateway.prompts.published import PromptChanged
+from gateway.state.errors import StateUnavailable
 from gateway.state.projection import ProjectionState
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
@@ -318,7 +319,7 @@ async def _published(gateway: Gateway) -> DoctorCheck:
         count = await gateway.core.model.publishing.check()
     except PromptChanged as error:
         return DoctorCheck(check, False, str(error), "publish the changed text under a new id")
-    except StoreUnreachable as error:
+    except StateUnavailable as error:
         detail = f"cannot be compared with the published texts: {error}"
         return DoctorCheck(check, False, detail, "see the check `state store`")
     return DoctorCheck(check, True, f"{count} published, unchanged")
