@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_forget, check_read, check_record
+from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_size
 
 
 class MemoryStreams:
@@ -40,7 +40,7 @@ class MemoryStateStore(StateStore):
         self._streams.stores.discard(self)
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
-        check_record(stream, data, author)
+        check_size(stream, data)
         self._check("append")
         if self._streams.full:
             raise StateUnavailable("append", "full", writes_refused=True)
@@ -57,14 +57,12 @@ class MemoryStateStore(StateStore):
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        check_read(after, limit)
         self._check("read")
         first = max(0, after - self._streams.forgotten[stream])
         records = self._streams.records.get(stream, [])[first:]
         return records[-limit:][::-1] if newest_first else records[:limit]
 
     async def forget(self, stream: str, up_to: int) -> None:
-        check_forget(up_to)
         self._check("forget")
         records = self._streams.records.get(stream, [])
         gone = min(max(0, up_to - self._streams.forgotten[stream]), len(records))

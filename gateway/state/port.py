@@ -6,13 +6,11 @@ and the keys are computed from the records of their streams; a rollback is a fur
 
 import asyncio
 import contextlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
 import structlog
 
 from gateway.state.errors import RecordTooLarge, StateUnavailable
@@ -21,13 +19,11 @@ MAX_RECORD_BYTES: Final = 1 << 20  # bytes of the longest record; a routing file
 POLL_S: Final = 1.0  # default of the longest time between two calls of a listener, in seconds
 MAX_READ: Final = 1_000  # most records of one read
 MAX_AUTHOR: Final = 256  # longest author, in characters
-STREAM_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-"""Allowed names of streams; a name is also a part of Redis keys and of file names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a stream.
+    """One record of a stream, whose name is also a part of Redis keys and of file names.
 
     Args:
         number: its position in the stream, from 1.
@@ -86,29 +82,22 @@ class StateStore(ABC):
             Conflict: the stream's head is not ``expected`` (0: an empty stream).
             RecordTooLarge: ``data`` is longer than ``MAX_RECORD_BYTES``.
             StateUnavailable: the store cannot be reached; the record may have been written.
-            ValueError: ``data`` is not JSON, or the stream's or author's name is not allowed.
         """
 
     @abstractmethod
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        """Return at most ``limit`` records numbered above ``after``; none for a stream that does not exist.
+        """Return at most ``limit`` (1 to ``MAX_READ``) records numbered above ``after`` (from 0).
 
-        Raises:
-            StateUnavailable: the store cannot be reached.
-            ValueError: ``limit`` is not 1 to ``MAX_READ``, or ``after`` is negative.
+        Empty for a stream that does not exist. Raises StateUnavailable.
         """
 
     @abstractmethod
     async def forget(self, stream: str, up_to: int) -> None:
         """Delete the records up to that number; later records keep their numbers, and the head stays.
 
-        Not for a stream with a :class:`StreamFollower`, which begins at 1.
-
-        Raises:
-            StateUnavailable: the store cannot be reached.
-            ValueError: ``up_to`` is negative.
+        Not for a stream with a :class:`StreamFollower`, which begins at 1. Raises StateUnavailable.
         """
 
     @abstractmethod
@@ -172,25 +161,7 @@ class StateStore(ABC):
         self._away, self.healthy = True, False
 
 
-def check_record(stream: str, data: bytes, author: str) -> None:
-    """Raise RecordTooLarge or ValueError for a record that no store accepts."""
-    if STREAM_NAME.fullmatch(stream) is None:
-        raise ValueError(f"stream: given {stream!r}; allowed: {STREAM_NAME.pattern}")
-    if not 1 <= len(author) <= MAX_AUTHOR:
-        raise ValueError(f"author: given {len(author)} characters; allowed: 1 to {MAX_AUTHOR}")
+def check_size(stream: str, data: bytes) -> None:
+    """Raise RecordTooLarge for a record that no store accepts."""
     if len(data) > MAX_RECORD_BYTES:
         raise RecordTooLarge(stream, len(data), MAX_RECORD_BYTES)
-    try:
-        orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise ValueError(f"stream {stream!r}: given a record that is not JSON in UTF-8") from None
-
-
-def check_forget(up_to: int) -> None:
-    if up_to < 0:
-        raise ValueError(f"up_to: given {up_to}; allowed: from 0")
-
-
-def check_read(after: int, limit: int) -> None:
-    if after < 0 or not 1 <= limit <= MAX_READ:
-        raise ValueError(f"given after={after}, limit={limit}; allowed: after from 0, limit 1 to {MAX_READ}")

@@ -9,7 +9,7 @@ import orjson
 from redis.asyncio import Redis
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_forget, check_read, check_record
+from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_size
 from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
 
 _ANNOUNCED = "0"  # sent instead of a record's number with an announced text
@@ -80,7 +80,7 @@ class RedisStateStore(StateStore):
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
         """Add a record; as durable as Redis is configured to be."""
-        check_record(stream, data, author)
+        check_size(stream, data)
         at = self._unix_time()
         stored = orjson.dumps({"at": at, "author": author}) + b"\n" + data
         keys = (f"{self._stream_key}{stream}", self._heads_key, self._channel, self._gone_key)
@@ -97,7 +97,6 @@ class RedisStateStore(StateStore):
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        check_read(after, limit)
         arguments = (stream, after, limit, int(newest_first))
         keys = (f"{self._stream_key}{stream}", self._gone_key)
         first, stored = await self._ask("read", self._client.eval(_READ, 2, *keys, *map(str, arguments)))
@@ -105,7 +104,6 @@ class RedisStateStore(StateStore):
         return records[::-1] if newest_first else records
 
     async def forget(self, stream: str, up_to: int) -> None:
-        check_forget(up_to)
         keys = (f"{self._stream_key}{stream}", self._gone_key)
         await self._ask("forget", self._client.eval(_FORGET, 2, *keys, stream, str(up_to)))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_forget, check_read, check_record
+from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_size
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, LOCKED, SqliteFile
 
 WATCH_S = 0.1
@@ -56,7 +56,7 @@ class SqliteStateStore(StateStore):
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
         """Add a record; it is durable when this returns."""
-        check_record(stream, data, author)
+        check_size(stream, data)
 
         def add(connection: sqlite3.Connection) -> Record:
             head = connection.execute("SELECT number FROM state_heads WHERE stream = ?", (stream,)).fetchone()
@@ -76,7 +76,6 @@ class SqliteStateStore(StateStore):
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        check_read(after, limit)
         query = (
             "SELECT stream, number, at, author, data FROM state_records WHERE stream = ? AND number > ?"
             f" ORDER BY number {'DESC' if newest_first else 'ASC'} LIMIT ?"
@@ -87,7 +86,6 @@ class SqliteStateStore(StateStore):
         return [Record(*row) for row in rows]
 
     async def forget(self, stream: str, up_to: int) -> None:
-        check_forget(up_to)
         statement = "DELETE FROM state_records WHERE stream = ? AND number <= ?"
         await self._run(
             self._writer, "forget", lambda connection: _rows(connection, statement, stream, up_to)
