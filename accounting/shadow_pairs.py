@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
-from types import MappingProxyType
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Column, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
 
 from accounting.shadow_values import ShadowPair, ShadowSide
 from accounting.store import FurtherTables
-from accounting.tables import columns_of, insert_into, metadata
+from accounting.tables import columns_of, insert_into, metadata, value_of
 
 SIDES = ("primary", "shadow")
 
@@ -62,21 +61,12 @@ class ShadowPairStore(FurtherTables):
 
 
 def _columns(pair: ShadowPair) -> dict[str, Any]:
-    columns = {one.name: getattr(pair, one.name) for one in fields(pair)}
-    primary, shadow = _json(columns.pop("primary")), _json(columns.pop("shadow"))
-    return {**columns, "primary_side": primary, "shadow_side": shadow}
-
-
-def _json(side: ShadowSide) -> str:
+    columns = asdict(pair)
     # ASCII with escapes: PostgreSQL refuses NUL in a text, and a lone surrogate is not valid UTF-8.
-    return json.dumps(asdict(replace(side, checks=dict(side.checks))), separators=(",", ":"))
+    sides = {f"{name}_side": json.dumps(columns.pop(name), separators=(",", ":")) for name in SIDES}
+    return {**columns, **sides}
 
 
 def _pair(columns: RowMapping) -> ShadowPair:
-    sides: dict[str, Any] = {name: _side(json.loads(columns[f"{name}_side"])) for name in SIDES}
-    rest = {one.name: columns[one.name] for one in fields(ShadowPair) if one.name not in SIDES}
-    return ShadowPair(**rest, **sides)
-
-
-def _side(found: dict[str, Any]) -> ShadowSide:
-    return ShadowSide(**{**found, "checks": MappingProxyType(found["checks"])})
+    sides = {name: ShadowSide(**json.loads(columns[f"{name}_side"])) for name in SIDES}
+    return value_of({**columns, **sides}, ShadowPair)

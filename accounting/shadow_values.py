@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-_NO_CHECKS: Mapping[str, bool | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +22,7 @@ class ShadowSide:
     total_ms: float = 0.0
     cost_nanousd: int = 0
     language: str | None = None
-    checks: Mapping[str, bool | None] = field(default_factory=lambda: _NO_CHECKS)
+    checks: Mapping[str, bool | None] = field(default_factory=dict)
     failure: str | None = None
     text: str | None = None
     tool_calls: int = 0
