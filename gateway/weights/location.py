@@ -52,13 +52,6 @@ ALLOWED = "a local folder, a hub id (org/name, hf://org/name@revision) or s3://b
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFolder:
-    """A folder on this machine; the engine reports a missing one."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
 class HubModel:
     """A model of the Hugging Face hub; ``revision`` is a branch, tag or commit, None for the main branch."""
 
@@ -93,7 +86,8 @@ class S3Prefix:
         return f"{self.prefix}/" if self.prefix else ""
 
 
-Location = LocalFolder | HubModel | S3Prefix
+Location = Path | HubModel | S3Prefix
+"""A path is a folder on this machine; the engine reports a missing one."""
 
 
 def s3_prefix(given: str) -> S3Prefix:
@@ -122,5 +116,5 @@ def locate(given: str) -> Location:
     found = _HUB.fullmatch(given)
     path = Path(given)
     if found is None or path.exists() or Path(path.parts[0]).is_dir():
-        return LocalFolder(path)
+        return path
     return HubModel(found["repo"], found["revision"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from gateway.config.engine import EngineSection, WeightsSection
 from gateway.weights.errors import FetchError, FetchStopped
 from gateway.weights.hub import HubFetcher
-from gateway.weights.location import HubModel, LocalFolder, S3Prefix, locate
+from gateway.weights.location import HubModel, S3Prefix, locate
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Fetcher, OnProgress, ignore
 
@@ -64,12 +64,12 @@ def prepare(engine: EngineSection, section: WeightsSection) -> tuple[EngineSecti
     cache = cache_folder(section)
     # Without an in-process engine the model is only used to count tokens.
     model_used = engine.kind != "none" or engine.tokenizer is None
-    model = locate(engine.model) if model_used else LocalFolder(Path(engine.model))
+    model = locate(engine.model) if model_used else Path(engine.model)
     changes: dict[str, object] = {}
-    if engine.tokenizer is not None and not isinstance(where := locate(engine.tokenizer), LocalFolder):
+    if engine.tokenizer is not None and not isinstance(where := locate(engine.tokenizer), Path):
         changes["tokenizer"] = str(_small(_fetcher(where, section), where, cache))
-    if isinstance(model, LocalFolder):
-        weights = Weights(engine.model, model.path, None, cache, section.timeout_seconds)
+    if isinstance(model, Path):
+        weights = Weights(engine.model, model, None, cache, section.timeout_seconds)
     else:
         fetcher = _fetcher(model, section)
         folder = _small(fetcher, model, cache)
@@ -83,10 +83,6 @@ def prepare(engine: EngineSection, section: WeightsSection) -> tuple[EngineSecti
         used = fetcher if engine.kind != "none" else None
         weights = Weights(engine.model, folder, used, cache, section.timeout_seconds)
     return engine.model_copy(update=changes) if changes else engine, weights
-
-
-def cache_folder(section: WeightsSection) -> Path:
-    return Path(section.cache_folder).expanduser()
 
 
 def _fetcher(location: HubModel | S3Prefix, section: WeightsSection) -> Fetcher:

@@ -7,7 +7,7 @@ from pathlib import Path
 from gateway.backends.vllm.arguments import LORA_RANKS, lora_places
 from gateway.config.engine import installed_model
 from gateway.config.settings import Settings, load_settings
-from gateway.weights.location import LocalFolder, locate
+from gateway.weights.location import locate
 from gateway.weights.source import prepare
 from ops.cli.console import print_json, print_lines, print_rows, screen
 from ops.cli.startup import one_line_errors
@@ -64,7 +64,7 @@ def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
 
 def _model(settings: Settings, given: str | None) -> ModelShape:
     engine = settings.engine
-    if given is None and not isinstance(locate(engine.model), LocalFolder):
+    if given is None and not isinstance(locate(engine.model), Path):
         # ``prepare`` fetches only the small files, config.json included.
         given = prepare(engine, settings.weights)[0].model
     folder = installed_model(given or engine.model)

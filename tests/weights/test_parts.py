@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.config.settings import Settings, load_settings
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
 from gateway.weights.errors import UnknownLocation
-from gateway.weights.location import HubModel, LocalFolder, S3Prefix, is_safe, is_small, locate, needed
+from gateway.weights.location import HubModel, S3Prefix, is_safe, is_small, locate, needed
 from gateway.weights.part_file import PartFile
 from gateway.weights.progress import LogProgress
 from gateway.weights.records import write_json
@@ -32,11 +32,11 @@ from gateway.weights.values import Progress, RemoteFile
         ("org/name", HubModel("org/name")),
         ("org/name@v1.2", HubModel("org/name", "v1.2")),
         ("hf://models/demo", HubModel("models/demo")),
-        ("models/demo", LocalFolder(Path("models/demo"))),
-        ("models/dmeo", LocalFolder(Path("models/dmeo"))),
-        ("/srv/llama", LocalFolder(Path("/srv/llama"))),
-        ("./org/name", LocalFolder(Path("org/name"))),
-        ("llama", LocalFolder(Path("llama"))),
+        ("models/demo", Path("models/demo")),
+        ("models/dmeo", Path("models/dmeo")),
+        ("/srv/llama", Path("/srv/llama")),
+        ("./org/name", Path("org/name")),
+        ("llama", Path("llama")),
     ],
 )
 def test_an_address_is_a_folder_a_hub_id_or_a_prefix(given: str, meant: object) -> None:
