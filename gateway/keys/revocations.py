@@ -9,7 +9,6 @@ gateway that receives an announcement or finds a note does the same. A duplicate
 import asyncio
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -23,6 +22,7 @@ from accounting.events import error_kind
 from gateway.keys.records import STREAM, Revoked
 from gateway.state.errors import StateError
 from gateway.state.port import MAX_AUTHOR, Record, StateStore
+from gateway.weights.records import replace_text
 
 FOLDER: Final = "revoked-keys"
 """The folder of the notes: one file per key, named by the key's id; its content is the author's id."""
@@ -160,7 +160,8 @@ class Revocations:
             for key_id, author in list(self._unstored.items()):
                 note = self._folder / key_id
                 if not note.exists():
-                    _write(note, author)
+                    # At once, so that no process reads one without its author.
+                    replace_text(note, author)
         except OSError as error:
             self._log.error("a revocation is not noted on disk", reason=error_kind(error))
 
@@ -177,18 +178,6 @@ class Revocations:
         except OSError as error:
             self._log.error("notes of revocations cannot be read", reason=error_kind(error))
             return {}
-
-
-def _write(note: Path, author: str) -> None:
-    """Make a note at once, so that no process reads one without its author. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(dir=note.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(author)
-        os.replace(temporary, note)
-    except OSError:
-        os.unlink(temporary)
-        raise
 
 
 def _author(note: Path) -> str:

@@ -68,10 +68,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a file atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(content))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file atomically; only its owner may read it. Raises OSError."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file)
+            file.write(text)
         os.replace(temporary, path)
     except OSError:
         os.unlink(temporary)
