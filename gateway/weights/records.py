@@ -72,8 +72,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file atomically; only its owner may read it. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    """Replace a file atomically, by one whose name begins with a dot; only its owner may read it.
+
+    Raises OSError.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

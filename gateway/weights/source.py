@@ -61,7 +61,7 @@ def prepare(engine: EngineSection, section: WeightsSection) -> tuple[EngineSecti
 
     Returns the section with folders instead of addresses, and weights, not yet fetched. Raises FetchError.
     """
-    cache = cache_folder(section)
+    cache = Path(section.cache_folder).expanduser()
     # Without an in-process engine the model is only used to count tokens.
     model_used = engine.kind != "none" or engine.tokenizer is None
     model = locate(engine.model) if model_used else Path(engine.model)

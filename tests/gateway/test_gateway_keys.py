@@ -35,6 +35,7 @@ from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.projection import ProjectionState
 from gateway.state.url import parse_state_url
+from gateway.weights.records import replace_text
 from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
 from tests.scripted import ScriptedBackend
@@ -468,6 +469,14 @@ async def test_a_note_that_can_be_neither_read_nor_deleted_refuses_its_key_and_h
         await here.admin.revoke(last["id"], who=WHO)
         await until(lambda: not neighbour.knows(last["key"]))
         assert not any(task.done() for task in here.tasks)
+
+
+async def test_what_an_interrupted_write_of_a_note_leaves_is_no_revoked_key(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(tmp_path / FOLDER / "key_1", "\ud800")
+    [left] = (tmp_path / FOLDER).iterdir()
+    assert left.name not in in_memory(MemoryStreams(), tmp_path).keys.projection.revocations
 
 
 async def test_a_list_of_many_keys_lets_other_work_run_meanwhile() -> None:
