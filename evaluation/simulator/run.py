@@ -1,4 +1,4 @@
-"""Runs a trace against simulated workers behind a policy."""
+"""Runs a trace against a simulated worker behind a policy."""
 
 from __future__ import annotations
 
@@ -23,76 +23,58 @@ class _Station:
     policy: Policy
     end: StepEnd | None = None
     timer: float = math.inf
-    inside: int = 0  # requests that have arrived and are neither finished nor refused
 
 
 def simulate(
-    arrivals: Sequence[Arrival],
-    profile: Profile,
-    make_policy: PolicyMaker,
-    *,
-    workers: int = 1,
-    progress: Callable[[int], None] | None = None,
+    arrivals: Sequence[Arrival], profile: Profile, make_policy: PolicyMaker
 ) -> list[SimulatedRequest]:
     """Return the outcome of every request, in order of arrival.
 
     Args:
         arrivals: by time.
-        make_policy: makes the admission policy of each worker.
-        workers: how many; a request goes to the one with the fewest unfinished requests.
-        progress: called with the number of arrivals handled.
+        make_policy: makes the admission policy of the worker.
 
     Raises:
         ValueError: a request does not fit into the pool even when it is alone.
     """
-    stations = []
-    for _ in range(workers):
-        worker = SimulatedWorker(profile)
-        stations.append(_Station(worker, make_policy(worker)))
+    worker = SimulatedWorker(profile)
+    station = _Station(worker, make_policy(worker))
     outcomes = [SimulatedRequest(arrival) for arrival in arrivals]
     for outcome in outcomes:
         _must_fit(outcome, profile)
-    events: list[tuple[float, int, int]] = []  # time, kind, station
+    events: list[tuple[float, int]] = []  # time, kind
     following, now = 0, 0.0
     while following < len(outcomes) or events:
         arrives_at = outcomes[following].arrival.at if following < len(outcomes) else math.inf
         if events and events[0][0] <= arrives_at:
-            now, kind, index = heapq.heappop(events)
-            station = stations[index]
+            now, kind = heapq.heappop(events)
             if kind == _STEP_END:
                 _end_step(station, now)
             elif station.timer != now:
                 continue  # the timer was set again since
             else:
                 station.timer = math.inf
-            moves = station.policy.look(station.worker.load, now)
+            moves = station.policy.look(worker.load, now)
         else:
             now, outcome = arrives_at, outcomes[following]
             following += 1
-            if progress is not None:
-                progress(following)
-            index = min(range(workers), key=lambda one: (stations[one].inside, one))
-            station = stations[index]
-            station.inside += 1
-            moves = station.policy.arrive(outcome, station.worker.load, now)
-        _act(station, moves, now)
+            moves = station.policy.arrive(outcome, worker.load, now)
+        _act(worker, moves, now)
         coming = outcomes[following].arrival.at if following < len(outcomes) else math.inf
-        _schedule(station, index, now, coming, events)
+        _schedule(station, now, coming, events)
     return outcomes
 
 
-def _schedule(
-    station: _Station, index: int, now: float, coming: float, events: list[tuple[float, int, int]]
-) -> None:
+def _schedule(station: _Station, now: float, coming: float, events: list[tuple[float, int]]) -> None:
     """Set the policy's timer, and begin the next step when the worker is free."""
     change = station.policy.next_change()
     if change is not None and change < station.timer:
         station.timer = max(change, now)
-        heapq.heappush(events, (station.timer, _TIMER, index))
+        heapq.heappush(events, (station.timer, _TIMER))
     if station.end is None and station.worker.busy:
         horizon = now if station.policy.watching else min(coming, station.timer)
         station.end = station.worker.advance(now, horizon)
-        heapq.heappush(events, (station.end.at, _STEP_END, index))
+        heapq.heappush(events, (station.end.at, _STEP_END))
 
 
 def _end_step(station: _Station, now: float) -> None:
@@ -104,16 +86,14 @@ def _end_step(station: _Station, now: float) -> None:
         station.policy.first_token(outcome, now)
     for outcome in end.finished:
         station.policy.finished(outcome, now)
-    station.inside -= len(end.finished)
 
 
-def _act(station: _Station, moves: Moves, now: float) -> None:
+def _act(worker: SimulatedWorker, moves: Moves, now: float) -> None:
     for outcome, reason in moves.refuse:
         outcome.refused_at, outcome.reason = now, reason
-    station.inside -= len(moves.refuse)
     for outcome in moves.hand_on:
         outcome.handed_on_at = now
-        station.worker.submit(outcome)
+        worker.submit(outcome)
 
 
 def _must_fit(outcome: SimulatedRequest, profile: Profile) -> None:
