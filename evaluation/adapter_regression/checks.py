@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from budgeting.duplicates import same_text
 from evaluation.adapter_regression.prompts import Case
 from gateway.shadow.language import has_japanese
 from resilience.degenerate import REPLACEMENT
@@ -39,7 +39,7 @@ def score(case: Case, answer: AdapterAnswer, refusals: Sequence[re.Pattern[str]]
         "refusal" if case.refuse else "willing": float(declined == case.refuse),
     }
     if case.reference is not None:
-        wanted, given = normalised(case.reference), normalised(text)
+        wanted, given = same_text(case.reference), same_text(text)
         found["exact"] = float(wanted == given)
         found["similarity"] = SequenceMatcher(None, wanted, given, autojunk=False).ratio()
     if case.expect is not None:
@@ -54,8 +54,3 @@ def in_language(text: str, language: str) -> bool:
     if language == "ja":
         return has_japanese(text)
     return not has_japanese(text) and _LATIN_WORD.search(text) is not None
-
-
-def normalised(text: str) -> str:
-    """Return the text without differences that hardly matter: case, width, runs of white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).lower().split())

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table
 
+from evaluation.adapter_regression.findings import finding_as_json, finding_cells
 from evaluation.adapter_regression.run import BASE, AdapterComparison
-from evaluation.adapter_regression.thresholds import RATIOS
 from evaluation.adapter_regression.verdict import MetricFinding, MetricVerdict
-
-_COLOURS: Mapping[MetricVerdict, str] = MappingProxyType(
-    {
-        MetricVerdict.PASSED: "green",
-        MetricVerdict.WORSE: "red",
-        MetricVerdict.UNSURE: "yellow",
-        MetricVerdict.SHOWN: "dim",
-    }
-)
 
 
 def as_json(comparison: AdapterComparison) -> dict[str, Any]:
@@ -56,17 +45,7 @@ def as_table(comparison: AdapterComparison) -> Table:
         table.add_column(name, justify="right")
     table.add_column("")
     for one in comparison.findings:
-        change = one.change
-        table.add_row(
-            one.metric,
-            str(one.prompts),
-            _value(one, one.active),
-            _value(one, one.candidate),
-            _change(one, change.mean),
-            f"{_change(one, change.low)} … {_change(one, change.high)}",
-            _allowed(one),
-            f"[{_COLOURS[one.standing]}]{one.standing}[/]",
-        )
+        table.add_row(*finding_cells(one))
     return table
 
 
@@ -82,18 +61,7 @@ def explained(comparison: AdapterComparison) -> list[str]:
 
 
 def _finding(one: MetricFinding) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "metric": one.metric,
-        "standing": one.standing.value,
-        "prompts": one.prompts,
-        "active": round(one.active, 6),
-        "candidate": round(one.candidate, 6),
-        "worse_by": round(one.change.mean, 4),
-        "low": round(one.change.low, 4),
-        "high": round(one.change.high, 4),
-        "allowed": one.allowed,
-        "named": list(one.named),
-    }
+    found = finding_as_json(one, "active")
     if one.at_least is not None:
         found["at_least"] = one.at_least
     if one.metric == "loss":
@@ -102,17 +70,3 @@ def _finding(one: MetricFinding) -> dict[str, Any]:
             "candidate_perplexity": round(math.exp(one.candidate), 4),
         }
     return found
-
-
-def _value(one: MetricFinding, value: float) -> str:
-    return f"{value * 1000:.2f} ms" if one.metric in RATIOS else f"{value:.3f}"
-
-
-def _change(one: MetricFinding, value: float) -> str:
-    return f"x {value:.2f}" if one.metric in RATIOS else f"{value:+.3f}"
-
-
-def _allowed(one: MetricFinding) -> str:
-    limit = "" if one.allowed is None else _change(one, one.allowed)
-    least = "" if one.at_least is None else f"at least {one.at_least:g}"
-    return ", ".join(filter(None, (limit, least))) or "-"

@@ -7,9 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from evaluation.adapter_regression.findings import finding_as_json, finding_cells
 from evaluation.quantization_eval.run import Evaluation
-
-_COLOURS = {"passed": "green", "worse": "red", "unsure": "yellow", "shown": "dim"}
 
 
 def as_json(done: Evaluation) -> dict[str, Any]:
@@ -39,19 +38,7 @@ def as_json(done: Evaluation) -> dict[str, Any]:
                 "same_answers": round(one.same, 4),
                 "unmeasured": list(one.unmeasured),
                 "metrics": [
-                    {
-                        "metric": finding.metric,
-                        "standing": finding.standing.value,
-                        "prompts": finding.prompts,
-                        "base": round(finding.active, 6),
-                        "candidate": round(finding.candidate, 6),
-                        "worse_by": round(finding.change.mean, 4),
-                        "low": round(finding.change.low, 4),
-                        "high": round(finding.change.high, 4),
-                        "allowed": finding.allowed,
-                        "at_least": finding.at_least,
-                        "named": list(finding.named),
-                    }
+                    {**finding_as_json(finding, "base"), "at_least": finding.at_least}
                     for finding in one.findings
                 ],
             }
@@ -70,20 +57,7 @@ def as_table(done: Evaluation) -> Table:
     table.add_column("")
     for one in done.groups:
         for finding in one.findings:
-            change = finding.change
-            limit = "" if finding.allowed is None else f"{finding.allowed:+.3f}"
-            least = "" if finding.at_least is None else f"at least {finding.at_least:g}"
-            table.add_row(
-                one.group,
-                finding.metric,
-                str(finding.prompts),
-                f"{finding.active:.3f}",
-                f"{finding.candidate:.3f}",
-                f"{change.mean:+.3f}",
-                f"{change.low:+.3f} … {change.high:+.3f}",
-                ", ".join(filter(None, (limit, least))) or "-",
-                f"[{_COLOURS[finding.standing.value]}]{finding.standing.value}[/]",
-            )
+            table.add_row(one.group, *finding_cells(finding))
         for metric in one.unmeasured:
             table.add_row(one.group, metric, "0", "", "", "", "", "", "[red]not measured[/]")
         table.add_row("", "same answers", str(one.prompts), "", f"{one.same:.1%}")
