@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from resilience.classify_aws import aws_failure, kind_of_status, names_of
+from resilience.classify_aws import aws_failure, names_of
 from resilience.failures import BackendFailure, FailureKind
 
 # Classes that cannot be imported here, by package and name. The first of an exception's ancestors in this
@@ -17,18 +17,10 @@ _BY_NAME: Mapping[str, FailureKind] = {
     "vllm.RetryableRequestError": FailureKind.BACKEND_UNAVAILABLE,
     "vllm.VLLMNotFoundError": FailureKind.MODEL_NOT_FOUND,
     "vllm.VLLMClientError": FailureKind.INVALID_INPUT,
-    "aiohttp.ClientPayloadError": FailureKind.STREAM_BROKEN,
-    "aiohttp.ContentTypeError": FailureKind.BACKEND_UNAVAILABLE,
-    "aiohttp.InvalidURL": FailureKind.INTERNAL,
 }
 # Exceptions that wrap the real one (their ``__cause__``).
 _WRAPPERS = frozenset({"vllm.EngineGenerateError"})
 _CLIENT_ERROR_OF_VLLM = "vllm.VLLMClientError"
-_ANSWER_OF_AIOHTTP = "aiohttp.ClientResponseError"
-
-# Connection errors: before a part of an answer the backend is unavailable, after it a stream has broken.
-_CONNECTION = (ConnectionError, EOFError)
-_CONNECTION_NAMES = frozenset({"aiohttp.ClientConnectionError"})
 
 # Texts of PyTorch's runtime errors, lower case. Memory comes first: "CUDA error: out of memory" is an OOM,
 # which is contained, and not a driver error, which costs a restart.
@@ -114,11 +106,7 @@ def _by_name(error: Exception) -> FailureKind | None:
     names = names_of(error)
     if _CLIENT_ERROR_OF_VLLM in names and any(sign in str(error).lower() for sign in _TOO_LONG):
         return FailureKind.TOKEN_LIMIT_EXCEEDED
-    known = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
-    if known is None and _ANSWER_OF_AIOHTTP in names:
-        status = getattr(error, "status", 0)
-        return FailureKind.INVALID_INPUT if status in (400, 422) else kind_of_status(status)
-    return known
+    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
 
 
 def _by_runtime_message(error: Exception) -> FailureKind | None:
@@ -142,7 +130,7 @@ def _by_class(error: Exception, delivered: bool) -> FailureKind | None:
         return FailureKind.CUDA_OOM
     if isinstance(error, TimeoutError):
         return FailureKind.TIMEOUT
-    if isinstance(error, _CONNECTION) or not _CONNECTION_NAMES.isdisjoint(names_of(error)):
+    if isinstance(error, ConnectionError | EOFError):
         return FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
     return None
 

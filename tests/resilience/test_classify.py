@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import aiohttp
 import boto3
 import botocore.eventstream
 import botocore.exceptions as aws
@@ -55,9 +53,7 @@ def test_an_exception_is_known_by_its_type_or_its_runtime_message(
     assert classify(error).kind is kind
 
 
-@pytest.mark.parametrize(
-    "error", [ConnectionResetError(), EOFError(), aiohttp.ServerDisconnectedError(), aiohttp.ClientOSError()]
-)
+@pytest.mark.parametrize("error", [ConnectionResetError(), EOFError()])
 def test_a_connection_that_breaks_is_a_broken_stream_once_something_was_delivered(error: Exception) -> None:
     assert classify(error).kind is FailureKind.BACKEND_UNAVAILABLE
     assert classify(error, delivered=True).kind is FailureKind.STREAM_BROKEN
@@ -151,87 +147,6 @@ def test_the_field_that_vllm_names_is_passed_on_when_it_is_one(vllm: SimpleNames
     assert classify(vllm.VLLMValidationError("wrong", parameter="top_k", value=-3)).param == "top_k"
     quoted = classify(vllm.VLLMValidationError("wrong", parameter="my secret prompt", value="secret"))
     assert quoted.param is None and "secret" not in str(quoted)
-
-
-# aiohttp, with a real server
-
-
-@asynccontextmanager
-async def server(answer: bytes, *, then_wait: bool = False) -> AsyncIterator[str]:
-    """A server that reads a request, writes these bytes and closes, or holds the connection open."""
-    over = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        await writer.drain()
-        if then_wait:
-            await over.wait()
-        writer.close()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    try:
-        async with listening:
-            yield f"http://127.0.0.1:{port}/"
-            over.set()
-    finally:
-        over.set()
-
-
-async def asked(
-    url: str, use: Callable[[aiohttp.ClientResponse], Awaitable[object]], *, read_s: float = 30.0
-) -> Exception:
-    timeout = aiohttp.ClientTimeout(total=60, sock_read=read_s)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        with pytest.raises(Exception) as caught:
-            async with session.get(url) as response:
-                await use(response)
-    return caught.value
-
-
-async def whole(response: aiohttp.ClientResponse) -> object:
-    response.raise_for_status()
-    return await response.json()
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-
-
-async def test_real_exceptions_of_aiohttp_are_known() -> None:
-    for answer, wait, kind in (
-        (b"", False, FailureKind.BACKEND_UNAVAILABLE),
-        (b"", True, FailureKind.TIMEOUT),
-        (HEAD + b'{"half"', False, FailureKind.STREAM_BROKEN),
-        (HEAD + b'{"half"', True, FailureKind.TIMEOUT),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>", False, FailureKind.BACKEND_UNAVAILABLE),
-        *(
-            (f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode(), False, kind)
-            for status, kind in (
-                (400, FailureKind.INVALID_INPUT),
-                (401, FailureKind.ACCESS_DENIED),
-                (403, FailureKind.ACCESS_DENIED),
-                (404, FailureKind.MODEL_NOT_FOUND),
-                (408, FailureKind.TIMEOUT),
-                (422, FailureKind.INVALID_INPUT),
-                (429, FailureKind.THROTTLED),
-                (500, FailureKind.BACKEND_UNAVAILABLE),
-                (503, FailureKind.BACKEND_UNAVAILABLE),
-                (504, FailureKind.TIMEOUT),
-                (418, FailureKind.INTERNAL),
-            )
-        ),
-    ):
-        async with server(answer, then_wait=wait) as url:
-            error = await asked(url, whole, read_s=0.2 if wait else 30.0)
-        assert isinstance(error, aiohttp.ClientError), error
-        assert classify(error).kind is kind, (answer, error)
-    async with server(b"") as url:
-        pass
-    gone = await asked(url, whole)
-    assert isinstance(gone, aiohttp.ClientConnectorError)
-    assert classify(gone).kind is FailureKind.BACKEND_UNAVAILABLE
-    assert classify(aiohttp.InvalidURL("http:/nowhere")).kind is FailureKind.INTERNAL
 
 
 # botocore, with the exceptions of the service's own model
