@@ -51,11 +51,8 @@ class AdmissionController:
     def scale(self, backend: str, factor: float) -> None:
         """Use only ``factor`` of the sequences and blocks of ``backend``'s engine from now on.
 
-        Requests already handed on stay; an idle backend always takes one. Raises ValueError
-        unless ``factor`` is above 0 and at most 1.
+        Requests already handed on stay; an idle backend always takes one. ``factor`` is above 0, at most 1.
         """
-        if not 0.0 < factor <= 1.0:
-            raise ValueError(f"factor is {factor:g}; allowed: above 0, at most 1")
         queue = self._queue(backend)
         queue.gate.work.scale = factor
         if queue.gate.queued:

@@ -369,12 +369,6 @@ async def test_one_who_waits_goes_on_when_the_factor_rises_again() -> None:
         done.set()
 
 
-@pytest.mark.parametrize("factor", [0.0, -0.5, 1.01, float("nan")])
-async def test_a_scale_factor_outside_its_range_is_refused(factor: float) -> None:
-    with pytest.raises(ValueError, match="above 0, at most 1"):
-        Rig().controller.scale("local", factor)
-
-
 async def test_an_admission_event_beyond_the_forecast_has_its_reason() -> None:
     rig = Rig(load=structs.replace(IDLE, total_blocks=5))
     async with rig.controller.admit(DEMAND):
