@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from engine.block_pool import BlockPool
 from engine.prefix_cache import chain_root, extend_chain
-from engine.sequence import Sequence, Status
+from engine.sequence import Sequence
 
 # The waiting time, in seconds, that one level of priority is worth: several times the longest wait in
 # admission (``admission.max_wait_ms``), so that priorities are strict until an overload lasts for long.
@@ -85,11 +85,11 @@ class Scheduler:
                 break
             length = min(sequence.num_pending, budget)
             needed = sequence.num_computed + length
-            while sequence.status is Status.RUNNING and not self._reserve(sequence, needed):
+            while sequence.is_running and not self._reserve(sequence, needed):
                 victim = self.running[-1]
                 budget += planned.pop(victim, 0)
                 self.preempt(victim)
-            if sequence.status is Status.RUNNING:
+            if sequence.is_running:
                 planned[sequence] = length
                 budget -= length
 
@@ -116,18 +116,16 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, waiting or running, and free its blocks."""
-        if sequence.status is Status.RUNNING:
+        if sequence.is_running:
             self.running.remove(sequence)
             self._give_back(sequence)
-        elif sequence.status is Status.WAITING:
+        else:
             self.waiting.remove(sequence)
-        sequence.status = Status.FINISHED
 
     def preempt(self, sequence: Sequence) -> None:
         """Free the blocks and the row of a running sequence and return it to the queue."""
         self.running.remove(sequence)
         self._give_back(sequence)
-        sequence.status = Status.WAITING
         sequence.num_computed = 0
         sequence.preemptions += 1
         insort(self.waiting, sequence, key=_by_rank)
@@ -139,7 +137,7 @@ class Scheduler:
         by_rank = [sequence for sequence in self.running if sequence in scheduled]
         for sequence in by_rank[(len(by_rank) + 1) // 2 :]:
             self.preempt(sequence)
-        return [chunk for chunk in chunks if chunk.sequence.status is Status.RUNNING]
+        return [chunk for chunk in chunks if chunk.sequence.is_running]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block, row and reference is accounted for."""
@@ -184,7 +182,6 @@ class Scheduler:
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += sequence.num_cached
         del self.waiting[0]
-        sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
         insort(self.running, sequence, key=_by_rank)
         return True

@@ -8,7 +8,6 @@ preempted sequence all. When the last known token has been computed, the next on
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine.values import GenerationRequest
@@ -30,17 +29,10 @@ class AdapterVersion:
     number: int
 
 
-class Status(Enum):
-    """The state of a sequence. It has blocks and a row only while RUNNING."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and its state. Times are the engine's clock, in seconds; ``row`` is its block table row.
+    """A request and its state. Times are the engine's clock, in seconds; ``row`` is its block table row, -1
+    while it does not run. It has blocks only while it runs.
 
     ``num_cached`` is the number of prompt tokens from the prefix cache; ``rank`` orders sequences, the most
     important first; ``digests`` are the identities of the first blocks, as far as they were needed.
@@ -53,7 +45,6 @@ class Sequence:
     seed: int
     adapter: AdapterVersion | None = None
     token_ids: list[int] = field(init=False)
-    status: Status = Status.WAITING
     num_computed: int = 0
     num_cached: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -68,6 +59,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.partial_token_ids]
+
+    @property
+    def is_running(self) -> bool:
+        return self.row >= 0
 
     @property
     def num_prompt(self) -> int:

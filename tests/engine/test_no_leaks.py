@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.block_pool import BlockPool
 from engine.scheduler import AGING_S, Chunk, Scheduler
-from engine.sequence import AdapterVersion, Sequence, Status
+from engine.sequence import AdapterVersion, Sequence
 from engine.values import GenerationRequest, SamplingParams
 
 BLOCKS, BLOCK_SIZE, SEQS, BUDGET = 12, 4, 5, 10
@@ -143,8 +143,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def statuses_tell_the_truth(self) -> None:
-        assert all(one.status is Status.RUNNING for one in self.scheduler.running)
-        assert all(one.status is Status.WAITING for one in self.scheduler.waiting)
+        assert all(one.is_running for one in self.scheduler.running)
+        assert all(not one.is_running for one in self.scheduler.waiting)
         assert len(self.scheduler.running) <= SEQS
         assert len(self.live) == len(self.scheduler.running) + len(self.scheduler.waiting)
 

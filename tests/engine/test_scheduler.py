@@ -2,7 +2,7 @@
 
 from engine.block_pool import BlockPool
 from engine.scheduler import AGING_S, Chunk, Scheduler
-from engine.sequence import Sequence, Status
+from engine.sequence import Sequence
 from engine.values import GenerationRequest, SamplingParams
 
 
@@ -132,7 +132,7 @@ def test_a_chunk_already_planned_for_a_sequence_is_withdrawn_when_it_is_preempte
     step(scheduler)
     old.token_ids.extend([1] * 17)  # it needs two more blocks, and comes after the decode of the newer one
     assert step(scheduler) == [("old", 48, 15)]
-    assert new.status is Status.WAITING
+    assert not new.is_running
 
 
 def test_finishing_frees_blocks_and_row_at_once_wherever_the_sequence_is() -> None:
@@ -202,7 +202,7 @@ def test_nobody_starves_under_an_endless_stream_of_more_important_requests() -> 
     low = make_sequence("low", 4, priority=-1)
     scheduler.add(low)
     now, served = 0.0, 0
-    while low.status is Status.WAITING:
+    while not low.is_running:
         for number in range(4):
             high = make_sequence(f"{served}-{number}", 4, priority=1, arrived_at=now)
             scheduler.add(high)
