@@ -150,8 +150,9 @@ def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFa
     if delivered:
         return BackendFailure(FailureKind.STREAM_BROKEN, f"the worker's answer broke off: {error}")
     if isinstance(error, ConnectionsInUse):
-        text = f"a worker is busy: {error}"
-        return BackendFailure(FailureKind.THROTTLED, text, retry_after_s=DEFAULT_RETRY_AFTER_S)
+        # Isolated: the gateway's own limit, while the worker answers as many requests as it allows.
+        text, after_s = f"a worker is busy: {error}", DEFAULT_RETRY_AFTER_S
+        return BackendFailure(FailureKind.THROTTLED, text, retry_after_s=after_s, isolated=True)
     if isinstance(error, ConnectFailed | BadHttp):
         what = "gave no usable answer" if isinstance(error, BadHttp) else "is unreachable"
         text = f"the worker {what}: {error}"
