@@ -107,6 +107,16 @@ async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:
         assert backend.absence == Absence(f"worker {backend.name} refuses connections", retry_s=RETRY_S)
 
 
+async def test_a_restarted_worker_is_not_said_to_have_failed_requests() -> None:
+    lost, other = RawWorker([GOOD]), RawWorker([GOOD])
+    async with pool(lost, other, eject_seconds=60, eject_max_seconds=60) as backend:
+        worker = backend._workers[lost.url]
+        await lost.die()
+        await until(lambda: worker.unavailable_reason == "refuses connections")
+        await lost.start()
+        await until(lambda: worker.unavailable_reason == "was out of service and is coming back")
+
+
 async def test_a_worker_that_still_listens_stays_in_service_after_one_broken_stream() -> None:
     only = RawWorker([GOOD])
 

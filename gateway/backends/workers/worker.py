@@ -35,6 +35,7 @@ VERDICT_S = 0.25
 NO_METRICS_S = 60.0
 NOT_PROBED = "has not answered yet"
 NOT_READY = "is not ready yet"
+RETURNING = "was out of service and is coming back"
 
 
 class WorkerListener(Protocol):
@@ -280,7 +281,7 @@ class Worker:
             )
         elif not self.health.in_service:  # it comes into service in a moment, or when its ejection ends
             ejected = self.health.state is WorkerState.EJECTED
-            self.unavailable_reason = self._unusable or ("failed too many requests" if ejected else NOT_READY)
+            self.unavailable_reason = self._unusable or (RETURNING if ejected else NOT_READY)
         return good
 
     async def _detect(self) -> bool:
