@@ -169,6 +169,8 @@ class RequestRecorder(Struct, eq=False):
             record.backend_version = answer.backend_version
             if answer.fallback is not None:
                 record.fallback_kind, record.fallback_reason = answer.fallback.kind, answer.fallback.reason
+        elif bill is not None:
+            record.backend_name = bill.backend_name
         if self._error is not None:
             record.error_param, record.error_message = self._error.param, self._error.message
         if stream.events is not None or stream.call_outcomes:

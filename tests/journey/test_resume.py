@@ -345,6 +345,15 @@ async def test_an_answer_that_cannot_be_resumed_ends_as_a_part(
     assert sink.error is not None and len(rig.backends["local"].calls) == 1
 
 
+async def test_the_record_of_a_broken_answer_names_the_backend_of_its_bill(
+    build_rig: Build, ask: Ask
+) -> None:
+    rig = build_rig(backends=[backend(breaking(4), continues=frozenset())], spelling=SPELLING)
+    await rig.run(ask(stream=True))
+    assert (rig.records[0].backend_name, rig.records[0].error_code) == ("local", "backend_unavailable")
+    assert rig.outbox.rows[0].backend_name == "local"
+
+
 async def test_no_request_waits_for_an_engine_that_could_not_resume_it(build_rig: Build, ask: Ask) -> None:
     engine = restarting(breaking(4, GONE), WHOLE, continues=frozenset())
     rig = build_rig(backends=[engine], spelling=SPELLING)
