@@ -161,11 +161,12 @@ class BatchStore(FurtherTables):
         await self._change(own.values(**UNCLAIMED))
 
     async def claim_lines(
-        self, batch_id: str, now: float, until: float, most: int, *, failed_before: bool = False
+        self, batch_id: str, now: float, until: float, most: int, after: int = -1, failed_before: bool = False
     ) -> list[BatchLine]:
-        """Claim lines: waiting ones, and those of gateways that have ended (counted in ``takeovers``)."""
+        """Claim lines behind the place ``after``: waiting ones, and those of gateways that have ended."""
         free = and_(
             lines.c.batch_id == batch_id,
+            lines.c.place > after,
             lines.c.failures > 0 if failed_before else lines.c.failures == 0,
             _waits(self._clock.stored(now)),
         )

@@ -95,6 +95,7 @@ class BatchRunner:
         self._reading = 0
         self.outcomes = dict.fromkeys(("completed", "failed", "returned"), 0)
         self._not_before: dict[str, float] = {}
+        self._refused: dict[str, int] = {}  # the place of a batch's line that was refused last
         self._exhausted: set[str] = set()
         self._speed: float | None = None
         self._ended_at: float | None = None
@@ -169,6 +170,7 @@ class BatchRunner:
         known = {one.batch_id for one in self.batches}
         self._exhausted.clear()
         self._not_before = {key: at for key, at in self._not_before.items() if key in known}
+        self._refused = {key: place for key, place in self._refused.items() if key in known}
         in_progress = {one.batch_id for one in self.batches if one.status == "in_progress"}
         stops = runner.stopping()
         for one in self.running:
@@ -244,7 +246,9 @@ class BatchRunner:
     async def _claimed(self, batch: BatchRow, most: int) -> list[BatchLine]:
         late, until = self._leases.over_before(), self.files.now() + LEASE_S
         claim = partial(self.files.store.claim_lines, batch.batch_id, late, until)
-        return await claim(most) or ([] if self.running else await claim(1, failed_before=True))
+        after = self._refused.get(batch.batch_id, -1)  # a line that is always refused holds no other line up
+        claimed = await claim(most, after) or await claim(most)
+        return claimed or ([] if self.running else await claim(1, failed_before=True))
 
     def _in_turn(self) -> list[BatchRow]:
         """The batches of tenants with the fewest lines running here first, so that tenants take turns."""
@@ -293,6 +297,7 @@ class BatchRunner:
         )
         if failed or outcome.retry_s is not None:
             self._not_before[batch.batch_id] = self.clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
+            self._refused[batch.batch_id] = line.place
             await self._stored(line, lambda: self.files.store.give_back(line, int(failed)))
             self.outcomes["returned"] += 1
         else:

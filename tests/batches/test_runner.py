@@ -292,6 +292,18 @@ async def test_failures_are_tried_again_and_then_told_in_the_error_file(rig: Bat
     assert await rig.rows() == {f"gen_{number}": 1 for number in (2, 3, 5, 6)}
 
 
+async def test_a_line_that_is_always_refused_holds_no_other_line_of_its_batch_up(rig: BatchRig) -> None:
+    def outcome(line: BatchLine, attempt: int) -> LineOutcome:
+        return LineOutcome(429, b"{}", retry_s=0.01) if line.place == 0 else answered(line, attempt)
+
+    lines = Lines(outcome)
+    async with rig.gateway(lines, Engines(1, lines)) as batches:
+        batch_id = await rig.create_batch(batches, 6)
+        await until_true(lambda: max(lines.tries.values(), default=0) > 20)
+        shown = await batches.show("acme", batch_id)
+    assert (shown["status"], shown["request_counts"]["completed"]) == ("in_progress", 5)
+
+
 async def test_a_line_that_an_engine_died_on_runs_alone(rig: BatchRig) -> None:
     with_suspect: list[set[int]] = []
 
