@@ -143,7 +143,8 @@ class BatchLines:
         kind = error.message.partition(":")[0]
         if kind in _ENGINE_DEATHS:
             return replace(outcome, engine_died=True)
-        if error.status == 429 or (
+        # A 429 without a time asks for more than is ever allowed.
+        if (error.status == 429 and error.retry_after_ms is not None) or (
             error.status == 503 and (kind in _RETRYABLE or kind not in set(FailureKind))
         ):
             pause_s = PAUSE_S if error.retry_after_ms is None else error.retry_after_ms / 1000

@@ -13,13 +13,17 @@ from typing import Any
 import httpx
 import pytest
 
+from accounting.account import HeldRows
+from accounting.batch_tables import BatchLine, BatchRow
 from accounting.batches import BatchStore
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
+from gateway.errors import PublicError
+from gateway.http.batch_lines import BatchLines
 from gateway.requests.body_memory import BodyMemory
-from gateway.testing import ADMIN_KEY, fake_services
+from gateway.testing import ADMIN_KEY, FakeJourney, fake_services
 from tests.http.conftest import Connect
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "demo"}}\n'
@@ -306,3 +310,15 @@ async def test_a_gateway_without_files_says_so(connect: Connect) -> None:
     async with connect(fake_services()) as client:
         for sent in (await uploaded(client), await client.get("/v1/files"), await client.get("/v1/batches")):
             assert sent.status_code == 400 and "batches.enabled" in json.dumps(sent.json())
+
+
+@pytest.mark.parametrize(("retry_after_ms", "retry_s"), [(None, None), (5_000, 5.0)])
+async def test_a_line_over_its_keys_whole_limit_fails_and_one_over_what_is_left_of_it_waits(
+    retry_after_ms: int | None, retry_s: float | None
+) -> None:
+    error = PublicError(429, "rate_limited", "tokens_per_minute: …", retry_after_ms=retry_after_ms)
+    lines = BatchLines(fake_services(FakeJourney(error=error)), HeldRows(), lambda: False)
+    batch = BatchRow("batch_1", "acme", "key_1", None, "/v1/chat/completions", "f", "in_progress", 0, 1, b"")
+    body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
+    outcome = await lines.run(batch, BatchLine("batch_1", 0, 1, "a", 0, 1), body)
+    assert (outcome.status, outcome.retry_s, outcome.failed_here) == (429, retry_s, False)
