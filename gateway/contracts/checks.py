@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
+from msgspec.structs import replace
+
 from budgeting.values import Message, Role
 from gateway.contracts.fields import SEED_MAX, SEED_MIN
 from gateway.contracts.refusals import given, not_allowed, path_of
@@ -24,6 +26,13 @@ def prompts_of(given: str | Sequence[object], field: str) -> Sequence[str | tupl
         empty = list(map(bool, prompts)).index(False)
         raise not_allowed(f"{field}.{empty}" if listed else field, "is empty", "a text or token ids")
     return [one if isinstance(one, str) else tuple(one) for one in prompts]
+
+
+def with_latest_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """An instruction behind the last turn is the user's: at the front it would lose its place."""
+    if len(messages) < 2 or messages[-1].role is not Role.SYSTEM or messages[-2].role is Role.SYSTEM:
+        return messages
+    return (*messages[:-1], replace(messages[-1], role=Role.USER))
 
 
 def check_latest(messages: Sequence[Message], *, continued: bool = False) -> None:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from budgeting.template import CONTINUES, GENERATES
 from budgeting.values import Message
 from gateway.contracts import openai_fields
-from gateway.contracts.checks import check_count, check_latest, prompts_of
+from gateway.contracts.checks import check_count, check_latest, prompts_of, with_latest_turn
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
@@ -113,7 +113,7 @@ def to_messages(messages: Sequence[ChatMessage]) -> tuple[tuple[Message, ...], t
         else:
             found.append(_message(one, index))
             unknown += _unknown(one, f"messages.{index}")
-    return tuple(found), tuple(unknown)
+    return with_latest_turn(tuple(found)), tuple(unknown)
 
 
 def _unknown(message: ChatMessage, at: str) -> list[str]:

@@ -152,6 +152,15 @@ def test_an_answer_that_the_caller_began_is_continued() -> None:
         chat(messages=[TURN, begun], continue_final_message=False)
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_an_instruction_behind_the_last_turn_is_the_users(role: str) -> None:
+    turns, retry = [TURN, {"role": "assistant", "content": "hm"}], {"role": role, "content": "Call the tool."}
+    assert chat(messages=[*turns, retry]).request.messages[-1] == Message(Role.USER, "Call the tool.")
+    assert chat(messages=[retry, *turns, retry]).request.messages[0] == Message(Role.SYSTEM, "Call the tool.")
+    with pytest.raises(InvalidRequest, match="'user' or 'tool' in the last message"):
+        chat(messages=[retry, retry])
+
+
 def test_vllms_fields_that_control_the_end_of_a_text_are_sampling_fields() -> None:
     fields = {"ignore_eos": True, "min_tokens": 3, "stop_token_ids": [7, 8]}
     for request in (chat(**fields).request, completion(**fields).request):

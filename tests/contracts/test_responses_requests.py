@@ -174,6 +174,14 @@ def test_the_response_repeats_its_request() -> None:
     assert (plain["tool_choice"], plain["tools"], plain["text"]) == ("auto", [], {"format": {"type": "text"}})
 
 
+def test_an_instruction_behind_the_last_turn_is_the_users() -> None:
+    answer, retry = {"role": "assistant", "content": "hm"}, {"role": "system", "content": "Call the tool."}
+    given = [{"role": "user", "content": "hi"}, answer, retry]
+    assert parsed({"model": "demo", "input": given}).request.messages[-1] == Message(
+        Role.USER, "Call the tool."
+    )
+
+
 def test_two_answers_in_a_row_stay_two_messages() -> None:
     said = [{"role": "assistant", "content": "One."}, {"role": "assistant", "content": "Two."}]
     messages = parsed(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
-from gateway.contracts.checks import check_count, check_latest
+from gateway.contracts.checks import check_count, check_latest, with_latest_turn
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.formats import object_shape
 from gateway.contracts.images import holds_data
@@ -74,7 +74,8 @@ def responses_request(
     """
     bound = origin.caller.tenant, body.model
     open_seal = None if seal is None else partial(seal.opened, *bound)
-    messages = tuple(conversation(body, [InputItem.model_validate(dict(one)) for one in before], open_seal))
+    earlier = [InputItem.model_validate(dict(one)) for one in before]
+    messages = with_latest_turn(tuple(conversation(body, earlier, open_seal)))
     store = _stores(body, stores, holds_data(messages))
     namespaces: dict[str, tuple[str, str]] = {}
     placed = list(flat_tools(body.tools or (), namespaces))
