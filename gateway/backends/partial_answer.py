@@ -15,18 +15,14 @@ Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 def check_partial(work: Work, ways: frozenset[Continue], name: str) -> None:
     """Raise BackendFailure when the partial answer, if any, cannot be resumed in one of ``ways``."""
     partial = work.partial
-    if partial is None:
-        return
-    if not ways:
-        raise invalid_input(f"{name} cannot resume an answer")
-    if partial.replay and Continue.EVENTS not in ways:
-        raise invalid_input(f"{name} cannot resume an answer with reasoning or tool calls")
-    if partial.token_ids is None and Continue.TEXT not in ways:
-        raise invalid_input(f"{name} resumes an answer from its token ids, which are not known")
-    if work.sampling.n != 1:
-        raise invalid_input(f"n: {work.sampling.n} is given; allowed: 1 with a partial answer", "n")
-    if work.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways:
-        raise invalid_input(f"{name} cannot resume a constrained answer", "response_format")
+    if partial is not None and (
+        not ways
+        or (partial.replay and Continue.EVENTS not in ways)
+        or (partial.token_ids is None and Continue.TEXT not in ways)
+        or work.sampling.n != 1
+        or (work.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways)
+    ):
+        raise invalid_input(f"{name} cannot resume this answer")
 
 
 def resumed_seed(seed: int | None, partial: PartialAnswer | None) -> int | None:
