@@ -15,11 +15,11 @@ from engine.values import (
     GenerationRequest,
     GrammarKind,
     SamplingParams,
+    SequenceEnd,
     SequenceOutput,
     StructuredOutput,
+    TokenIdLogprob,
 )
-from engine.values import SequenceEnd as EngineFinish
-from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.embedded_failures import failure_of
 from gateway.backends.embedded_vectors import EncodePart, generates_nothing, vectors_of
 from gateway.backends.hermes import CallReader
@@ -118,7 +118,7 @@ class EmbeddedBackend:
                 }
                 while going:
                     for ticket, output in await receive_any(going):
-                        if output.finish_reason is EngineFinish.ERROR:
+                        if output.finish_reason is SequenceEnd.ERROR:
                             raise failure_of(output.error or "internal", output.detail)
                         index = going[ticket]
                         reader = readers.get(index)
@@ -169,7 +169,7 @@ class EmbeddedBackend:
         cached, wait_s = (None, None) if index else (output.cached_tokens, output.queue_wait_s)
         return Delta(output.text, len(output.token_ids), cached, wait_s, index, logprobs, output.token_ids)
 
-    def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
+    def _logprob(self, entry: TokenIdLogprob) -> TokenLogprob:
         top = tuple([TokenLogprob(self.token_bytes(token), logprob) for token, logprob in entry.top])
         return TokenLogprob(self.token_bytes(entry.token_id), entry.logprob, top)
 

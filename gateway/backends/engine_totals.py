@@ -1,7 +1,5 @@
 """The counters of an engine that restarts: they continue where the ended ones stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import add

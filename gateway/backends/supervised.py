@@ -1,7 +1,5 @@
 """Restarts the engine in process when it dies; the backends on it stay the same objects."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque
@@ -165,7 +163,7 @@ class SupervisedHost:
 
     def backend(
         self, name: str, more: frozenset[Feature] = frozenset(), without: frozenset[Feature] = frozenset()
-    ) -> SupervisedBackend:
+    ) -> "SupervisedBackend":
         """The engine as a backend of that name, whichever engine runs.
 
         ``more``: features that the gateway adds; ``without``: features that the model lacks.

@@ -1,7 +1,5 @@
 """Whether a worker tokenizes conversations as this gateway does: only then it gets prompts as token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,7 +60,7 @@ class TokenizerCheck:
     reasons: bool = False
 
     @classmethod
-    def of(cls, tokenizer: PromptCounter) -> TokenizerCheck:
+    def of(cls, tokenizer: PromptCounter) -> "TokenizerCheck":
         """The check for a tokenizer. Conversations that its template refuses are left out."""
         samples = []
         for messages in SAMPLES:

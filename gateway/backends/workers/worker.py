@@ -1,7 +1,5 @@
 """One worker: its connections, its health, its load, and the loops that probe and scrape it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Takes vLLM's outputs of one request, and reads an answer from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

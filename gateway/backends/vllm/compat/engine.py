@@ -1,7 +1,5 @@
 """A running vLLM: converts requests, outputs, adapters and errors to and from its types."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from base64 import b64encode

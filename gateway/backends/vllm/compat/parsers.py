@@ -1,7 +1,5 @@
 """Chooses vLLM's parsers for a model, and prepares the parsing of an answer."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping

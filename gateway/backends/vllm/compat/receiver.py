@@ -1,7 +1,5 @@
 """How the gateway receives the messages of vLLM's core."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import deque

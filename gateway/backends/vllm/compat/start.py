@@ -1,7 +1,5 @@
 """vLLM's import, and the start of its engine."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.metadata

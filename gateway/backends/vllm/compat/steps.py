@@ -1,7 +1,5 @@
 """Handles the outputs of vLLM's core, step by step."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +31,7 @@ class _SchedulerFigures(Struct):
 class _StepQueue(asyncio.Queue[Any]):
     """The steps that vLLM's own task handles; ``steps`` is busy until it has handled all of them."""
 
-    def __init__(self, steps: CoreSteps) -> None:
+    def __init__(self, steps: "CoreSteps") -> None:
         super().__init__()
         self._steps = steps
 
