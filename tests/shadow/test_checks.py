@@ -61,6 +61,12 @@ def test_what_the_caller_named_is_grounded_and_without_evidence_nothing_is_said(
         (FormatType.JSON_SCHEMA, SCHEMA, '{"title": "x"}', True),
         (FormatType.JSON_SCHEMA, SCHEMA, '{"name": "x"}', False),
         (FormatType.JSON_SCHEMA, '{"$ref": "http://127.0.0.1:9/none"}', "{}", True),
+        (
+            FormatType.JSON_SCHEMA,
+            '{"name": "x", "schema": {"type": "integer"}, "type": "object"}',
+            "{}",
+            True,
+        ),
         (FormatType.CHOICE, '["yes", "no"]', " yes", True),
         (FormatType.CHOICE, '["yes", "no"]', "maybe", False),
         (FormatType.REGEX, "(a+)+$", "a" * 40 + "b", None),
