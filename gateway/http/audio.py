@@ -71,9 +71,6 @@ async def _asked(task: Task, form: FormData, most: int, origin: RequestOrigin) -
         raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
     head = await upload.read(HEAD_BYTES)
     fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
-    others = [name for name, value in form.multi_items() if isinstance(value, UploadFile) and name != "file"]
-    if others:
-        raise not_allowed(others[0][:64], "is a file", "a text")
     return audio_request(
         task, fields, upload.file, size, upload.filename or "", upload.content_type or "", head, origin
     )
