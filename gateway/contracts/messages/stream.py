@@ -27,10 +27,8 @@ from gateway.contracts.refusals import parse
 from gateway.contracts.values import Usage
 from gateway.errors import PublicError
 
-_EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
-    "text": {"type": "text", "text": ""},
-    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
-}
+_TEXT: Final = {"type": "text", "text": ""}
+_THINKING: Final = {"type": "thinking", "thinking": "", "signature": ""}
 
 
 class BlockFrames:
@@ -61,16 +59,16 @@ class BlockFrames:
         self._held = "" if text.strip() else text
         if self._held or not text:
             return b""
-        return self._opened("text") + self._prefix + orjson.dumps(text) + b"}}\n\n"
+        return self._opened(_TEXT) + self._prefix + orjson.dumps(text) + b"}}\n\n"
 
     def event(self, one: Delta) -> bytes:
         match one:
             case Reasoning() if one.text:
-                opened = b"" if self._block == "thinking" else self._opened("thinking")
+                opened = b"" if self._block == "thinking" else self._opened(_THINKING)
                 return opened + self._piece("thinking_delta", "thinking", one.text)
             case ToolBegin():
                 block = {"type": "tool_use", "id": shown_call_id(one.id), "name": one.text, "input": {}}
-                return self._opened("tool_use", block)
+                return self._opened(block)
             case ToolArgs():
                 return self._piece("input_json_delta", "partial_json", one.text)
             case ToolEnd():
@@ -89,17 +87,16 @@ class BlockFrames:
     def fail(self, error: PublicError, request_id: str) -> bytes:
         return b"event: error\ndata: " + orjson.dumps(messages_error(error, request_id)) + b"\n\n"
 
-    def _opened(self, kind: str, block: Mapping[str, Any] | None = None) -> bytes:
-        """The end of the open block and the start of the next."""
+    def _opened(self, block: Mapping[str, Any]) -> bytes:
+        """The end of the open block and the start of ``block``."""
         closed = self._closed()
-        self._block = kind
+        self._block = block["type"]
         self._index += 1
         self._prefix = (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
             b'"delta":{"type":"text_delta","text":' % self._index
         )
-        body = {"index": self._index, "content_block": block or _EMPTY[kind]}
-        return closed + event("content_block_start", body)
+        return closed + event("content_block_start", {"index": self._index, "content_block": block})
 
     def _closed(self) -> bytes:
         if self._block is None:
