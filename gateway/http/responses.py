@@ -174,27 +174,24 @@ class ResponsesRerun:
 
     async def asked(self, row: StoredResponse) -> ResponsesRequest:
         """Rebuild the request. Raises InvalidKey, and the errors that refuse a new request."""
+        services = self._services
         try:
-            return await self._asked(row)
+            again = msgspec.msgpack.decode(zlib.decompress(row.again or b""), type=_Again)
+            caller = replace(services.keys.by_id(again.key_id), own_salt=again.own_salt)
+            if caller.tenant != row.tenant:
+                raise InvalidKey("the key of the request now belongs to another tenant")
+            origin = RequestOrigin(
+                generation_id=f"gen_{row.response_id.removeprefix('resp_')}",
+                caller=caller,
+                arrived_at=services.clock(),
+                max_messages=services.limits.max_messages,
+                **again.origin,
+            )
+            return await asked_of(services, parse(ResponsesBody, again.body), origin)
         except Exception as error:
             if not isinstance(error, CALLER_ERRORS):
                 log_defect(error, row.response_id)
             raise
-
-    async def _asked(self, row: StoredResponse) -> ResponsesRequest:
-        services = self._services
-        again = msgspec.msgpack.decode(zlib.decompress(row.again or b""), type=_Again)
-        caller = replace(services.keys.by_id(again.key_id), own_salt=again.own_salt)
-        if caller.tenant != row.tenant:
-            raise InvalidKey("the key of the request now belongs to another tenant")
-        origin = RequestOrigin(
-            generation_id=f"gen_{row.response_id.removeprefix('resp_')}",
-            caller=caller,
-            arrived_at=services.clock(),
-            max_messages=services.limits.max_messages,
-            **again.origin,
-        )
-        return await asked_of(services, parse(ResponsesBody, again.body), origin)
 
     async def run(self, asked: ResponsesRequest, sink: Any) -> None:
         """Run the request under a new ledger id, since the first run may have a ledger row already."""
