@@ -97,6 +97,7 @@ def _joined(answers: Sequence[Answer]) -> Answer:
         generation_id=answers[0].generation_id,
         output_text=first.text,
         finish_reason=first.finish_reason,
+        stop_sequence=answers[0].stop_sequence,
         logprobs=first.logprobs,
         others=tuple(others),
         usage=_sum([one.usage for one in answers]),

@@ -122,6 +122,23 @@ async def test_a_prompt_without_an_end_is_no_answer_with_fewer_choices(connect: 
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
 
 
+class SecondFallsBack(FakeJourney):
+    """The first prompt's text ends at a stop string, a later one comes from a fallback."""
+
+    async def _run(self, request: GenerateRequest, sink: Sink) -> None:
+        answer = answer_for(request, "text", stop_sequence="END")
+        if request.raw_prompt != "a":
+            answer = answer_for(request, "sorry", fallback=Fallback("degraded_response", "queue_full"))
+        await sink.finish(answer)
+
+
+async def test_the_first_texts_stop_string_is_named_though_another_text_is_a_fallbacks(connect: Any) -> None:
+    async with connect(fake_services(SecondFallsBack())) as client:
+        answer = (await client.post("/v1/completions", json=body(["a", "b"], stop="END"))).json()
+    assert [one["stop_reason"] for one in answer["choices"]] == ["END", None]
+    assert answer["sluice"]["fallback"]["kind"] == "degraded_response"
+
+
 async def test_an_answer_with_one_fallbacks_text_is_not_stored_under_a_key(connect: Any) -> None:
     journey = EchoJourney()
     journey.changes = {"backend": "degraded", "fallback": Fallback("degraded_response", "queue_full")}
