@@ -133,7 +133,11 @@ class Body(StrictObject):
 
 def is_neutral(value: object, allowed: Iterable[object]) -> bool:
     """Whether a value is one of the ``allowed`` values, which have no effect."""
-    return any(_same(value, one) for one in allowed)
+    # JSON's true is not 1, though Python's True is.
+    return any(
+        one is ANYTHING or (value == one and isinstance(value, bool) == isinstance(one, bool))
+        for one in allowed
+    )
 
 
 def check_extra(name: str, value: Any, neutral: Neutral, at: tuple[int | str, ...] = ()) -> None:
@@ -145,13 +149,6 @@ def check_extra(name: str, value: Any, neutral: Neutral, at: tuple[int | str, ..
     if not is_neutral(value, allowed):
         shown = " or ".join(_shown(one) for one in allowed)
         raise PydanticCustomError("unsupported_field", "is not supported", {**where, "allowed": shown})
-
-
-def _same(value: object, neutral: object) -> bool:
-    if neutral is ANYTHING:
-        return True
-    # JSON's true is not 1, though Python's True is.
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 def _shown(value: object) -> str:
