@@ -39,7 +39,7 @@ def init(workers: Sequence[str], *, force: bool, as_json: bool) -> None:
 
 
 def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a gateway in front of workers; several models are discovered while it runs.
+    """The configuration of a gateway in front of workers; it learns lengths and several models while it runs.
 
     Raises ConfigError: no address, or a worker does not answer, or lists no model.
     """
@@ -56,34 +56,16 @@ def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dic
     model = served[0][0]
     if any(one.id != model.id for models in served for one in models):
         return {"backends": {"worker": backend}, **keys_of(environ)}
-    pairs = zip(bases, served, strict=True)
-    lengths = {base: one.length for base, (one,) in pairs if one.length}
-    longest = min(lengths.values(), default=None)
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{base}: {length}" for base, length in lengths.items())
-        print_errors(f"the workers' lengths of {model.id} differ ({said}); the shortest is used: {longest}")
-    if longest is None:
-        longest = EngineSection.model_fields["max_model_len"].default
-        print_errors(
-            f"{bases[0]} does not report its max_model_len; engine.max_model_len is set to {longest}"
-        )
-    tokenizer = _tokenizer(model)
-    if tokenizer is None:
+    engine = {"kind": "none", "served_model_name": model.id}
+    if (tokenizer := _tokenizer(model)) is not None:
+        engine["tokenizer"] = tokenizer
+    else:
         print_errors(
             f"the tokenizer of {model.root or model.id} is not on this machine: prompts are counted by the "
             "worker's /tokenize, or estimated; to count exactly, set engine.tokenizer (a folder or hub id)"
         )
-    engine = {
-        "kind": "none",
-        "served_model_name": model.id,
-        "max_model_len": longest,
-        **({} if tokenizer is None else {"tokenizer": tokenizer}),
-    }
-    return {
-        "engine": engine,
-        "backends": {"worker": {**backend, "model": model.id}},
-        **keys_of(environ),
-    }
+    backends = {"worker": {**backend, "model": model.id}}
+    return {"engine": engine, "backends": backends, **keys_of(environ)}
 
 
 def keys_of(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -37,23 +37,9 @@ async def learned(*lists: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return await asyncio.to_thread(worker_configuration, urls, {})
 
 
-async def test_the_shortest_length_of_the_workers_is_used_and_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_the_length_is_learned_while_the_gateway_runs() -> None:
     found = await learned([model("base", max_model_len=4096)], [model("base", max_model_len=2048)])
-    assert found["engine"]["max_model_len"] == 2048
-    said = capsys.readouterr().err
-    assert "4096" in said and "the shortest is used: 2048" in said
-
-
-async def test_equal_lengths_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    found = await learned([model("base", max_model_len=512)], [model("base", max_model_len=512)])
-    assert found["engine"]["max_model_len"] == 512 and not capsys.readouterr().err
-
-
-async def test_a_length_that_only_the_second_worker_says_is_taken() -> None:
-    found = await learned([model("base")], [model("base", max_model_len=2048)])
-    assert found["engine"]["max_model_len"] == 2048
+    assert found["engine"] == {"kind": "none", "served_model_name": "base", "tokenizer": FOLDER}
 
 
 async def test_of_several_models_each_is_learned_while_the_gateway_runs() -> None:

@@ -157,6 +157,14 @@ async def test_without_a_list_of_models_the_reason_is_what_the_worker_answered(
     await worker.die()
 
 
+async def test_a_line_says_that_workers_differ_in_length_and_the_shortest_holds() -> None:
+    workers = [RawWorker([], models=lambda n=n: listing(("big", n))) for n in (4096, 2048)]  # type: ignore[misc]
+    with structlog.testing.capture_logs() as logs:
+        async with discovering(*workers) as (_, reader, _):
+            assert reader.found[-1] == ("big", 2048)
+    assert [one["lengths"] for one in logs if "workers differ in length" in one["event"]] == [[2048, 4096]]
+
+
 async def test_a_model_that_appears_is_served_and_one_that_goes_ends() -> None:
     listed = [listing(("big", 4096))]
     worker = RawWorker([answers("Yes")] * 2, models=lambda: listed[0])
