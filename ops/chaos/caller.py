@@ -34,7 +34,6 @@ class ChaosCaller(GatewaySession):
         body = orjson.dumps(question.body(max_tokens, deadline_ms))
         with client_failures(observed):
             async with self.session.post(self._url + PATH, data=body) as response:
-                observed.status = response.status
                 if response.content_type == "text/event-stream":
                     await self._stream(response, observed, on_piece)
                 else:

@@ -48,7 +48,6 @@ class ObservedAnswer:
 
     question: ChaosRequest
     sent_s: float
-    status: int | None = None
     first_s: float | None = None
     ended_s: float | None = None
     pieces: list[str] = field(default_factory=list)

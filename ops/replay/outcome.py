@@ -29,7 +29,6 @@ class ReplayedRequest:
     total_s: float = 0.0
     ttft_s: float | None = None
     last_token_s: float | None = None
-    status: int | None = None
     code: str | None = None
     finish_reason: str | None = None
     input_tokens: int = 0

@@ -60,9 +60,8 @@ class ReplayTarget(GatewaySession):
         )
         with client_failures(found):
             async with self.session.post(self._url + contract.path, data=body) as response:
-                found.status = response.status
-                if found.status >= 400:
-                    found.code = await _reported_code(response) or f"http_{found.status}"
+                if response.status >= 400:
+                    found.code = await _reported_code(response) or f"http_{response.status}"
                 else:
                     reader = EventReader()
                     async for chunk in response.content.iter_any():

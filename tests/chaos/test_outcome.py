@@ -31,9 +31,7 @@ KILL = AppliedFault(1.0, "kill engine", "engine")
 
 def observed(text: str, **changes: Any) -> ObservedAnswer:
     answer = {"backend": "embedded", "fallback": None, "finish_reason": "stop", "usage": {"output_tokens": 5}}
-    one = ObservedAnswer(
-        QUESTION, 0.0, 200, first_s=0.5, ended_s=2.0, pieces=[text], ended=True, answer=answer
-    )
+    one = ObservedAnswer(QUESTION, 0.0, first_s=0.5, ended_s=2.0, pieces=[text], ended=True, answer=answer)
     for name, value in changes.items():
         setattr(one, name, value)
     return one

@@ -25,7 +25,7 @@ from ops.replay.outcome import ReplayedRequest
 
 WHOLE = ReplayedRequest(
     index=0, due_s=1.0, sent_s=1.5, asked_input=100, asked_output=11, total_s=3.0, ttft_s=0.5,
-    last_token_s=2.5, status=200, input_tokens=100, output_tokens=11, cached_tokens=40,
+    last_token_s=2.5, input_tokens=100, output_tokens=11, cached_tokens=40,
 )  # fmt: skip
 ARRIVAL = Arrival(0, 1.0, 100, 11, 11)
 PROFILE = Profile("tiny", 0.01, 0.0001, 0.001, 0.0, 400, max_num_seqs=4, max_num_batched_tokens=64)

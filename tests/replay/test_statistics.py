@@ -15,7 +15,7 @@ values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 def outcome(index: int = 0, **changes: object) -> ReplayedRequest:
     fields: dict[str, object] = {
         "index": index, "due_s": 1.0, "sent_s": 1.0, "asked_input": 100, "asked_output": 11, "total_s": 1.0,
-        "ttft_s": 0.1, "last_token_s": 0.9, "status": 200, "finish_reason": "length", "input_tokens": 98,
+        "ttft_s": 0.1, "last_token_s": 0.9, "finish_reason": "length", "input_tokens": 98,
         "output_tokens": 9, "cached_tokens": 49,
     }  # fmt: skip
     return ReplayedRequest(**{**fields, **changes})  # type: ignore[arg-type]
