@@ -171,10 +171,7 @@ class _Model:
         weight = self._first("weight", "rpm", "tpm")
         order = int(params.pop("order", 1))
         self._prices(section)
-        if self.info.pop("supports_vision", False):
-            setup.sections.setdefault("models", {})[model] = {"images": {}}
-            place = f"{self.place}.model_info.supports_vision"
-            setup.different(place, "models.<model>.images; correct its formula of an image's tokens")
+        self._model_section(model)
         setup.add(self.name, Deployment(base, section, weight, order))
         setup.carried(self.place, f"{self.name!r} is answered by {model!r}" + (f" at {base}" if base else ""))
         for key in params:
@@ -290,14 +287,21 @@ class _Model:
                 note = self.setup.different if usd is None else self.setup.carried
                 text = "backends.<name>.price" + ("; 0 was written, correct it" if usd is None else "")
                 note(f"{self.place}.{kind}_cost_per_token", text)
-        longest = self.info.pop("max_input_tokens", None)
-        if isinstance(longest, int):
-            longest += int(self.info.pop("max_output_tokens", 0) or 0)
-            self.setup.different(
-                f"{self.place}.model_info.max_input_tokens",
-                "engine.max_model_len is the longest of all models, where each says its own",
-            )
-        self.setup.lengths.append(longest if isinstance(longest, int) else None)
+
+    def _model_section(self, model: str) -> None:
+        """Write the section of the model, with its length and whether it takes images."""
+        if not re.match(r"[A-Za-z0-9]", model):
+            return  # the name of no section
+        section, place = dict[str, Any](), f"{self.place}.model_info"
+        if isinstance(longest := self.info.pop("max_input_tokens", None), int):
+            section["max_model_len"] = longest + int(self.info.pop("max_output_tokens", 0) or 0)
+            self.setup.carried(f"{place}.max_input_tokens", "models.<model>.max_model_len")
+        if self.info.pop("supports_vision", False):
+            section["images"] = {}
+            text = "models.<model>.images; correct its formula of an image's tokens"
+            self.setup.different(f"{place}.supports_vision", text)
+        if section:
+            self.setup.sections.setdefault("models", {}).setdefault(model, {}).update(section)
 
     def _first(self, *keys: str) -> float:
         """The weight: the value of the first of these keys that is set, otherwise 1."""

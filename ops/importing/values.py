@@ -78,15 +78,11 @@ class ModelGroup:
 
 @dataclass(slots=True)
 class ImportedSetup:
-    """The whole configuration: ``sections`` are sections of sluice.yaml, ``route`` is part of each route.
-
-    ``lengths`` are the context lengths of the models, ``None`` where the source has none.
-    """
+    """The whole configuration: ``sections`` are sections of sluice.yaml, ``route`` is part of each route."""
 
     groups: dict[str, ModelGroup] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
     route: dict[str, Any] = field(default_factory=dict)
-    lengths: list[int | None] = field(default_factory=list)
     notes: list[ImportNote] = field(default_factory=list)
 
     def add(self, model: str, deployment: Deployment) -> None:

@@ -120,8 +120,6 @@ def _model(
     section: dict[str, Any] = {"kind": "openai", "model": model}
     if "vllmApiKey" in engines:
         section["api_key_env"] = "VLLM_API_KEY"
-    longest = config.get("maxModelLen")
-    setup.lengths.append(longest if isinstance(longest, int) else None)
     if isinstance(most := config.get("maxNumSeqs"), int):
         section["max_running"] = most
     url = f"http://{release}-{name}-engine-service:{engines.get('servicePort', 80)}"

@@ -69,9 +69,7 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
             "fallback": [one for one in fallback if [one] != list(weights)],
             **setup.route,
         }
-    known = [length for length in setup.lengths if length is not None]
-    longest = max(known) if known and len(known) == len(setup.lengths) else MAX_MODEL_LEN
-    engine = {"kind": "none", "max_model_len": longest}
+    engine = {"kind": "none", "max_model_len": MAX_MODEL_LEN}
     settings = {"engine": engine, "backends": backends, "routing": {"file": FILES[1]}, **setup.sections}
     routing = {"routes": routes, "openai_route": next(iter(routes))}
     try:

@@ -93,13 +93,13 @@ def test_services_that_refuse_or_ignore_max_completion_tokens_get_max_tokens(wri
     assert "max_tokens_field" not in backends["gpt-4o"] and "max_tokens_field" not in backends["qwen3-8b"]
 
 
-def test_the_context_is_the_longest_when_each_model_says_its_own(tmp_path: Path) -> None:
+def test_each_model_has_the_length_that_it_says(tmp_path: Path) -> None:
     one = "{model_name: %s, litellm_params: {model: %s, api_key: sk-do-not-copy}, model_info: {max_input_tokens: %d}}"
     models = ", ".join((one % ("4o", "gpt-4o", 100_000), one % ("4o", "gpt-4", 8_000)))
     (tmp_path / "config.yaml").write_text(f"model_list: [{models}]")
     setup = read_litellm(tmp_path / "config.yaml", {})
     settings, _ = configurations(setup)
-    assert settings["engine"]["max_model_len"] == 100_000
+    assert settings["models"] == {"gpt-4o": {"max_model_len": 100_000}, "gpt-4": {"max_model_len": 8_000}}
     keys = [backend["api_key_env"] for backend in settings["backends"].values()]
     assert keys == ["MODEL_4O_API_KEY", "MODEL_4O_2_API_KEY"], "two keys may differ"
     assert any(note.place == "general_settings.master_key" for note in setup.notes)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from ops.cli.main import app
 from ops.importing.values import ImportOutcome, UnreadableSource
 from ops.importing.vllm_router import read_arguments, read_values
-from ops.importing.writer import configurations
+from ops.importing.writer import MAX_MODEL_LEN, configurations
 
 ROOT = Path(__file__).parents[2]
 VALUES = """
@@ -71,7 +71,7 @@ def test_the_stacks_models_are_at_their_services(tmp_path: Path) -> None:
     llama = settings["backends"]["meta-llama-Llama-3.1-8B-Instruct"]
     assert llama["base_urls"] == ["http://prod-llama3-engine-service:80/v1"]
     assert llama["api_key_env"] == "VLLM_API_KEY" and llama["max_running"] == 64
-    assert settings["engine"]["max_model_len"] == 16_384 and len(routing["routes"]) == 2
+    assert settings["engine"]["max_model_len"] == MAX_MODEL_LEN and len(routing["routes"]) == 2
     assert "do-not-copy" not in json.dumps(settings) + repr(setup.notes)
     places = {note.place for note in setup.notes}
     assert {"routerSpec (routing-logic)", "routerSpec (session-key)", "routerSpec.replicaCount"} <= places
