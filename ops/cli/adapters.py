@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import print_lines, print_rows, screen
-from ops.cli.operator import Change, Comment, DryRun, Operator, command_group, operator_command
+from ops.cli.operator import Change, Comment, DryRun, Operator, command_group, operator_command, pairs
 from ops.cli.startup import print_errors
 from ops.client import AdminClient, AdminError
 
@@ -60,7 +60,7 @@ def add(
         "id": name or re.sub(r"\.(tar\.gz|tgz|tar)$", "", location.rstrip("/").rpartition("/")[2]),
         "location": place,
         "sha256": sha256,
-        "labels": _labels(label or ()),
+        "labels": pairs("--label", label or ()),
         "comment": comment,
         "dry_run": dry_run,
     }
@@ -176,16 +176,6 @@ def _progress(client: AdminClient, location: str, *, quiet: bool) -> Iterator[No
         finally:
             over.set()
             watcher.join(1.0)
-
-
-def _labels(given: Any) -> dict[str, str]:
-    labels = {}
-    for one in given:
-        name, equals, value = one.partition("=")
-        if not equals or not name:
-            raise AdminError(f"--label: given {one!r}; allowed: KEY=VALUE")
-        labels[name] = value
-    return labels
 
 
 def _print_list(found: Any) -> None:

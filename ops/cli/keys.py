@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import print_lines, print_rows
-from ops.cli.operator import Operator, Yes, command_group, confirm, given, operator_command
+from ops.cli.operator import Operator, Yes, command_group, confirm, given, operator_command, pairs
 from ops.cli.startup import print_errors
 from ops.client import AdminError
 
@@ -80,7 +80,7 @@ class Granted:
             "adapters": self.adapter or None,
             "tools": self.tools,
             "models": self.model or None,
-            "aliases": dict(map(_alias, self.alias)) if self.alias else None,
+            "aliases": pairs("--alias", self.alias) if self.alias else None,
             "limits": given(requests_per_minute=self.rpm, tokens_per_minute=self.tpm, tokens_per_day=self.tpd)
             or None,
             "budget": given(usd_per_day=self.usd_per_day, usd_per_month=self.usd_per_month) or None,
@@ -162,13 +162,6 @@ def _print_key(made: Any) -> None:
         file=sys.stderr,
     )
     _print_warnings(made)
-
-
-def _alias(text: str) -> tuple[str, str]:
-    name, _, model = text.partition("=")
-    if not name or not model:
-        raise AdminError(f"--alias {text!r}; allowed: NAME=MODEL, as gpt-4o=qwen3-8b")
-    return name, model
 
 
 def _model_limits(given: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any
 
@@ -148,6 +148,17 @@ def _value(parameter: inspect.Parameter, options: Mapping[str, Any]) -> Any:
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """The values by name of an option that is given as NAME=VALUE. Raises AdminError."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise AdminError(f"{option} {text!r}; allowed: NAME=VALUE")
+        found[name] = value
+    return found
 
 
 def confirm(question: str, yes: bool) -> None:
