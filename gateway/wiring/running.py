@@ -111,8 +111,7 @@ class Gateway:
         text = self.core.model.models.of(engine.section.model_id)
         log = structlog.get_logger("gateway").bind(model=engine.section.model_id)
         try:
-            if weights.remote:
-                await weights.fetch(LogProgress(weights.source, self.core.base.clock))
+            await weights.fetch(LogProgress(weights.source, self.core.base.clock))
             async with host.starting, asyncio.timeout(engine.section.start_timeout_seconds):
                 facts = await host.start()
         except (EngineStartError, FetchError, TimeoutError) as error:

@@ -88,8 +88,7 @@ class EngineReplica:
 
     async def start(self) -> None:
         """Load the engine. Raises EngineStartError, FetchError or TimeoutError; Serve then retries."""
-        if self._weights.remote:
-            await self._weights.fetch(LogProgress(self._weights.source, self._clock))
+        await self._weights.fetch(LogProgress(self._weights.source, self._clock))
         async with asyncio.timeout(self._settings.engine.start_timeout_seconds):
             facts = await self._host.start()
         self._log.info("engine ready", max_model_len=facts.max_model_len, total_blocks=facts.total_blocks)
