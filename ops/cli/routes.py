@@ -211,17 +211,17 @@ def verify(
         raise AdminError(f"{source}: not an exported audit log ({type(error).__name__})") from None
     if head is not None and head not in found.hashes:
         raise AdminError(f"the audit log was truncated: no record has the hash {head}")
-    told = {
+    reported = {
         "records": found.records,
         "signed": found.records - found.unsigned if keys else 0,
         "head": (found.hashes or [""])[-1],
     }
-    gateway.show(told, _print_chain)
+    gateway.show(reported, _print_chain)
 
 
-def _print_chain(told: Any) -> None:
-    signed = f", {told['signed']} signed" if told["signed"] else ""
-    print_lines(f"{told['records']} records{signed}; the last one's hash: {told['head'] or 'none'}")
+def _print_chain(reported: Any) -> None:
+    signed = f", {reported['signed']} signed" if reported["signed"] else ""
+    print_lines(f"{reported['records']} records{signed}; the last one's hash: {reported['head'] or 'none'}")
 
 
 def _records(gateway: Operator) -> Iterator[Any]:
