@@ -7,17 +7,15 @@ references. Both adapters are timed in the same run. Nothing is sent anywhere un
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import DEFAULT, ThresholdsError, load_thresholds
 from gateway.contracts.evaluation_report import evaluation_key, sign
+from ops.cli.console import print_json, screen, write_figures
 from ops.client import AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("manga_domain.jsonl")
@@ -99,13 +97,12 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return NOT_RUN
     report = sign(as_json(done), evaluation_key(os.environ))
-    if args.answers is not None:
-        rows = {case: {"active": old, "candidate": new} for case, (old, new) in done.answers.items()}
-        args.answers.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    rows = {case: {"active": old, "candidate": new} for case, (old, new) in done.answers.items()}
+    write_figures(rows, args.answers, as_json=False)
     if args.json:
-        print(json.dumps(report, indent=2))
+        print_json(report)
     else:
-        console = Console(width=None if sys.stdout.isatty() else 130)
+        console = screen()
         console.print(as_table(done))
         for line in explained(done):
             console.print(line, markup=False, highlight=False)
@@ -128,8 +125,7 @@ def post(client: AdminClient, adapter_id: str, report: dict[str, Any]) -> None:
             f"{adapter_id!r} is registered with other content ({held.get('sha256')}) than was compared "
             f"({report['candidate_sha256']})"
         )
-    body = json.dumps({"report": report}).encode()
-    client.post("admin", "adapters", adapter_id, "evaluation", body=body)
+    client.post("admin", "adapters", adapter_id, "evaluation", body={"report": report})
 
 
 if __name__ == "__main__":

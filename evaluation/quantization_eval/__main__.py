@@ -7,18 +7,16 @@ the gateway's own API. The exit status is the verdict, for CI; --post stores the
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import ThresholdsError
 from evaluation.quantization_eval.gate import DEFAULT, load_gate
 from gateway.contracts.evaluation_report import evaluation_key, sign
+from ops.cli.console import print_json, screen, write_figures
 from ops.client import DEFAULT_URL, AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -87,17 +85,16 @@ def main(argv: Sequence[str] | None = None, connect: Callable[..., AdminClient] 
         )  # fmt: skip
         report = sign(as_json(done), evaluation_key(os.environ))
         if args.post:
-            client.post("admin", "evaluations", body=json.dumps({"report": report}).encode())
+            client.post("admin", "evaluations", body={"report": report})
     except (EvaluationError, AdminError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
-    if args.answers is not None:
-        rows = {case: {"base": ours, "candidate": theirs} for case, (ours, theirs) in done.answers.items()}
-        args.answers.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    rows = {case: {"base": ours, "candidate": theirs} for case, (ours, theirs) in done.answers.items()}
+    write_figures(rows, args.answers, as_json=False)
     if args.json:
-        print(json.dumps(report, indent=2))
+        print_json(report)
     else:
-        console = Console(width=None if sys.stdout.isatty() else 130)
+        console = screen()
         console.print(as_table(done))
         console.print("passed" if done.passed else "failed", f"in {done.seconds:.0f} s")
     return PASSED if done.passed else FAILED

@@ -129,7 +129,7 @@ def _body(backend: str, case: Case, max_tokens: int) -> dict[str, Any]:
 
 
 def _ask(client: AdminClient, backend: str, case: Case, max_tokens: int) -> AdapterAnswer:
-    body = json.dumps(_body(backend, case, max_tokens)).encode()
+    body = _body(backend, case, max_tokens)
     return _answer(backend, case, client.post("v1", "chat", "completions", body=body))
 
 
@@ -163,7 +163,7 @@ def _batch(
         "endpoint": "/v1/chat/completions",
         "completion_window": "24h",
     }
-    batch = client.post("v1", "batches", body=json.dumps(begun).encode())
+    batch = client.post("v1", "batches", body=begun)
     while (batch := client.get("v1", "batches", batch["id"]))["status"] not in BATCH_ENDED:
         time.sleep(LOOK_S)
     if batch["status"] != "completed" or batch["request_counts"]["completed"] != len(asked):

@@ -76,26 +76,25 @@ class Gateway:
     def pieces(self, *path: str) -> Iterator[bytes]:
         assert path == ("v1", "files", "f2", "content")
         for line in reversed(self.lines):  # results come in any order
-            body = self.post("v1", "chat", "completions", body=json.dumps(line["body"]).encode())
+            body = self.post("v1", "chat", "completions", body=line["body"])
             row = {"custom_id": line["custom_id"], "response": {"body": body}}
             yield json.dumps(row).encode() + b"\n"
 
-    def post(self, *path: str, body: bytes) -> Any:
-        given = json.loads(body)
+    def post(self, *path: str, body: dict[str, Any]) -> Any:
         if path == ("v1", "batches"):
-            assert given["input_file_id"] == "f1"
+            assert body["input_file_id"] == "f1"
             return {"id": "b"}
         if path == ("admin", "evaluations"):
-            self.posted.append(given["report"])
+            self.posted.append(body["report"])
             return {}
-        case = self.cases[given["messages"][-1]["content"]]
+        case = self.cases[body["messages"][-1]["content"]]
         text = case.reference or ("I can only help with manga." if case.refuse else _matching(case.expect))
-        if self.wrong(given["model"]):
+        if self.wrong(body["model"]):
             text = "..."
         message = {"message": {"content": text}, "finish_reason": "stop"}
         return {
             "choices": [message],
-            "sluice": {"fallback": None, "backend_name": given["model"], **self.sluice},
+            "sluice": {"fallback": None, "backend_name": body["model"], **self.sluice},
         }
 
 
