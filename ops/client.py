@@ -147,6 +147,12 @@ class AdminClient:
             ) from None
 
 
+def reach_loopback() -> None:
+    """Let this process and its children reach 127.0.0.1 itself, not the environment's proxy."""
+    around = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    os.environ["no_proxy"] = f"{around},127.0.0.1" if around else "127.0.0.1"
+
+
 def _through_proxy(url: str) -> str:
     """A hint if the environment's proxy was asked instead of the gateway; without its address, a secret."""
     parts = urlsplit(url)

@@ -21,7 +21,7 @@ from ops.chaos.errors import ChaosError
 from ops.chaos.processes import Process, engine_pids
 from ops.chaos.scenario import BedrockFault, ScenarioStart
 from ops.cli.startup import need_modules
-from ops.client import AdminClient, AdminError
+from ops.client import AdminClient, AdminError, reach_loopback
 from ops.free_ports import free_ports
 
 KEY = "chaos-admin-key-0123456789abcdef0123456789abcdef"
@@ -120,6 +120,7 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
 
     Raises ChaosError: a process does not start; the message has the end of its log.
     """
+    reach_loopback()
     async with AsyncExitStack() as running:
         testbed = Testbed("", KEY, ledger=folder / "ledger.db")
         starter = _Starter(testbed, running, start, folder)

@@ -14,7 +14,7 @@ import typer
 from ops.cli.console import print_json
 from ops.cli.operator import AsJson, Yes, command_group
 from ops.cli.startup import ConfigFile, config_path, need_modules, one_line_errors
-from ops.client import AdminClient
+from ops.client import AdminClient, reach_loopback
 
 if TYPE_CHECKING:
     from ops.sagemaker.deploy import Aws
@@ -67,8 +67,7 @@ def publish() -> None:
     from ops.sagemaker.signals import publish as run
 
     # A proxy of the environment is for AWS, not for the gateway beside this process.
-    around = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    os.environ["no_proxy"] = f"{around},127.0.0.1" if around else "127.0.0.1"
+    reach_loopback()
     parent = os.getppid()
     endpoint, variant = os.environ[ENDPOINT_ENV], os.environ.get(VARIANT_ENV, VARIANT)
     url = f"http://127.0.0.1:{os.environ.get('SLUICE_SERVER__PORT', PORT)}"

@@ -14,16 +14,16 @@ from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, environment, gateway
 
 
-def run(folder: Path, scenario: dict[str, Any], *words: str) -> tuple[int, dict[str, Any], str]:
+def run(folder: Path, scenario: dict[str, Any], *words: str, **env: str) -> tuple[int, dict[str, Any], str]:
     path = folder / "scenario.yaml"
     path.write_text(yaml.safe_dump({"about": "a test", **scenario}))
     command = [sys.executable, "-m", "ops.cli", "chaos", str(path), "--json", *words]
-    done = fork_server.run(command, cwd=ROOT, env=environment({}), timeout=500)
+    done = fork_server.run(command, cwd=ROOT, env=environment({}) | env, timeout=500)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -> None:
+def test_a_killed_engine_under_streams_of_a_gateway_of_its_own_behind_a_proxy(tmp_path: Path) -> None:
     code, report, output = run(
         tmp_path,
         {
@@ -33,6 +33,7 @@ def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -
             "settle_s": 75,
         },
         "--start",
+        http_proxy="http://127.0.0.1:9",
     )
     assert code == 0, output
     assert report["ok"] and [fault["label"] for fault in report["faults"]] == ["kill engine"]
