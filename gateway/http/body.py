@@ -27,6 +27,8 @@ FORM_BYTES: Final = 65_536  # most bytes of a form besides its file
 MAX_FIELDS: Final = 16
 
 _ENCODING: Final = b"content-encoding"
+# Charsets of forms. Others may decode to what is no text, or fail in ways that the parser does not know.
+_CHARSETS: Final = frozenset({b"utf-8", b"utf8", b"us-ascii", b"iso-8859-1"})
 
 
 class BodyTooSlow(InvalidRequest, status=408, code="invalid_request"):
@@ -120,8 +122,7 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
     kind, options = parse_options_header(request.headers.get("content-type"))
-    # Other charsets decode to what is no text, or fail in ways that the parser does not know.
-    if kind != b"multipart/form-data" or options.get(b"charset", b"utf-8").lower() != b"utf-8":
+    if kind != b"multipart/form-data" or options.get(b"charset", b"utf-8").lower() not in _CHARSETS:
         raise unsupported(exchange, b"content-type", "multipart/form-data in UTF-8")
     whole = 0
 

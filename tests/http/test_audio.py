@@ -119,7 +119,7 @@ async def test_recordings_in_progress_take_a_bounded_part_of_the_disk_and_free_i
 
 @pytest.mark.parametrize("path", [WHOLE, "/v1/files"])
 @pytest.mark.parametrize("charset", ["unicode_escape", "undefined", "utf-16"])
-async def test_a_form_in_another_charset_than_utf_8_is_refused_by_its_header(
+async def test_a_form_in_an_unusual_charset_is_refused_by_its_header(
     connect: Connect, path: str, charset: str
 ) -> None:
     field = 'Content-Disposition: form-data; name="\\ud800"\r\n\r\na'
@@ -129,6 +129,17 @@ async def test_a_form_in_another_charset_than_utf_8_is_refused_by_its_header(
     async with connect(fake_services(files=files)) as client:
         answer = await client.post(path, content=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-type")
+
+
+@pytest.mark.parametrize("charset", ["UTF-8", "iso-8859-1", "us-ascii"])
+async def test_a_form_in_a_usual_charset_is_read(connect: Connect, charset: str) -> None:
+    field, file = 'form-data; name="model"', 'form-data; name="file"; filename="a.wav"'
+    parts = [f"--b\r\nContent-Disposition: {one}\r\n\r\nm\r\n" for one in (field, file)]
+    headers = {"content-type": f"multipart/form-data; boundary=b; charset={charset}"}
+    answer = await posted(
+        connect, content=f"{''.join(parts)}--b--\r\n", headers=headers, data=None, files=None
+    )
+    assert (answer.status_code, answer.json()["text"]) == (200, "m")
 
 
 async def test_translations_have_no_words_with_times(connect: Connect) -> None:
