@@ -169,8 +169,7 @@ class RoutingAdmin:
 
     async def audit(self, limit: int, after: int | None = None) -> list[AuditEntry]:
         with operator_errors(change=False):
-            read = self.audit_log.last(limit) if after is None else self.audit_log.after(after, limit)
-            return [cast("AuditEntry", entry) for entry in await read]
+            return [cast("AuditEntry", entry) for entry in await self.audit_log.entries(limit, after)]
 
     async def _change(
         self, action: str, target: str, make: Make, given: RouteChangeBody, who: str

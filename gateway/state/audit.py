@@ -153,7 +153,7 @@ class Audit:
     @retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(_TRIES), reraise=True)
     async def _chained(self, entry: Mapping[str, Any]) -> str:
         """Append ``entry`` after the last record, and return its hash."""
-        last = [_shown(one) for one in await self.store.read(STREAM, limit=1, newest_first=True)]
+        last = await self.entries(limit=1)
         before = last[0]["number"] if last else 0
         chained = {**entry, "previous": last[0]["hash"] if last else ""}
         if self.keys:
@@ -193,10 +193,11 @@ class Audit:
             raise
         await self.record(who, action, target, comment=comment, result=audited.result)
 
-    async def last(self, limit: int) -> Sequence[Mapping[str, Any]]:
-        """Return the last entries, newest first, with numbers and hashes. Raises StateUnavailable."""
-        return [_shown(record) for record in await self.store.read(STREAM, limit=limit, newest_first=True)]
+    async def entries(self, limit: int = MAX_READ, after: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return the last entries, newest first, or those after a number, oldest first, with their hashes.
 
-    async def after(self, number: int, limit: int = MAX_READ) -> Sequence[Mapping[str, Any]]:
-        """Return the entries after ``number``, oldest first. Raises StateUnavailable."""
-        return [_shown(record) for record in await self.store.read(STREAM, after=number, limit=limit)]
+        Raises StateUnavailable.
+        """
+        newest_first = after is None
+        page = await self.store.read(STREAM, after=after or 0, limit=limit, newest_first=newest_first)
+        return [_shown(record) for record in page]

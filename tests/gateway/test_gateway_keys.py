@@ -301,7 +301,7 @@ async def test_a_change_is_audited_with_its_values_and_refused_without_any() -> 
         with pytest.raises(InvalidRequest, match=r"^expires_at is "):
             await one.change(made["id"], expires_at=5)
         await one.change(made["id"], limits={"tokens_per_minute": 9}, comment="asked for")
-        [entry, *_] = await one.audit.last(1)
+        [entry, *_] = await one.audit.entries(1)
         records = one.keys.projection.followed.number
         await one.change(made["id"], limits={"tokens_per_minute": 9})
         assert one.keys.projection.followed.number == records, "a change that changes nothing is no record"
@@ -350,7 +350,7 @@ async def test_each_change_is_audited_also_the_refused_one() -> None:
         await process.admin.revoke(made["id"], who=WHO)
         with pytest.raises(NoSuchKey):
             await process.admin.revoke("key_none", who=WHO)
-        entries = await process.audit.last(3)
+        entries = await process.audit.entries(3)
     assert [(one["action"], one["result"].split(":")[0]) for one in entries] == [
         ("key.revoke", "refused"),
         ("key.revoke", "done"),

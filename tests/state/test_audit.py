@@ -37,7 +37,7 @@ async def written(streams: MemoryStreams, count: int = 4, keys: Sequence[bytes] 
         await log.record(
             "key_1", "routing.apply", f"routing {number}", comment="漫画 \x7f\ud800"[: 3 + number % 2]
         )
-    return [dict(one) for one in await log.after(0)]
+    return [dict(one) for one in await log.entries(after=0)]
 
 
 async def test_each_record_holds_the_hash_of_the_one_before() -> None:
@@ -68,7 +68,7 @@ async def test_a_changed_removed_or_inserted_record_is_found_at_its_place(done: 
         a, b = records[at], records[at + 1]
         records[at : at + 2] = [replace(b, number=a.number), replace(a, number=b.number)]
     with pytest.raises(AuditBroken, match=rf"record {at + 1 + (done in ('changed', 'put in'))} "):
-        verify(await audit(streams).after(0))
+        verify(await audit(streams).entries(after=0))
 
 
 async def test_a_change_that_makes_its_own_hash_right_breaks_the_next_one() -> None:
@@ -83,7 +83,7 @@ async def test_processes_that_write_at_once_make_one_chain() -> None:
     streams = MemoryStreams()
     logs = [audit(streams) for _ in range(4)]
     await asyncio.gather(*(log.record(f"key_{n}", "x", "y") for n, log in enumerate(logs * 5)))
-    assert verify(await logs[0].after(0)).records == 20
+    assert verify(await logs[0].entries(after=0)).records == 20
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -94,7 +94,7 @@ async def test_a_record_without_the_hash_of_the_one_before_breaks_the_log(at: in
     bare = {name: value for name, value in orjson.loads(records[at].data).items() if name != "previous"}
     records[at] = replace(records[at], data=orjson.dumps(bare))
     with pytest.raises(AuditBroken, match=rf"record {at + 1} does not hold the hash"):
-        verify(await audit(streams).after(0))
+        verify(await audit(streams).entries(after=0))
 
 
 async def test_a_change_is_refused_before_it_begins_when_its_record_is_required_and_cannot_be_written() -> (
@@ -108,7 +108,7 @@ async def test_a_change_is_refused_before_it_begins_when_its_record_is_required_
 
     for required in (False, True):
         await change("key.create", required=required)
-    assert [one["result"] for one in await audit(streams).after(0)] == ["done", "begun", "done"]
+    assert [one["result"] for one in await audit(streams).entries(after=0)] == ["done", "begun", "done"]
     streams.down = True
     with pytest.raises(BackendUnavailable, match=r"key\.revoke: its audit record cannot be written"):
         await change("key.revoke", required=True)
@@ -140,7 +140,7 @@ async def test_an_action_whose_operator_leaves_is_recorded() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    (entry,) = await log.after(0)
+    (entry,) = await log.entries(after=0)
     assert (entry["action"], entry["result"].split(":")[0]) == ("adapter.promote.forced", "cancelled")
 
 
@@ -203,7 +203,7 @@ async def test_a_gateway_signs_with_the_key_of_its_environment_or_file(
     async def record(sections: dict[str, Any]) -> list[dict[str, Any]]:
         log = make_foundation(Settings.model_validate(sections)).audit
         await log.record("key_1", "routing.apply", "routing")
-        return [dict(one) for one in await log.after(0)]
+        return [dict(one) for one in await log.entries(after=0)]
 
     assert "mac" not in (await record(sections))[0]
     monkeypatch.setenv("SLUICE_AUDIT_KEY", OTHER.decode())
