@@ -59,7 +59,6 @@ class Account(Struct, eq=False):
     _row: UsageRow
     _so_far: Callable[[BaseException], PartialUsage] | None
     _on_settled: Callable[[UsageRow], None]
-    _entered: bool = False
     _usable: bool = False
 
     def settle(self, row: UsageRow) -> None:
@@ -78,9 +77,7 @@ class Account(Struct, eq=False):
         self._on_settled(row)
 
     def __enter__(self) -> Self:
-        if self._entered:
-            raise RuntimeError("an account is entered once; call open() for another")
-        self._entered = self._usable = True
+        self._usable = True
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -30,9 +30,7 @@ class Interval:
 
 
 def wilson(good: int, count: int) -> Interval:
-    """Return a share and Wilson's score interval, accurate near 0 and 1 too. Raises ValueError for none."""
-    if count < 1:
-        raise ValueError(f"count is {count}; allowed: 1 or more")
+    """Return a share and Wilson's score interval, accurate near 0 and 1 too; ``count`` is at least 1."""
     share, square = good / count, _Z * _Z
     middle = (share + square / (2 * count)) / (1 + square / count)
     reach = _Z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
@@ -76,9 +74,7 @@ def bootstrap(
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the linearly interpolated quantile of sorted values. Raises ValueError without values."""
-    if not ordered:
-        raise ValueError("there are no values to take a quantile of")
+    """Return the linearly interpolated quantile of sorted values, of which there must be one at least."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -132,12 +132,6 @@ def test_an_account_takes_only_rows_of_its_own_generation() -> None:
         account.settle(replace(ROW, generation_id="gen_2"))
 
 
-def test_an_opening_is_entered_once() -> None:
-    opening = Accounts(ListOutbox()).open(ROW)
-    with opening, pytest.raises(RuntimeError):
-        opening.__enter__()
-
-
 class Broken(Exception):
     """A failure in the account's block."""
 

@@ -151,8 +151,6 @@ def test_wilson_has_its_nominal_coverage() -> None:
         inside += interval.low <= share <= interval.high
     assert 0.92 < inside / 2_000 < 0.985
     assert wilson(0, 10).low == 0.0 and wilson(10, 10).high == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="allowed: 1 or more"):
-        wilson(0, 0)
 
 
 def test_the_bootstrap_has_its_nominal_coverage_and_leaves_out_what_is_missing() -> None:
@@ -169,5 +167,3 @@ def test_the_bootstrap_has_its_nominal_coverage_and_leaves_out_what_is_missing()
 def test_quantiles_lie_between_their_neighbours() -> None:
     assert quantile([1.0, 2.0, 4.0], 0.75) == 3.0
     assert quantile([5.0], 0.99) == 5.0
-    with pytest.raises(ValueError, match="no values"):
-        quantile([], 0.5)
