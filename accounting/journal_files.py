@@ -48,11 +48,6 @@ class JournalSegment:
             view = view[os.write(self.fd, view) :]
         self.size += len(data)
 
-    def content(self) -> bytes:
-        """The whole file. Raises OSError."""
-        with self.path.open("rb") as file:
-            return file.read()
-
     def remove(self) -> None:
         """Delete and release the file. Raises OSError."""
         try:

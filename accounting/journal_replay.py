@@ -55,7 +55,7 @@ class Replay:
     async def _segment(self, segment: JournalSegment, *, adopted: bool) -> bool:
         """Read one file back; ``False`` when the writer was closed before all rows were written."""
         try:
-            contents = await asyncio.to_thread(lambda: read(segment.content()))
+            contents = await asyncio.to_thread(lambda: read(segment.path.read_bytes()))
         except OSError as error:
             self._writer.failed(error)
             self._journal.abandon(segment)

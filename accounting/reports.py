@@ -1,7 +1,7 @@
 """Usage reports: sums over the ledger's rows, and pages of rows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -71,7 +71,7 @@ class UsageReport:
     kind: Kind = "request"
 
     def query(self) -> sa.Select[Any]:
-        """The report's query; it returns up to one line more than :data:`MAX_LINES` (see ``too_many``)."""
+        """The report's query; it returns at most one line more than :data:`MAX_LINES`."""
         columns = {name: DIMENSIONS[name] for name in self.by}
         found = sa.select(
             *(column.label(f"by_{name}") for name, column in columns.items()),
@@ -143,11 +143,6 @@ class Page:
                 )
             )
         return found.order_by(_table.started_at, _table.generation_id).limit(self.limit)
-
-
-def too_many(lines: Sequence[object]) -> bool:
-    """Whether the query returned more lines than a report may have."""
-    return len(lines) > MAX_LINES
 
 
 def _formatted(name: str, value: Any) -> object:

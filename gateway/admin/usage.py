@@ -12,7 +12,7 @@ from sqlalchemy import Select
 from typing_extensions import TypedDict
 
 from accounting.reconcile import compared_lines, engines_query, ledger_query
-from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport, too_many
+from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport
 from accounting.shadow_pairs import ShadowPairStore
 from accounting.values import Kind
 from gateway.contracts.refusals import not_allowed
@@ -97,7 +97,7 @@ class UsageAdmin:
         """Return sums, sorted by their dimensions. Raises InvalidRequest for too many lines."""
         report = UsageReport(_dimensions(query.by), query.span(), query.kind)
         found = await self.read(report.query())
-        if too_many(found):
+        if len(found) > MAX_LINES:
             raise InvalidRequest(
                 f"by: more than {MAX_LINES} lines; allowed: fewer keys, or a shorter time (since, until)",
                 param="by",

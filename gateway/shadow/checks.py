@@ -21,7 +21,7 @@ from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.generation.json_schema import breaks_schema
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import yield_thread
-from gateway.shadow.personal import has_personal
+from gateway.shadow.personal import redact_personal
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _digits(number: str) -> str:
 
 
 def no_personal_data(exam: Exam) -> bool | None:
-    return not has_personal(exam.text)
+    return redact_personal(exam.text) == exam.text
 
 
 def no_refusal(exam: Exam) -> bool | None:

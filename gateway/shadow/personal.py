@@ -86,11 +86,6 @@ def redact_tools(tools: Sequence[Tool], redact: Redactor) -> tuple[Tool, ...]:
     )
 
 
-def has_personal(text: str) -> bool:
-    """Whether :func:`redact_personal` would change the text."""
-    return redact_personal(text) != text
-
-
 def _is_card(text: str) -> bool:
     """Whether the number has a valid Luhn check digit."""
     total = 0
