@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -16,10 +16,7 @@ from gateway.backends.port import (
     Backend,
     BackendState,
     Completion,
-    Embeds,
     Fleet,
-    Ranks,
-    Transcribes,
     Work,
     generates,
     makes_vectors,
@@ -29,7 +26,7 @@ from gateway.backends.port import (
 from gateway.backends.supervised import EngineStatus
 from gateway.backends.workers.inspection import WorkerInspections
 from gateway.contracts.audio import TOKENS_PER_AUDIO_S, Recording, no_event
-from gateway.contracts.embeddings import EmbeddingsRequest, PooledRequest
+from gateway.contracts.embeddings import EmbeddingsRequest, PooledAnswer
 from gateway.contracts.events import TAKEN
 from gateway.contracts.features import Feature
 from gateway.contracts.rerank import ScoreRequest
@@ -207,7 +204,7 @@ async def short_work(backend: Backend, work: Work) -> Usage:
         missing: BackendFailure | None = None
         for do in _other_work(backend):
             try:
-                return await do()
+                return Usage((await do()).input_tokens)
             except BackendFailure as error:
                 # A worker's server answers so where it has no path for this work.
                 if error.kind is not FailureKind.MODEL_NOT_FOUND:
@@ -219,54 +216,45 @@ async def short_work(backend: Backend, work: Work) -> Usage:
     return completion.usage
 
 
-def _other_work(backend: Backend) -> Iterator[Callable[[], Awaitable[Usage]]]:
+def _other_work(
+    backend: Backend,
+) -> Iterator[Callable[[], Awaitable[PooledAnswer[Any]]]]:
     """Short pieces of the work that a backend may do: vectors, scores by either path, a transcript."""
-    asked = structs.asdict(
-        PooledRequest(
-            request_id="health",
-            generation_id="health",
-            caller=HEALTH,
-            arrived_at=0.0,
-            created=0,
-            model=backend.model,
-            tokens=1,
-        )
-    )
+    asked: dict[str, Any] = {
+        "request_id": "health",
+        "generation_id": "health",
+        "caller": HEALTH,
+        "arrived_at": 0.0,
+        "created": 0,
+        "model": backend.model,
+        "tokens": 1,
+    }
     if makes_vectors(backend):
-        yield partial(_embedded, backend, EmbeddingsRequest(**asked, inputs=("test",)))
+        yield partial(backend.embed, EmbeddingsRequest(**asked, inputs=("test",)))
     if scores_texts(backend):
         pairs = ScoreRequest(**asked, pairs=(("test", "test"),), endpoint="rerank", options={})
-        yield partial(_scored, backend, pairs)
-        yield partial(_scored, backend, structs.replace(pairs, endpoint="score"))
+        yield partial(backend.score, pairs)
+        yield partial(backend.score, structs.replace(pairs, endpoint="score"))
     if transcribes(backend):
-        yield partial(_transcribed, backend)
+        yield partial(backend.transcribe, _silence(), HEALTH, no_event)
 
 
-async def _embedded(backend: Embeds, part: EmbeddingsRequest) -> Usage:
-    return Usage((await backend.embed(part)).input_tokens)
-
-
-async def _scored(backend: Ranks, part: ScoreRequest) -> Usage:
-    return Usage((await backend.score(part)).input_tokens)
-
-
-async def _transcribed(backend: Transcribes) -> Usage:
-    """Let a backend transcribe a second of silence."""
-    with BytesIO() as file:
-        with wave.open(file, "wb") as recording:
-            recording.setnchannels(1)
-            recording.setsampwidth(2)
-            recording.setframerate(SILENCE_HZ)
-            recording.writeframes(bytes(2 * SILENCE_HZ))
-        silence = Recording(
-            task="transcriptions",
-            file=file,
-            size=file.getbuffer().nbytes,
-            filename="silence.wav",
-            content_type="audio/wav",
-            fields=(("response_format", "json"),),
-            stream=False,
-            wants_usage=False,
-            tokens=TOKENS_PER_AUDIO_S,
-        )
-        return Usage((await backend.transcribe(silence, HEALTH, no_event)).input_tokens)
+def _silence() -> Recording:
+    """A second of silence."""
+    file = BytesIO()
+    with wave.open(file, "wb") as recording:
+        recording.setnchannels(1)
+        recording.setsampwidth(2)
+        recording.setframerate(SILENCE_HZ)
+        recording.writeframes(bytes(2 * SILENCE_HZ))
+    return Recording(
+        task="transcriptions",
+        file=file,
+        size=file.getbuffer().nbytes,
+        filename="silence.wav",
+        content_type="audio/wav",
+        fields=(("response_format", "json"),),
+        stream=False,
+        wants_usage=False,
+        tokens=TOKENS_PER_AUDIO_S,
+    )
