@@ -92,14 +92,18 @@ class LoraLoader:
     async def preload(self, adapter: Adapter) -> None:
         """Load an adapter now, in the engine in process and on all workers. Raises BackendFailure if one of
         them cannot load it, or if there is none."""
-        slots, workers, failures = self._slots, self._workers(), list[BackendFailure]()
-        in_process = slots is not None and slots.places
-        if not in_process and not workers:
+        places: list[LoraSlots | WorkerLoras] = [*self._workers()]
+        if self._slots is not None and self._slots.places:
+            self._slots.residency.retry(adapter.adapter_id)
+            places.append(self._slots)
+        if not places:
             raise BackendFailure(
                 FailureKind.BACKEND_UNAVAILABLE,
                 "this gateway has neither an engine in process nor a worker in service that it loads "
                 "adapters on",
             )
+
+        failures: list[BackendFailure] = []
 
         async def load(where: LoraSlots | WorkerLoras) -> None:
             try:
@@ -110,10 +114,7 @@ class LoraLoader:
                 failures.append(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, str(error)))
 
         async with asyncio.TaskGroup() as loads:
-            if slots is not None and in_process:
-                slots.residency.retry(adapter.adapter_id)
-                loads.create_task(load(slots), name=f"preload-{adapter.adapter_id}")
-            for one in workers:
+            for one in places:
                 loads.create_task(load(one), name=f"preload-{adapter.adapter_id}")
         if failures:
             raise failures[0]
