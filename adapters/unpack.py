@@ -44,7 +44,8 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
             for member, name in zip(files, names, strict=True):
                 target = into / (name.relative_to(around) if around else name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with _content(tar, member) as source, target.open("xb") as out:
+                source = cast("IO[bytes]", tar.extractfile(member))  # never None: all are plain files
+                with source, target.open("xb") as out:
                     while piece := source.read(_PIECE):
                         written += len(piece)
                         if written > max_bytes:
@@ -107,13 +108,6 @@ def _opened(archive: Path, max_bytes: int) -> Iterator[tuple[tarfile.TarFile, li
                     )
             bounded.listed = True
             yield tar, found
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    source = tar.extractfile(member)
-    if source is None:
-        raise tarfile.TarError(f"{member.name} is no file")
-    return source
 
 
 def _safe_name(member: tarfile.TarInfo) -> PurePosixPath:
