@@ -13,8 +13,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -112,12 +111,13 @@ class TextThreads:
             self.at_work.setdefault(tenant, []).append(job)
             self._free -= 1
             self._free_for_large -= job.chars > LARGE_CHARS
+            loop = asyncio.get_running_loop()
             try:
-                doing = self._pool.submit(self._do, job)
+                doing = loop.run_in_executor(self._pool, self._do, job)
             except RuntimeError as error:  # the system starts no further thread
-                doing = Future()
+                doing = loop.create_future()
                 doing.set_exception(error)
-            doing.add_done_callback(partial(self._left_thread, tenant, job))
+            doing.add_done_callback(partial(self._ended, tenant, job))
 
     def _do(self, job: _TextJob) -> Any:
         """Called in the thread."""
@@ -137,19 +137,14 @@ class TextThreads:
                     return tenant, job
         return None
 
-    def _left_thread(self, tenant: str, job: _TextJob, doing: Future[Any]) -> None:
-        """Called in the thread."""
-        with suppress(RuntimeError):  # the loop is closed: the gateway has stopped
-            job.done.get_loop().call_soon_threadsafe(self._ended, tenant, job, doing)
-
-    def _ended(self, tenant: str, job: _TextJob, doing: Future[Any]) -> None:
+    def _ended(self, tenant: str, job: _TextJob, doing: asyncio.Future[Any]) -> None:
         self._remove(self.at_work, tenant, job)
         self._free += 1
         self._free_for_large += job.chars > LARGE_CHARS
         self._start()
+        error = doing.exception()
         if job.done.done():
             return  # the caller has disconnected
-        error = doing.exception()
         if error is None:
             job.done.set_result(doing.result())
         else:
