@@ -102,11 +102,6 @@ def _fields(key: StoredKey) -> dict[str, Any]:
     }
 
 
-def key_event(record: Record) -> Made | Changed | Revoked:
-    """Decode a record. Raises msgspec.MsgspecError if it cannot be decoded."""
-    return msgspec.json.decode(record.data, type=Made | Changed | Revoked)
-
-
 def made_key(event: Made, record: Record) -> StoredKey:
     return StoredKey(
         key_record(event), event.prefix, event.salt, event.digest, event.comment, record.author, record.at

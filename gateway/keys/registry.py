@@ -14,7 +14,7 @@ import structlog
 from accounting.keys import MAX_KEYS, KeyRing, StoredKey
 from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
 from gateway.keys.last_used import KeyUse
-from gateway.keys.records import Changed, Revoked, changed_data, key_event, key_record, made_data, made_key
+from gateway.keys.records import Changed, Made, Revoked, changed_data, key_record, made_data, made_key
 from gateway.keys.revocations import Revocations
 from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.port import Record, StateStore
@@ -42,7 +42,7 @@ class KeyProjection(FollowedStream):
     def take(self, record: Record) -> None:
         """Apply a record; raises nothing."""
         try:
-            event = key_event(record)
+            event = msgspec.json.decode(record.data, type=Made | Changed | Revoked)
         except msgspec.MsgspecError:
             self._log.error("a key's record is not understood here and was skipped", number=record.number)
             return

@@ -5,6 +5,7 @@ import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -55,21 +56,20 @@ class AdapterSource:
         """Bring, check and store an adapter. Raises AdapterRejected, or AdapterNotHere when it cannot be
         brought or stored."""
         self._check_allowed(location)
-        return await self._take(location, sha256)
+        return await self._work(location, partial(self.store.take, base=self.base, sha256=sha256))
 
     async def check(self, location: str, *, sha256: str | None = None) -> Verified:
         """Bring and check an adapter without storing it. Raises as :meth:`take`."""
         self._check_allowed(location)
-        return await self._work(location, lambda path: self.store.check(path, self.base, sha256=sha256))
+        return await self._work(location, partial(self.store.check, base=self.base, sha256=sha256))
 
     async def check_kept(self, adapter_id: str) -> Verified:
         """Check a registered adapter's copy on this machine again, byte by byte. Raises as :meth:`take`."""
         version = self.catalogue().version(adapter_id)
         await self._bring(version.sha256, version.location)
         path = self.store.path(version.sha256)
-        return await self._work(
-            str(path), lambda folder: self.store.check(folder, self.base, sha256=version.sha256)
-        )
+        check = partial(self.store.check, base=self.base, sha256=version.sha256)
+        return await self._work(str(path), check)
 
     async def fingerprint(self, location: str) -> str | None:
         """The SHA-256 of a folder's unchecked content; ``None`` for an archive or ``s3://``. Raises as
@@ -90,10 +90,7 @@ class AdapterSource:
             return
         async with self._under_way.setdefault(sha256, asyncio.Lock()):
             if not await asyncio.to_thread(self.store.has, sha256):
-                await self._take(location, sha256)
-
-    async def _take(self, location: str, sha256: str | None) -> Verified:
-        return await self._work(location, lambda path: self.store.take(path, self.base, sha256=sha256))
+                await self._work(location, partial(self.store.take, base=self.base, sha256=sha256))
 
     def _check_allowed(self, location: str) -> None:
         """Refuse ``s3://`` outside the prefixes, which the credentials may open. Raises AdapterRejected."""

@@ -1,16 +1,12 @@
 """The models that callers can name: base models, adapters, backends, and aliases of these."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from adapters.registry import AdapterRegistry
 from gateway.backends.port import Fleet, makes_vectors
 from gateway.contracts.fields import label_or_none
 from gateway.contracts.model_card import CardKind, ModelCard
-
-POOLING: Final[Mapping[str, str]] = {"embedded": "mean"}
-"""How an engine in process makes vectors, by the backend's kind."""
 
 
 def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str], int]) -> Sequence[ModelCard]:
@@ -32,6 +28,9 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
         ModelCard(alias, model, None, length(model), CardKind.ALIAS)
         for alias, model in sorted(fleet.aliases.items())
     ]
-    pooled = {one.model: POOLING.get(one.kind) for one in fleet.backends.values() if makes_vectors(one)}
+    # An engine in process makes vectors as means; how workers make them is not known.
+    pooled = {
+        one.model: "mean" for one in fleet.backends.values() if makes_vectors(one) and one.kind == "embedded"
+    }
     named = [card for card in cards if label_or_none(card.id) is not None]
     return [replace(card, pooling=pooled.get(card.root)) for card in named]
