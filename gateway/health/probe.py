@@ -43,7 +43,7 @@ from resilience.supervisor import SupervisorState
 # Above 98 % KV cache use an allocation may fail at any time; above 50 % errors the circuit breaker is open.
 MEMORY_LIMIT = 0.98
 ERROR_RATE_LIMIT = 0.5
-DEEP_TIMEOUT_S = 10.0
+DEEP_TIMEOUT_S = 10.0  # longest time of a backend's short generation
 DEEP_TOKENS = 5
 SILENCE_HZ: Final = 16_000  # Whisper's rate
 HEALTH = Caller("health", CallerRole.OPERATOR, "health")  # the caller of the probes
@@ -58,7 +58,6 @@ class HealthProbe:
         engines: the states of the in-process engines, by admission gate; likewise ``engine_figures``.
         state_store_ok: whether this gateway has the state that it needs to serve.
         gpus: the GPUs' figures; must not raise.
-        probe_timeout_s: longest time of a backend's short generation.
         pings: whether ``ping`` may already report that the process is alive.
     """
 
@@ -75,7 +74,6 @@ class HealthProbe:
     clock: Callable[[], float]
     started_at: float
     gpus: Callable[[], Coroutine[None, None, Sequence[Mapping[str, float | None]]]] = read_gpus
-    probe_timeout_s: float = DEEP_TIMEOUT_S
     pings: Callable[[], bool] = lambda: True
 
     def ping(self) -> Mapping[str, object]:
@@ -166,7 +164,7 @@ class HealthProbe:
         begun = self.clock()
         result: dict[str, object] = {"state": backend.state.value}
         try:
-            async with asyncio.timeout(self.probe_timeout_s):
+            async with asyncio.timeout(DEEP_TIMEOUT_S):
                 token_ids = self._ids(backend)
                 sampling = Sampling(max_tokens=DEEP_TOKENS, temperature=0.0)
                 raw = token_ids and Feature.RAW_PROMPT in backend.features

@@ -40,12 +40,10 @@ class SqliteStateStore(StateStore):
         path: Path,
         *,
         unix_time: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
         poll_s: float = POLL_S,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         super().__init__(f"sqlite:///{path}", unix_time, poll_s)
-        self._clock = clock
         # FULL: acknowledged records survive a power loss; appends are rare. Reads do not wait for writes.
         self._writer = SqliteFile(path, _TABLES, synchronous="FULL", busy_timeout_s=busy_timeout_s)
         self._reader = SqliteFile(path, _TABLES, synchronous="FULL", busy_timeout_s=busy_timeout_s)
@@ -100,7 +98,7 @@ class SqliteStateStore(StateStore):
         files: Sequence[tuple[int, ...] | None] = ()
         settled = False
         while True:
-            due = self._clock() - notified_at >= self._poll_s
+            due = time.monotonic() - notified_at >= self._poll_s
             changed = files != (files := self._reader.files())
             # A query in the thread costs ten times as much as this check, which runs 10 times a second.
             if settled and not changed and not due and seen is not None:
@@ -117,7 +115,7 @@ class SqliteStateStore(StateStore):
                 if seen is None or found[0] is seen[0]:
                     if due or found != seen:
                         self._notify_all(heads)
-                        notified_at = self._clock() if due else notified_at
+                        notified_at = time.monotonic() if due else notified_at
                     seen = found
                     await asyncio.sleep(WATCH_S)
                     continue

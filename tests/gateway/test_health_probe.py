@@ -55,7 +55,6 @@ def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
         "clock": lambda: 0.0,
         "started_at": 0.0,
         "gpus": no_gpus,
-        "probe_timeout_s": 30.0,
     }
     return HealthProbe(**(settings | changes))
 
