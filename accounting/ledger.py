@@ -44,7 +44,7 @@ class Ledger:
         self._durability = options.durability
         folder = None if options.durability is Durability.MEMORY else options.journal_folder
         self._journal = None if folder is None else Journal(folder, options, on_lost=self._row_lost)
-        done = _nothing if self._journal is None else self._journal.written
+        done = (lambda entry: None) if self._journal is None else self._journal.written
         self._writer = Writer(self._store, options, done=done)
         self._replay = None if self._journal is None else Replay(self._journal, self._writer, options)
 
@@ -195,10 +195,6 @@ class Ledger:
         """Keep a row in memory that the journal could not store; without room it is lost."""
         if self._writer.closing or not self._writer.hold(entry):
             self._writer.lose((entry.row,), LossReason.OUTBOX_FULL)
-
-
-def _nothing(entry: PendingRow) -> None:
-    """What follows from a written row where there is no journal."""
 
 
 async def _known(durable: bool) -> bool:
