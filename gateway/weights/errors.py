@@ -1,9 +1,6 @@
 """The errors of fetching a model; each message is one line with the action to take."""
 
-import errno
 from pathlib import Path
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no space, over quota, over a file size limit
 
 
 class FetchError(Exception):
@@ -27,11 +24,7 @@ class FetchStopped(FetchError):
 
 
 def disk_error(error: OSError, folder: Path) -> FetchError:
-    if error.errno in _FULL:
-        return FetchError(
-            f"{folder}: {error.strerror}; free some space or set weights.cache_folder to a larger disk, what "
-            "has arrived is kept"
-        )
     return FetchError(
-        f"{folder}: {error.strerror or error}; set weights.cache_folder to a folder that this user may write"
+        f"{folder}: {error.strerror or error}; what has arrived is kept: free some space, or set "
+        "weights.cache_folder to a folder that has enough and that this user may write"
     )

@@ -152,10 +152,8 @@ def _meaning(error: Exception) -> str:
         denied = status in (401, 403)
         advice = "set HF_TOKEN to a token that may read the model" if denied else "try again later"
         return f"the hub says {status}; {advice}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk of HF_HOME is full; free some space or set HF_HOME to a larger disk"
-    if isinstance(error, PermissionError):
-        return "HF_HOME cannot be written; set it to a folder that this user may write"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        return f"HF_HOME: {error.strerror}; set it to a folder that has space and that this user may write"
     text = " ".join(str(error).split())[:300]
     return (
         f"there is no such folder here, and the hub does not answer ({type(error).__name__}: {text}); give "
