@@ -2,9 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
-
-from gateway.health.probe import HealthProbe
 
 # Seconds between checks. A start should take at most 90 s, so this is precise enough.
 CHECK_EVERY_S = 0.1
@@ -30,11 +27,3 @@ class FirstReady:
             if self.after_s() is not None:
                 return
             await asyncio.sleep(CHECK_EVERY_S)
-
-
-def once_ready(health: HealthProbe, first: FirstReady) -> HealthProbe:
-    """Return a probe whose ``ping`` fails until the gateway is ready for the first time.
-
-    From then on ``ping`` is plain liveness: a container must not be killed because its engine restarts.
-    """
-    return replace(health, pings=lambda: first.after_s() is not None)

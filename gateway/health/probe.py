@@ -58,7 +58,8 @@ class HealthProbe:
         engines: the states of the in-process engines, by admission gate; likewise ``engine_figures``.
         state_store_ok: whether this gateway has the state that it needs to serve.
         gpus: the GPUs' figures; must not raise.
-        pings: whether ``ping`` may already report that the process is alive.
+        pings: whether ``ping`` may already report that the process is alive; must stay true, since a
+            container must not be killed because its engine restarts.
     """
 
     fleet: Fleet

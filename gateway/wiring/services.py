@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import asdict
@@ -21,7 +22,6 @@ from gateway.admin.usage import ShadowAdmin, UsageAdmin
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.contracts.responses.request import ReasoningSeal
-from gateway.health.first_ready import once_ready
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.new_key import NewKeyChecks
 from gateway.keys.usable_models import usable
@@ -49,7 +49,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         keys=keys.authority,
         limiter=core.access.limiter,
         failed_logins=FailedLogins(clock=base.clock, proxies=server.trusted_proxies, emit=base.events.emit),
-        health=once_ready(serving.health, serving.first_ready)
+        health=replace(serving.health, pings=lambda: serving.first_ready.after_s() is not None)
         if server.ping == "once_ready"
         else serving.health,
         idempotency=base.state.idempotency,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Fleet
 from gateway.backends.workers.inspection import Inspection, WorkerInspections
 from gateway.errors import BackendUnavailable
-from gateway.health.first_ready import FirstReady, once_ready
+from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
 from gateway.health.rolling_stats import RollingStats
 from gateway.requests.in_flight import InFlightRequests
@@ -157,7 +158,8 @@ async def test_a_gateway_that_was_ready_once_stays_alive() -> None:
     """The platform must not replace the container because the engine restarts."""
     loaded = False
     health = probe(ScriptedBackend(), model_loaded=lambda: loaded)
-    patient = once_ready(health, FirstReady(lambda: health.ready()[0], lambda: 0.0))
+    first = FirstReady(lambda: health.ready()[0], lambda: 0.0)
+    patient = replace(health, pings=lambda: first.after_s() is not None)
     with pytest.raises(BackendUnavailable):
         patient.ping()
     loaded = True
