@@ -213,12 +213,10 @@ class Journal:
                     await self.durable()
                     await asyncio.sleep(0.001)  # a timed-out group is done before it is synced
         self._stopped = True
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
+        for timer in (self._late, self._rest):
+            if timer is not None:
+                timer.cancel()
+        self._late = self._rest = None
         segments = tuple(self._segments)
         self._segments.clear()
         for segment in segments:
