@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from adapters.catalogue import AdapterState, Catalogue, CatalogueError, Version, apply
+from adapters.catalogue import AdapterState, Catalogue, CatalogueError, apply
 from adapters.verify import Verified
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -101,25 +101,11 @@ def promote(
             f"percent: given {percent:g}, and alias {alias!r} leads nowhere yet, so that the other sessions "
             "would get nothing; allowed: 100, then a canary beside it"
         )
-    if _leads(catalogue, version, alias, percent):
-        return None
     forced = force and not version.passed
-    return _checked(
-        catalogue,
-        _event("promoted", id=adapter_id, alias=alias, percent=percent, forced=forced, comment=comment),
-    )
-
-
-def _leads(catalogue: Catalogue, version: Version, alias: str | None, percent: float) -> bool:
-    """Whether a promotion would change nothing."""
-    if alias is None:
-        return version.state is AdapterState.ACTIVE and percent >= 100
-    led, name = catalogue.aliases.get(alias), version.adapter_id
-    if led is None:
-        return False
-    if percent >= 100:
-        return led.target == name and led.canary is None
-    return led.canary == name and led.percent == percent
+    event = _event("promoted", id=adapter_id, alias=alias, percent=percent, forced=forced, comment=comment)
+    after = _after(catalogue, event)
+    unchanged = after.versions == catalogue.versions and after.aliases == catalogue.aliases
+    return None if unchanged else event
 
 
 def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, comment: str = "") -> bytes:
@@ -182,8 +168,12 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 def _checked(catalogue: Catalogue, event: bytes) -> bytes:
     """The event, if the catalogue allows it. Raises CatalogueError."""
-    apply(catalogue, event, number=catalogue.number + 1, author="-", at=0.0)
+    _after(catalogue, event)
     return event
+
+
+def _after(catalogue: Catalogue, event: bytes) -> Catalogue:
+    return apply(catalogue, event, number=catalogue.number + 1, author="-", at=0.0)
 
 
 def _check_name(field: str, name: str) -> None:
