@@ -153,24 +153,21 @@ class RoutingProjection(FollowedStream):
     async def compare_file(self) -> None:
         """Warn if the routing file equals none of the last revisions, and set ``pending`` to its changes."""
         seed, stored = self.seed, self.in_force
-        if seed.file is None or seed.config is None or stored is None:
-            self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
-            return
-        try:
-            known = [one.draft.config for one in await self.newest(COMPARED)]
-        except StateUnavailable:
-            return
-        self.pending = differences(stored.draft.config, seed.config)
-        if any(same(seed.config, config) for config in known):
-            self.pending = ()
-            self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
-        else:
-            self._log.warning(
-                "the routing file was changed and is not in force",
-                in_force=stored.number,
-                changes=[f"{one.path}: {one.before} -> {one.after}" for one in self.pending][:SHOWN],
-                apply=f"sluice routes apply {seed.file}",
-            )
+        if seed.file is not None and seed.config is not None and stored is not None:
+            try:
+                known = [one.draft.config for one in await self.newest(COMPARED)]
+            except StateUnavailable:
+                return
+            if not any(same(seed.config, config) for config in known):
+                self.pending = differences(stored.draft.config, seed.config)
+                self._log.warning(
+                    "the routing file was changed and is not in force",
+                    in_force=stored.number,
+                    changes=[f"{one.path}: {one.before} -> {one.after}" for one in self.pending][:SHOWN],
+                    apply=f"sluice routes apply {seed.file}",
+                )
+                return
+        self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
 
     async def run(self) -> None:
         """Write the first revision as soon as the store is reached, if the store has none."""
