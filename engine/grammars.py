@@ -25,9 +25,9 @@ CHECKED_TOKENS = 32  # tokens that a check generates: a grammar that is built qu
 Grammar = LLMatcher  # before its first token
 
 
-def parser_limits(max_lexer_states: int = MAX_LEXER_STATES) -> LLParserLimits:
+def parser_limits() -> LLParserLimits:
     return LLParserLimits(
-        max_lexer_states=max_lexer_states,
+        max_lexer_states=MAX_LEXER_STATES,
         step_lexer_fuel=STEP_LEXER_FUEL,
         verbose_errors=False,
     )

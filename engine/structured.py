@@ -20,7 +20,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.errors import InvalidGrammar
-from engine.grammars import MAX_LEXER_STATES, Grammar, build_grammar, parser_limits, problem_of
+from engine.grammars import Grammar, build_grammar, parser_limits, problem_of
 from engine.values import StructuredOutput
 
 # Most cached grammars, by number and by memory; the least recently used is evicted first.
@@ -75,15 +75,8 @@ class Matcher:
 class Grammars:
     """Builds grammars for one tokenizer, and caches the recently used ones."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        *,
-        max_lexer_states: int = MAX_LEXER_STATES,
-    ) -> None:
-        self._limits = parser_limits(max_lexer_states)
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._limits = parser_limits()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._built: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
         self._bytes = 0
