@@ -293,7 +293,7 @@ class Fitting:
     def _plan(self, sent: _Candidate, selected: _Selection, summarized: int) -> Plan:
         dropped: tuple[str, ...] = ()
         cut: tuple[str, ...] = ()
-        twins: tuple[str, ...] = ()
+        duplicates: tuple[str, ...] = ()
         merged = self._merged
         if merged.kept:
             missing = {
@@ -305,7 +305,7 @@ class Fitting:
                 merged.kept[at].chunk_id for at, text in sorted(selected.chunks.items()) if text is not None
             )
             sent_as = {name for at in selected.chunks for name in merged.ids[at][1:]}
-            twins = tuple(name for name in in_order if name in sent_as)
+            duplicates = tuple(name for name in in_order if name in sent_as)
         room = self.max_model_len - sent.tokens
         bounded = self.request.max_tokens if self.request.lenient else None
         return Plan(
@@ -317,7 +317,7 @@ class Fitting:
             dropped_chunks=dropped,
             dropped_turns=selected.first_turn,
             cut_chunks=cut,
-            merged_chunks=twins,
+            merged_chunks=duplicates,
             summarized_turns=summarized,
             open_ended=self.reserve is None and (bounded or room) >= room,
             tools=self._prompt.tools,
