@@ -1,8 +1,7 @@
 """Reads a LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
 The caller has checked the settings and the numbers (``adapters.verify``). That the tensors fit this model is
-checked here: the model may have changed since. Every defect raises an ``EngineAdapterError`` whose message
-names the file or tensor.
+checked here: the model may have changed since.
 """
 
 import math
@@ -10,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from engine.errors import (
     AdapterMismatch,
     AdapterNotFound,
     AdapterUnreadable,
     AdapterUnsupported,
-    ModelNotFound,
-    ModelTruncated,
+    EngineAdapterError,
 )
 from engine.loader import one_line, read_json
 from engine.lora import LoraWeights, no_room_without_memory
@@ -29,34 +27,24 @@ def read_adapter(
     folder: Path, config: ModelConfig, *, max_rank: int, dtype: torch.dtype, device: torch.device
 ) -> LoraWeights:
     """The adapter's weights for a model of this shape. Raises an EngineAdapterError."""
-    if not folder.is_dir():
-        raise AdapterNotFound(f"adapter folder {folder} does not exist")
-    rank, scale, targets = _read_settings(folder, max_rank)
     path = folder / "adapter_model.safetensors"
-    if not path.is_file():
-        raise AdapterNotFound(f"{path} does not exist")
     try:
+        if not folder.is_dir():
+            raise AdapterNotFound(f"adapter folder {folder} does not exist")
+        raw = read_json(folder / "adapter_config.json")
+        rank, targets = raw["r"], frozenset(raw["target_modules"])
+        if rank > max_rank:
+            raise AdapterUnsupported(
+                f"{folder}: r is {rank}; this engine runs 1 to {max_rank} (max_lora_rank)"
+            )
+        scale = raw["lora_alpha"] / (math.sqrt(rank) if raw.get("use_rslora") else rank)
         with no_room_without_memory(f"for {path}"), safe_open(str(path), framework="pt") as file:
             return _read_weights(path, file, config, rank, scale, targets, dtype, device)
-    except (SafetensorError, OSError) as error:
-        raise AdapterUnreadable(
-            f"{path} is truncated or not a safetensors file: {one_line(error)}"
-        ) from error
-
-
-def _read_settings(folder: Path, max_rank: int) -> tuple[int, float, frozenset[str]]:
-    path = folder / "adapter_config.json"
-    try:
-        raw = read_json(path)
-    except ModelNotFound as error:
-        raise AdapterNotFound(str(error)) from error
-    except ModelTruncated as error:
-        raise AdapterUnreadable(str(error)) from error
-
-    rank, alpha, targets = raw["r"], raw["lora_alpha"], raw["target_modules"]
-    if rank > max_rank:
-        raise AdapterUnsupported(f"{path}: r is {rank}; this engine runs 1 to {max_rank} (max_lora_rank)")
-    return rank, alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank), frozenset(targets)
+    except EngineAdapterError:
+        raise
+    except Exception as error:  # whatever is wrong with the files, the engine's requests go on
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise AdapterUnreadable(f"adapter folder {folder} is not readable: {reason}") from error
 
 
 def _read_weights(

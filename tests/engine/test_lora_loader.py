@@ -56,26 +56,30 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def test_a_missing_folder_or_file_is_named(engine: Engine, folder: Path) -> None:
-    assert str(refusal(engine, folder / "nowhere")) == f"adapter folder {folder / 'nowhere'} does not exist"
+    gone = refusal(engine, folder / "nowhere")
+    assert isinstance(gone, AdapterNotFound)
+    assert str(gone) == f"adapter folder {folder / 'nowhere'} does not exist"
     for name in (WEIGHTS, "adapter_config.json"):
         (folder / name).unlink()
-        error = refusal(engine, folder)
-        assert isinstance(error, AdapterNotFound)
-        assert name in str(error)
+        assert name in str(refusal(engine, folder))
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", WEIGHTS])
 @pytest.mark.parametrize("keep", [0, 0.5])
-def test_a_truncated_file_is_named(engine: Engine, folder: Path, name: str, keep: float) -> None:
+def test_a_truncated_file_is_refused_with_its_folder(
+    engine: Engine, folder: Path, name: str, keep: float
+) -> None:
     path = folder / name
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
     error = refusal(engine, folder)
     assert isinstance(error, AdapterUnreadable)
-    assert name in str(error)
+    assert str(folder) in str(error)
 
 
-def test_a_config_that_is_no_object_or_nested_without_end_is_refused(engine: Engine, folder: Path) -> None:
-    for text in ("[]", "[" * 100_000):
+def test_a_config_that_says_something_else_is_refused_and_does_not_end_the_engine(
+    engine: Engine, folder: Path
+) -> None:
+    for text in ("[]", "[" * 100_000, "{}", '{"r": "8", "target_modules": null}'):
         (folder / "adapter_config.json").write_text(text)
         assert isinstance(refusal(engine, folder), AdapterUnreadable)
 
