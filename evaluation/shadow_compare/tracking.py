@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from evaluation.shadow_compare.page import page
 
@@ -36,20 +36,6 @@ class TrackingError(Exception):
     """The tracker cannot be used; the message says what to do."""
 
 
-class Tracks(Protocol):
-    """The required method of a tracker: log one whole run at once."""
-
-    def log(
-        self,
-        name: str,
-        *,
-        tags: Mapping[str, str],
-        metrics: Mapping[str, float],
-        files: Mapping[str, str],
-    ) -> str:
-        """Log a run and its files, by name; its id. Raises TrackingError."""
-
-
 @dataclass(frozen=True, slots=True)
 class MlflowTracker:
     """MLflow, from the extra ``mlflow``.
@@ -70,7 +56,7 @@ class MlflowTracker:
         metrics: Mapping[str, float],
         files: Mapping[str, str],
     ) -> str:
-        """Log a run. Raises TrackingError."""
+        """Log a run and its files, by name; its id. Raises TrackingError."""
         for variable, value in DEFAULTS.items():
             os.environ.setdefault(variable, value)
         try:
@@ -89,7 +75,7 @@ class MlflowTracker:
             raise TrackingError(f"{self.uri}: {str(error).splitlines()[0]}") from None
 
 
-def log_report(report: Mapping[str, Any], tracker: Tracks, *, as_text: str) -> str:
+def log_report(report: Mapping[str, Any], tracker: MlflowTracker, *, as_text: str) -> str:
     """Log the figures over all pairs of a report, and the report as JSON (``as_text``) and as a page.
 
     Raises:

@@ -79,11 +79,6 @@ class Profile:
         """How long a step takes, seconds."""
         return self.base_s + self.prefill_s * prefill + self.sequence_s * sequences + self.context_s * context
 
-    def idle_ttft_s(self, prompt: int) -> float:
-        """Return the seconds to the first token of a prompt on an idle worker with an empty cache."""
-        chunks = -(-prompt // self.max_num_batched_tokens)
-        return self.base_s * chunks + self.prefill_s * prompt
-
 
 @dataclass(slots=True)
 class SimulatedRequest:

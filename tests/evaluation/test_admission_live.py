@@ -68,7 +68,7 @@ def test_a_profile_fitted_to_closed_loops_predicts_another_one() -> None:
     found = fit([*firsts_of(loop(1)), *steps])
     profile = profile_of(found, MACHINES["embedded"])
     assert profile.step_s(0, 8, 8 * 90) == pytest.approx(0.018, rel=0.05)
-    assert profile.idle_ttft_s(40) == pytest.approx(0.014, rel=0.05)
+    assert profile.step_s(40, 0, 0) == pytest.approx(0.014, rel=0.05)
 
 
 def test_the_error_of_the_estimates_is_what_the_histogram_has_grown_by() -> None:
