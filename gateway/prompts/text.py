@@ -1,9 +1,11 @@
 """The served models' texts: tokenizer, planner and sampling defaults of each."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from budgeting.images import DEFAULT_COST, ImageCost
 from budgeting.learned_counter import PromptCounter
@@ -11,6 +13,7 @@ from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
 from budgeting.summary import ExtractiveSummarizer, Summarizer
 from budgeting.values import NO_KWARGS, Message, SectionBudgets, SummaryKind, Tool
+from gateway.config.errors import ConfigError
 from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import Canonicalizer
 
@@ -101,12 +104,16 @@ class Models:
 def sampling_defaults(folder: Path) -> Sampling:
     """Return the sampling defaults of a checkpoint's ``generation_config.json``.
 
-    ``do_sample: false`` is greedy, as in Transformers.
+    ``do_sample: false`` is greedy, as in Transformers. Raises ConfigError.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
         return Sampling()
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if data.get("do_sample") is False:
-        return Sampling(temperature=0.0)
-    return Sampling(**{name: data.get(name) for name in ("temperature", "top_p", "top_k", "min_p")})
+    try:
+        data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if data.get("do_sample") is False:
+            return Sampling(temperature=0.0)
+        given = {name: data.get(name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return msgspec.convert(given, Sampling, strict=False)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -8,8 +8,9 @@ from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.template import GENERATES
 from budgeting.values import BudgetRequest, Message, Role
+from gateway.config.errors import ConfigError
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.text import ModelText
+from gateway.prompts.text import ModelText, sampling_defaults
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SHUFFLED = [
@@ -63,3 +64,16 @@ async def test_ids_outside_the_vocabulary_are_refused(text: ModelText) -> None:
     for ids in ([-1], [10**6] * 3_000):
         with pytest.raises(ValueError, match="not in the vocabulary"):
             text.tokenizer.decode(ids)
+
+
+def test_a_checkpoints_top_k_may_be_written_with_a_point(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_k": 20.0, "temperature": 1, "eos_token_id": 2}')
+    defaults = sampling_defaults(tmp_path)
+    assert (type(defaults.top_k), defaults.top_k, defaults.temperature) == (int, 20, 1.0)
+
+
+@pytest.mark.parametrize("text", ['{"top_k": 20.5}', '{"temperature": [1]}', "[]", "{"])
+def test_other_sampling_defaults_stop_the_start_with_their_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        sampling_defaults(tmp_path)
