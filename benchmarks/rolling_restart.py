@@ -209,7 +209,7 @@ def _result(
     rolling: tuple[float, float],
     figures: Mapping[str, Mapping[str, str]],
 ) -> Result:
-    bad = [one for one in answers if one.code is not None or one.status != 200]
+    bad = [one for one in answers if one.code is not None]
     whole = [one for one in answers if one not in bad]
     during = [one for one in whole if rolling[0] <= one.sent_s < rolling[1]]
     rows = _rows(here)
@@ -219,7 +219,7 @@ def _result(
         streams=sum(one.question.stream for one in answers),
         failed=len(bad),
         broken=sum(one.question.stream and one.first_s is not None for one in bad),
-        failures=dict(Counter(one.code or f"status {one.status}" for one in bad)),
+        failures=dict(Counter(one.code for one in bad)),
         ledger_missing=sum(one.question.request_id not in rows for one in whole),
         ledger_doubled=sum(count > 1 for count in rows.values()),
         connections_tried_again=int(figures["BACKEND"]["wretr"] or 0),

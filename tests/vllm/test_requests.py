@@ -63,7 +63,7 @@ async def test_without_a_salt_every_caller_shares(vllm: Specimen) -> None:
 
 
 async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen) -> None:
-    """The batch takes 16; of the waiting requests, the urgent ones start first though they came last."""
+    """The batch takes 32; of the waiting requests, the urgent ones start first though they came last."""
     order: list[int] = []
     full = asyncio.Event()
 
@@ -74,7 +74,7 @@ async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen)
             nonlocal seen
             if not seen:
                 order.append(priority)
-                if len(order) == 16:
+                if len(order) == 32:
                     full.set()
             seen = True
 
@@ -83,14 +83,16 @@ async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen)
         )
 
     async with asyncio.TaskGroup() as group:
-        for number in range(16):
-            group.create_task(ask(5, number, 80))
+        long = [group.create_task(ask(5, number, 200)) for number in range(32)]
         await full.wait()
-        for number in range(4):
-            group.create_task(ask(-1, 100 + number, 2))
+        short = [group.create_task(ask(-1, 100 + number, 2)) for number in range(4)]
         await asyncio.sleep(0.05)
-        for number in range(4):
-            group.create_task(ask(1, 200 + number, 2))
+        short += [group.create_task(ask(1, 200 + number, 2)) for number in range(4)]
+        await asyncio.sleep(0.05)
+        long[0].cancel()  # its place serves all that wait, one after the other
+        await asyncio.gather(*short)
+        for task in long:
+            task.cancel()
     waited = [priority for priority in order if priority != 5]
     assert waited == [1] * 4 + [-1] * 4
 
