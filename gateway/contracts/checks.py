@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from budgeting.values import Message, Role
 from gateway.contracts.fields import SEED_MAX, SEED_MIN
-from gateway.contracts.refusals import given, not_allowed, path_of
+from gateway.contracts.refusals import Path, given, not_allowed, path_of, walk
 from gateway.errors import InvalidRequest
 
 
@@ -57,14 +57,6 @@ def check_latest(messages: Sequence[Message], *, continued: bool = False) -> Non
 
 MAX_DEPTH: Final = 32
 """Deepest nesting of a free JSON value; far above any schema in use, far below any stack."""
-MAX_VALUES: Final = 50_000
-"""Most values of a free JSON value (``context``, a schema); 1,000,000 block the event loop for 1 s."""
-
-Path = tuple[int | str, ...]
-
-
-class TooManyValues(InvalidRequest, status=422, code="invalid_request"):
-    """A free JSON value has more than ``MAX_VALUES`` values."""
 
 
 def check_plain(value: object, field: str) -> None:
@@ -74,14 +66,8 @@ def check_plain(value: object, field: str) -> None:
 
 
 def plain_values(value: object, field: str) -> Iterator[tuple[Path, int | str, Any]]:
-    """A JSON value and all values in it, in order, each with the path around it and its own key or index.
-
-    They are checked as by :func:`check_plain`. Raises TooManyValues, InvalidRequest.
-    """
-    count = 0
-    pending: list[tuple[Path, int | str, Any]] = [((), field, value)]
-    while pending:
-        around, key, item = pending.pop()
+    """The values within one, as :func:`walk` gives them, checked as by :func:`check_plain`."""
+    for around, key, item in walk(value, field):
         if (isinstance(key, str) and "\x00" in key) or (isinstance(item, str) and "\x00" in item):
             name = path_of((*around, key))
             message = f"{name} contains a null character (U+0000); allowed: text without it"
@@ -95,13 +81,3 @@ def plain_values(value: object, field: str) -> Iterator[tuple[Path, int | str, A
         elif len(around) >= MAX_DEPTH and isinstance(item, list | dict):
             raise not_allowed(field, f"is nested deeper than {MAX_DEPTH} levels", f"{MAX_DEPTH} or fewer")
         yield around, key, item
-        if isinstance(item, dict | list):
-            count += len(item)
-            if count > MAX_VALUES:
-                name = path_of((field,))
-                raise TooManyValues(
-                    f"{name} has more than {MAX_VALUES} values; allowed: {MAX_VALUES}", param=name
-                )
-            path = (*around, key)
-            inner = item.items() if isinstance(item, dict) else enumerate(item)
-            pending += [(path, key, one) for key, one in inner][::-1]

@@ -8,9 +8,9 @@ import orjson
 from pydantic import Field
 
 from engine.limits import MAX_SPEC_CHARS
-from gateway.contracts.checks import TooManyValues, plain_values
+from gateway.contracts.checks import plain_values
 from gateway.contracts.fields import Body, Either, Neutral, Text, Texts
-from gateway.contracts.refusals import not_allowed, path_of
+from gateway.contracts.refusals import TooManyValues, not_allowed, path_of
 from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
 
