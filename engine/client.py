@@ -1,7 +1,7 @@
 """The gateway's side of the engine: starts the child process, submits requests, receives outputs.
 
 Everything runs on the event loop without blocking it: the outputs of an arriving frame are put into the
-mailboxes of the open tickets, and ``receive_any`` returns all outputs in the mailboxes of its tickets.
+mailboxes of the open tickets, and a ticket's ``receive`` returns all outputs in its mailbox.
 """
 
 import asyncio
@@ -70,6 +70,15 @@ class EngineTicket:
         """Abort the request, if it has not ended; the command is sent before this returns."""
         self._client._release(self)
 
+    async def receive(self) -> SequenceOutput:
+        """Wait for output and return all of it, joined into one. Must not be called by two tasks at once, nor
+        after the output with a ``finish_reason``.
+
+        Raises EngineDead when the engine has died and all earlier output has been received.
+        """
+        [(_, output)] = await receive_any((self,))
+        return output
+
     @property
     def _has_news(self) -> bool:
         return bool(self._mailbox) or self._closed is not None
@@ -94,11 +103,7 @@ class EngineTicket:
 
 
 async def receive_any(tickets: Collection[EngineTicket]) -> list[tuple[EngineTicket, SequenceOutput]]:
-    """Wait until at least one of ``tickets`` has output; return each such ticket with all of its output,
-    joined. Two tasks must not wait for one ticket, nor any after its output with a ``finish_reason``.
-
-    Raises EngineDead when the engine has died and all earlier output has been received.
-    """
+    """Wait until at least one of ``tickets`` has output; return each such ticket with all of its output."""
     if not any(ticket._has_news for ticket in tickets):
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for ticket in tickets:

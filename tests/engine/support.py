@@ -10,7 +10,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from engine.client import EngineTicket, receive_any
 from engine.engine import Engine
 from engine.values import (
     EngineInfo,
@@ -181,12 +180,6 @@ def run_prompts(
     """Returns the tokens generated for each prompt; all requests run together."""
     answers = run_to_end(engine, [GenerationRequest(str(n), p, sampling) for n, p in enumerate(prompts)])
     return [answers[str(n)].token_ids for n in range(len(prompts))]
-
-
-async def receive(ticket: EngineTicket) -> SequenceOutput:
-    """The next output of one ticket."""
-    [(_, output)] = await receive_any((ticket,))
-    return output
 
 
 def make_info(**changes: object) -> EngineInfo:

@@ -21,7 +21,7 @@ from engine.errors import (
 )
 from engine.values import EngineConfig, EngineSignals, GenerationRequest, SequenceEnd
 from tests.engine.adapters import peft_greedy, write_adapter
-from tests.engine.support import DEMO_MODEL, greedy, random_prompts, receive, reference_greedy
+from tests.engine.support import DEMO_MODEL, greedy, random_prompts, reference_greedy
 
 PROMPT = (10, 20, 30, 40, 50)
 
@@ -53,7 +53,7 @@ async def generate(
     found: list[int] = []
     with client.submit(GenerationRequest(name, prompt, greedy(tokens), adapter_id=adapter_id)) as ticket:
         while True:
-            output = await receive(ticket)
+            output = await ticket.receive()
             assert output.finish_reason is not SequenceEnd.ERROR, output.error
             found += output.token_ids
             if output.finish_reason is not None:
@@ -157,7 +157,7 @@ async def test_a_large_adapter_does_not_hold_up_the_requests_that_run(tmp_path: 
     try:
         sampling = greedy(300, ignore_eos=True)
         with client.submit(GenerationRequest("x", PROMPT, sampling)) as ticket:
-            await receive(ticket)
+            await ticket.receive()
             before = len(steps)
             await client.load_adapter("big", str(folder))
             gaps = [b - a for a, b in zip(arrived[before - 1 :], arrived[before:], strict=False)]

@@ -35,7 +35,7 @@ from engine.values import (
     SequenceEnd,
     StructuredOutput,
 )
-from tests.engine.support import REPOSITORY, Answer, greedy, random_prompts, receive, run_prompts
+from tests.engine.support import REPOSITORY, Answer, greedy, random_prompts, run_prompts
 from tests.fork_server import ForkedPopen
 
 PROMPT = (10, 20, 30, 40, 50)
@@ -67,7 +67,7 @@ async def collect(client: EngineClient, request: GenerationRequest) -> Answer:
     answer = Answer()
     with client.submit(request) as ticket:
         while answer.finish_reason is None:
-            answer.take(await receive(ticket))
+            answer.take(await ticket.receive())
     return answer
 
 
@@ -146,7 +146,7 @@ async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_respo
 async def test_leaving_a_ticket_frees_its_blocks_while_others_go_on(client: EngineClient) -> None:
     other = client.submit(GenerationRequest("other", PROMPT, greedy(900, ignore_eos=True)))
     with client.submit(GenerationRequest("left", PROMPT * 40, greedy(900, ignore_eos=True))) as ticket:
-        await receive(ticket)
+        await ticket.receive()
         assert client.signals is not None
         assert client.signals.running == 2
         used = client.signals.kv_usage
@@ -172,7 +172,7 @@ async def test_an_id_can_be_used_again_right_after_an_abort_and_gets_only_its_ow
     expected = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
     for _ in range(10):
         with client.submit(GenerationRequest("a", (60, 70), greedy(500, ignore_eos=True))) as ticket:
-            await receive(ticket)
+            await ticket.receive()
         again = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
         assert again.token_ids == expected.token_ids
         assert again.last is not None
@@ -192,7 +192,7 @@ async def test_a_slow_receiver_gets_everything_in_one_output(client: EngineClien
                 and not client.signals.running
             )
         )
-        output = await receive(ticket)
+        output = await ticket.receive()
     assert list(output.token_ids) == quick.token_ids
     assert output.text == quick.text
     assert output.finish_reason is SequenceEnd.LENGTH
@@ -225,14 +225,14 @@ async def test_a_killed_engine_fails_all_tickets_at_once(tiny_model: Path) -> No
     tickets = [
         client.submit(GenerationRequest(str(n), PROMPT, greedy(1000, ignore_eos=True))) for n in range(8)
     ]
-    await receive(tickets[0])
+    await tickets[0].receive()
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     async with asyncio.timeout(60.0):
         for ticket in tickets:
             with pytest.raises(EngineDead):
                 while True:
-                    await receive(ticket)
+                    await ticket.receive()
     assert client.state == "dead"
     assert len(deaths) == 1
     with pytest.raises(EngineDead):
@@ -352,7 +352,7 @@ async def test_an_engine_that_fails_says_why_before_it_dies(tiny_model: Path) ->
     client._transport.write(b"\x00\x00\x00\x01\xc1")  # not a frame: the child cannot know what comes after it
     with pytest.raises(EngineDead, match="the engine failed: DecodeError"):
         while True:
-            await receive(ticket)
+            await ticket.receive()
     await client.stop()
 
 

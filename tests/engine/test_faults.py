@@ -20,7 +20,6 @@ from tests.engine.support import (
     Answer,
     greedy,
     random_prompts,
-    receive,
     reference_greedy,
     run_prompts,
     run_to_end,
@@ -74,7 +73,7 @@ async def collect(ticket: EngineTicket) -> Answer:
     answer = Answer()
     with ticket:
         while answer.finish_reason is None:
-            answer.take(await receive(ticket))
+            answer.take(await ticket.receive())
     return answer
 
 
@@ -183,13 +182,13 @@ async def test_an_exception_inside_the_step_ends_all_requests_with_one_error_and
         client.submit(GenerationRequest(str(number), HEALTHY, greedy(900, ignore_eos=True)))
         for number in range(4)
     ]
-    await receive(tickets[0])
+    await tickets[0].receive()
     tickets.append(client.submit(GenerationRequest("fatal", (5, FATAL_TOKEN), greedy(4))))
 
     async def end_of(ticket: EngineTicket) -> str:
         with pytest.raises(EngineDead) as caught:
             while True:
-                await receive(ticket)
+                await ticket.receive()
         return str(caught.value)
 
     async with asyncio.timeout(60):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient, receive_any
+from engine.client import EngineClient
 from engine.errors import EngineBusy
 from engine.values import EngineConfig, EngineSignals, GenerationRequest, SamplingParams, SequenceEnd
 
@@ -64,7 +64,7 @@ async def test_mixed_load_with_aborts_ends_with_every_block_free(tiny_model: Pat
                 with client.submit(request) as ticket:
                     tokens = 0
                     while tokens < patience:
-                        [(_, output)] = await receive_any((ticket,))
+                        output = await ticket.receive()
                         tokens += len(output.token_ids)
                         if output.finish_reason is not None:
                             assert output.finish_reason in (SequenceEnd.STOP, SequenceEnd.LENGTH)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.client import EngineClient, receive_any
+from engine.client import EngineClient
 from engine.values import EngineConfig, GenerationRequest, SamplingParams
 from tests.integration.live import ADMIN_KEY
 
@@ -72,7 +72,7 @@ async def answers_of_the_engine(prompts: list[list[int]], *, together: bool) -> 
         tokens: list[int] = []
         with client.submit(GenerationRequest(str(number), tuple(prompt), sampling)) as ticket:
             while True:
-                [(_, output)] = await receive_any((ticket,))
+                output = await ticket.receive()
                 tokens.extend(output.token_ids)
                 if output.finish_reason is not None:
                     return tokens
