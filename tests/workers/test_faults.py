@@ -32,6 +32,7 @@ from tests.workers.raw_worker import (
     sends,
     state_of,
     until,
+    usage,
     work,
 )
 
@@ -431,3 +432,32 @@ async def test_refused_connections_are_a_quick_failure() -> None:
     with pytest.raises(BackendFailure) as caught:
         await collect(lonely, work())
     assert caught.value.kind is FailureKind.BACKEND_UNAVAILABLE
+
+
+async def test_a_slow_reader_of_the_last_piece_does_not_end_the_next_request_on_its_connection() -> None:
+    """The worker reports a token that no piece had; the connection serves the next request meanwhile."""
+    whole, read = asyncio.Event(), asyncio.Event()
+
+    async def first(request: Request) -> None:
+        await request.send(STREAM_HEAD, HALF, chunk(ending() + usage(5, 2) + DONE))
+        await whole.wait()
+        await request.send(END)
+
+    async def second(request: Request) -> None:
+        await request.send(STREAM_HEAD, HALF)
+        read.set()
+        await asyncio.sleep(0.1)
+        await request.send(chunk(ending() + usage(5, 1) + DONE), END)
+
+    async def slow(delta: Delta) -> None:
+        if not delta.text:
+            whole.set()
+            await read.wait()
+
+    worker = RawWorker([first, second])
+    async with pool(worker) as backend, asyncio.TaskGroup() as group:
+        slowly = group.create_task(backend.generate(work(), slow))
+        await whole.wait()
+        await asyncio.sleep(0.1)  # the end arrives
+        answer = await collect(backend, work())
+    assert (slowly.result().usage.output_tokens, answer.text) == (2, "Hello")

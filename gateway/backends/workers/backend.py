@@ -521,12 +521,12 @@ class WorkersBackend:
             finally:
                 attempt.delivered = forwarder.delivered
                 forwarder.close()
-            if more:
-                connection.linger()
             rest, completion = reader.finish()
             if rest is not None:
                 attempt.delivered = True
                 await attempt.out(rest)
+            if more:
+                connection.linger()  # the end of the body frees it, so nothing may wait before its release
         finally:
             connection.release()
         learn = self._reading.learn
