@@ -194,6 +194,6 @@ def expiry(anchor: str | None, seconds: str | None) -> float | None:
     if anchor != "created_at":
         raise not_allowed("expires_after[anchor]", "is another word, or missing", "created_at")
     least, most = EXPIRES_S
-    if seconds is None or not seconds.isdecimal() or not least <= int(seconds[:9]) <= most:
+    if seconds is None or not seconds.isdecimal() or not least <= float(seconds) <= most:
         raise not_allowed("expires_after[seconds]", "is out of range, or missing", f"{least} to {most}")
     return float(seconds)

@@ -155,6 +155,15 @@ async def test_a_wrong_field_of_the_form_is_named(serving: Any, fields: dict[str
         assert fault(await uploaded(client, **fields)) == (400, "invalid_request", param)
 
 
+@pytest.mark.parametrize("after", ["000003600001", "000003600" + "9" * 400])
+async def test_leading_zeros_do_not_extend_the_life_of_a_file(serving: Any, after: str) -> None:
+    """A file that never expired made each later list of the tenant's files an internal error."""
+    fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": after}
+    async with serving() as client:
+        assert fault(await uploaded(client, **fields)) == (400, "invalid_request", "expires_after[seconds]")
+        assert (await client.get("/v1/files")).json()["data"] == []
+
+
 async def test_what_is_no_form_or_has_no_file_is_refused(serving: Any) -> None:
     async with serving() as client:
         other = await client.post("/v1/files", json={"purpose": "batch"})
