@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import structlog
+from msgspec import structs
 
 from accounting.errors import LedgerUnavailable
 from accounting.leases import LeaseEnds
@@ -41,7 +42,7 @@ class BackgroundRun:
         self.asked = asked
         self.frames = ResponseFrames(asked, asked.request.model or "")
         self.task: asyncio.Task[None] | None = None
-        self.ended = False
+        self.ended = self._ending = False
         self.reruns = False
         """Whether another gateway may run the response again if this one stops."""
         self.events: list[bytes] = []
@@ -58,7 +59,8 @@ class BackgroundRun:
 
     @property
     def row(self) -> StoredResponse:
-        return self._stored.packed(self.asked, self.state())
+        """What changes while it runs; its input does not, and may take long to pack."""
+        return self._stored.packed(structs.replace(self.asked, items=()), self.state())
 
     def state(self) -> dict[str, Any]:
         return self.frames.state("in_progress" if self.events else "queued")
@@ -98,9 +100,9 @@ class BackgroundRun:
 
     async def keep_alive(self) -> None:
         """Extend the lease, or cancel a run whose response has ended elsewhere. Raises LedgerUnavailable."""
-        row, now = self.row, self._stored.now()
+        row, now = await asyncio.to_thread(lambda: self.row), self._stored.now()
         try:
-            if await self._stored.store.keep_alive(row, now + LEASE_S) or self.ended:
+            if await self._stored.store.keep_alive(row, now + LEASE_S) or self._ending:
                 return
             found = await self._stored.store.get(row.tenant, row.response_id, now)
             self.lost = found is not None and found.status != CANCELLED
@@ -139,6 +141,7 @@ class BackgroundRun:
             await news.wait()
 
     async def _end(self, response: dict[str, Any], last: bytes) -> None:
+        self._ending = True
         whole = b"".join((*self.events, self._opened(last)))
         row = self._stored.packed(self.asked, response, whole)
         try:
@@ -236,7 +239,8 @@ class BackgroundResponses:
                 retry_after_ms=RETRY_MS,
             )
         begun = BackgroundRun(asked, self.stored)
-        row = replace(begun.row, alive_until=self.stored.now() + LEASE_S, again=asked.again)
+        row = self.stored.packed(asked, begun.state())
+        row = replace(row, alive_until=self.stored.now() + LEASE_S, again=asked.again)
         with self.counted():
             await self.stored.store.put(row)
             begun.reruns = row.again is not None

@@ -694,6 +694,52 @@ async def test_a_response_that_is_cancelled_while_its_end_is_stored_has_ended(ri
         assert (await rig.row(path)).status == "completed"
 
 
+async def test_a_heartbeat_does_not_pack_the_input_of_a_response_again(rig: ResponsesRig) -> None:
+    async with rig.serving(held()) as client:
+        text = "".join(map(str, range(100_000)))
+        path = f"/v1/responses/{(await made(client, background=True, input=text))['id']}"
+        run = rig.background.of("acme", path.rpartition("/")[2])
+        assert run is not None and run.row.size < 1_000
+        assert text.encode() in zlib.decompress((await rig.row(path)).input)
+
+
+class SlowToAnswer(ResponseStore):
+    """A store that answers late that a response has ended, after the next heartbeat."""
+
+    heartbeats = 0
+
+    async def finish(self, response: StoredResponse) -> bool:
+        stored = await super().finish(response)
+        before = self.heartbeats
+        while self.heartbeats < before + 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return stored
+
+    async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
+        found = await super().get(tenant, response_id, now)
+        self.heartbeats += 1
+        return found
+
+    async def keep_alive(self, response: StoredResponse, until: float) -> bool:
+        self.heartbeats += 1
+        return await super().keep_alive(response, until)
+
+
+async def test_a_heartbeat_while_the_end_of_a_response_is_stored_does_not_cancel_its_journey(
+    rig: ResponsesRig,
+) -> None:
+    rig.store_type = SlowToAnswer
+    journey = held()
+    async with rig.serving(journey) as client, asyncio.timeout(60):
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        await journey.started.wait()
+        journey.resume()
+        assert (await ended(client, path))["status"] == "completed"
+        while journey.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (journey.finished, journey.cancelled) == (1, 0)
+
+
 @pytest.mark.parametrize("reruns", [False, True])
 async def test_a_damaged_response_keeps_no_other_abandoned_one_from_being_run_again(
     rig: ResponsesRig, reruns: bool
