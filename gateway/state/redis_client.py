@@ -42,6 +42,8 @@ def connect(url: str, *, key: str = "state.url", max_connections: int = MAX_CONN
             socket_connect_timeout=TIMEOUT_S,
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
+            # Closes the connection of a server that became a replica; its address may lead elsewhere now.
+            retry_on_error=[ReadOnlyError],
         )
         pool.connection_class(**pool.connection_kwargs)  # refuses unknown parameters; connects to nothing
     except (ValueError, TypeError) as error:
@@ -56,7 +58,7 @@ async def ask(client: Redis, operation: str, command: object) -> Any:
     """Return a command's answer. Raises StateUnavailable.
 
     If a connection breaks, the idle ones are closed too: their server is gone, and each of them would make
-    one more command fail after the server's return.
+    one more command fail after the server's return. So are they if their server became a replica.
     """
     task = asyncio.current_task()
     cancels = 0 if task is None else task.cancelling()
@@ -64,7 +66,7 @@ async def ask(client: Redis, operation: str, command: object) -> Any:
         # redis-py's type hints cover its synchronous and its asynchronous client together.
         answer = await cast(Awaitable[Any], command)
     except REDIS_ERRORS as error:
-        if isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionError | ReadOnlyError):
             with contextlib.suppress(*REDIS_ERRORS):
                 await client.connection_pool.disconnect(inuse_connections=False)
         refused = isinstance(error, ReadOnlyError | OutOfMemoryError) or str(error).startswith(_REFUSALS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ReadOnlyError
 from structlog.testing import capture_logs
 
 from gateway.state.errors import StateUnavailable
@@ -42,6 +43,44 @@ async def test_after_a_restart_no_idle_connection_of_before_fails_a_command(serv
         found = await asyncio.gather(*(store.read("s") for _ in range(8)))
         assert [[record.data for record in one] for one in found] == [[b"1"]] * 8
     await store.close()
+
+
+async def test_a_failover_moves_the_gateway_though_the_demoted_server_keeps_its_connections_open(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    leads_to = [server.port]
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", leads_to[0])
+        await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+
+    with redis_server(tmp_path / "promoted") as promoted:
+        async with await asyncio.start_server(lead, "127.0.0.1", 0) as balancer:
+            url = f"redis://127.0.0.1:{balancer.sockets[0].getsockname()[1]}/0"
+            store = RedisStateStore(connect(url), shown=url, namespace="sluice", unix_time=time.time)
+            cache = connect(url)
+            await asyncio.gather(*(store.append("s", b"1", author="ann") for _ in range(8)))
+            await cache.set("answer", "before")
+            leads_to[0] = promoted.port
+            async with Redis(host="127.0.0.1", port=server.port) as demoted:
+                await demoted.replicaof("127.0.0.1", promoted.port)
+            with pytest.raises(StateUnavailable):
+                await store.append("s", b"2", author="ann")
+            with pytest.raises(ReadOnlyError):
+                await cache.set("answer", "lost")
+            await asyncio.gather(*(store.append("s", b"3", author="ann") for _ in range(8)))
+            await cache.set("answer", "after")
+            async with Redis(host="127.0.0.1", port=promoted.port) as client:
+                assert await client.llen("sluice:{sluice}:stream:s") == 8
+                assert await client.get("answer") == b"after"
+            await store.close()
+            await cache.aclose()
 
 
 async def bgsave(client: Redis, status: str) -> None:
