@@ -87,6 +87,7 @@ class BackendGate:
         late = due is not None and work.estimator.misses(due, first_s, now, busy=bool(work.tickets))
 
         reason: Reason | None = None
+        least: AdmissionTicket | None = None
         if not self.circuit.admits(now):
             reason = Reason.CIRCUIT_OPEN
         elif rung.shed_low and demand.priority < 0:
@@ -97,14 +98,18 @@ class BackendGate:
             reason = Reason.TOKEN_BUDGET_EXCEEDED
         elif work.out_of_memory(demand.priority, limits, room.used):
             reason = Reason.MEMORY_PRESSURE
-        elif (waiting or not limits.max_queue) and (
-            self._full(demand, limits, factor, waiting, now) and not self._make_room(demand, now)
+        elif (
+            (waiting or not limits.max_queue)
+            and self._full(demand, limits, factor, waiting, now)
+            and (least := self._lower(demand)) is None
         ):
             reason = Reason.QUEUE_FULL
         elif wait_s >= longest_s or late:
             reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         if reason is not None:
             return self._refusal(reason, wait_s, now)
+        if least is not None:
+            self._displace(least, Reason.LOW_PRIORITY_SHED, now)
 
         self._numbers += 1
         leave_at = now + longest_s
@@ -240,13 +245,10 @@ class BackendGate:
             or self.queue.size_bytes + demand.size_bytes > limits.max_queue_bytes
         )
 
-    def _make_room(self, demand: Demand, now: float) -> bool:
-        """Displace a waiting request of a lower class, if there is one."""
+    def _lower(self, demand: Demand) -> AdmissionTicket | None:
+        """The waiting request of a lower class to displace, if there is one."""
         least = self.queue.least()
-        if least is None or least.rank >= demand.priority:
-            return False
-        self._displace(least, Reason.LOW_PRIORITY_SHED, now)
-        return True
+        return None if least is None or least.rank >= demand.priority else least
 
     def _refuse_all(self, reason: Reason, now: float) -> None:
         """Refuse all waiting requests; :meth:`displaced` returns them."""

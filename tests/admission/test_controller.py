@@ -178,6 +178,21 @@ async def test_a_request_of_a_higher_class_displaces_a_waiter_which_gets_the_rea
         done.set()
 
 
+async def test_a_request_that_would_be_late_displaces_no_waiter() -> None:
+    limits = plain(max_queue=1, priority_factor=1.0)
+    rig, done = Rig(limits=limits, load=structs.replace(IDLE, max_running=1)), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.hold(done))
+        await settle()
+        waiter = group.create_task(rig.hold(done, ask(tenant="low", priority=-1)))
+        await settle()
+        with pytest.raises(Refused) as caught:
+            await rig.hold(done, ask(priority=1, deadline=asyncio.get_running_loop().time()))
+        assert (caught.value.reason, rig.queued) == (Reason.WAIT_EXCEEDED, 1)
+        done.set()
+    assert waiter.result() == "low"
+
+
 async def test_a_refusal_reserves_nothing_and_says_when_to_return() -> None:
     rig = Rig(load=structs.replace(IDLE, running=4, waiting=200), limits=plain())
     with pytest.raises(Refused) as caught:
