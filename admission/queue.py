@@ -28,6 +28,8 @@ from admission.values import BackendLoad, Demand
 # While no request waits, the load after a step is read when something needs it, else at most this often,
 # seconds: a step may take a few milliseconds.
 READ_EVERY_S = 0.05
+# A pool of workers reports no steps: while requests wait, its load is read this often, seconds.
+LOOK_EVERY_S = 0.25
 
 
 class Slot(Struct, eq=False):
@@ -163,13 +165,14 @@ class AdmissionQueue:
                 future.set_result(None)
 
     def _set_timer(self, now: float) -> None:
-        at = self._gate.next_change() if self._gate.tickets else None
+        waiting, change = bool(self._gate.tickets), self._gate.next_change()
+        at = now + LOOK_EVERY_S if change is None else min(change, now + LOOK_EVERY_S)
         if self._timer is not None:
-            if at == self._timer_at:
+            if waiting and self._timer_at <= at:
                 return
             self._timer.cancel()
             self._timer = None
-        if at is not None:
+        if waiting:
             self._timer_at = at
             self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now), self._on_timer)
 

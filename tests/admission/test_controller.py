@@ -13,10 +13,11 @@ from msgspec import structs
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, SlotOutcome
-from admission.queue import Slot
+from admission.queue import LOOK_EVERY_S, Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 from gateway.batches.capacity import IdleCapacity
 from tests.admission.gate_rig import DEMAND, IDLE, ask, plain
+from tests.virtual_time import in_virtual_time
 
 
 @dataclass
@@ -96,6 +97,16 @@ async def test_a_waiter_is_woken_when_the_engine_reports_room() -> None:
         await settle()
         assert (rig.in_flight, rig.queued) == (1, 0)
         done.set()
+
+
+def test_a_waiter_is_woken_when_other_callers_leave_a_backend_that_reports_no_steps() -> None:
+    async def scenario() -> float:
+        rig = Rig(load=structs.replace(IDLE, running=4, max_running=4), limits=plain(max_wait_s=5.0))
+        asyncio.get_running_loop().call_later(1.0, setattr, rig, "load", IDLE)
+        async with rig.controller.admit(DEMAND) as slot:
+            return slot.waited_s
+
+    assert 1.0 <= in_virtual_time(scenario()) <= 1.0 + LOOK_EVERY_S
 
 
 async def test_gates_have_the_backends_current_load_although_no_request_comes() -> None:
