@@ -62,7 +62,7 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         weights = {backend: weight for backend, weight, order in members[group.name] if order == first}
         later = sorted((one for one in members[group.name] if one[2] != first), key=lambda one: one[2])
         others = [backend for other in group.fallbacks for backend, _, _ in members.get(other, ())]
-        fallback = dict.fromkeys([*(one[0] for one in later), *others])
+        fallback = dict.fromkeys([*weights, *(one[0] for one in later), *others])
         routes[_free(group.name, routes)] = {
             "models": [one for one in (group.name, *group.aliases) if _MODEL_NAME.fullmatch(one)],
             "backends": _percent(weights),

@@ -71,7 +71,9 @@ def test_deployments_of_one_server_kind_are_a_pool_and_others_share_by_weight(wr
     assert routes["gpt-4o"]["backends"] == [
         {"name": "gpt-4o", "weight": 75.0}, {"name": "gpt-4o-2", "weight": 25.0}
     ]  # fmt: skip
-    assert routes["gpt-4o"]["fallback"] == ["gpt-4o-3", "gpt-4o-mini", "qwen3-8b"], "the later order first"
+    own, later, named = ["gpt-4o", "gpt-4o-2"], ["gpt-4o-3"], ["gpt-4o-mini", "qwen3-8b"]
+    assert routes["gpt-4o"]["fallback"] == own + later + named, "one backend of a name stands in for another"
+    assert routes["gpt-4o-mini"]["fallback"] == []
     assert routes["gpt-4o"]["models"] == ["gpt-4o", "gpt-4"]
     assert routes["qwen3-8b"]["models"] == ["qwen3-8b", "cheap"]
     assert routes["gpt-4o"]["timeout_ms"] == 90_000
