@@ -61,6 +61,7 @@ _OTHER_CONTRACTS = frozenset(
 
 _D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
 NOT_SENT = (_U, "is not added to requests; callers send it themselves")
+NOT_SET = "its variable is not set; set it when you import"
 # Settings that set no value in Sluice: the outcome, and what to do instead.
 PARAMS: Mapping[str, tuple[ImportOutcome, str]] = {
     "max_retries": (_D, _RETRIES),
@@ -99,6 +100,7 @@ SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "alerting": (_D, "alert on /metrics; rules are in deploy/"),
     "tag_filtering": (_U, "no selection by tag"),
 }
+_NUMBERS = frozenset({"timeout", "request_timeout", "allowed_fails", "cooldown_time"})
 _TIMEOUTS = {"timeout": "total_timeout_seconds", "stream_timeout": "first_token_timeout_seconds"}
 
 
@@ -122,12 +124,20 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
     setup.different(
         "model_list", "images are refused but for models with models.<model>.images: docs/images.md"
     )
-    for section in ("router_settings", "litellm_settings", "general_settings"):
+    # Of a setting of both the library and its router, the router's is in force.
+    for section in ("litellm_settings", "router_settings", "general_settings"):
         with values_of("LiteLLM", f"{path}: {section}"):
             settings = (data.pop(section, None) or {}).items()
-            # Those of one model come first: the others are for models that have none.
-            for key, value in sorted(settings, key=lambda setting: setting[0] == "default_fallbacks"):
-                _setting(setup, f"{section}.{key}", key, value)
+        # Those of one model come first: the others are for models that have none.
+        for key, value in sorted(settings, key=lambda setting: setting[0] == "default_fallbacks"):
+            place = f"{section}.{key}"
+            with values_of("LiteLLM", f"{path}: {place}"):
+                if key in _NUMBERS and str(value).startswith(FROM_ENVIRONMENT):
+                    value = environ.get(value.removeprefix(FROM_ENVIRONMENT))
+                    if value is None:
+                        setup.unsupported(place, NOT_SET)
+                if value is not None:
+                    _setting(setup, place, key, value)
     if not any(note.place == "general_settings.master_key" for note in setup.notes):
         setup.different("general_settings.master_key", "keys are required here: set SLUICE_ADMIN_KEY")
     data.pop("model_list")
@@ -229,7 +239,7 @@ class _Model:
             if params.get(key) is None:
                 params.pop(key, None)
             elif (value := self._text(key)) is None:
-                setup.unsupported(f"{where}.{key}", "its variable is not set; set it when you import")
+                setup.unsupported(f"{where}.{key}", NOT_SET)
             else:
                 section[ours] = float(value)
                 setup.carried(f"{where}.{key}", f"backends.<name>.{ours}")

@@ -161,6 +161,10 @@ def test_every_setting_of_the_file_is_reported(setup: ImportedSetup) -> None:
         ("model_list: [{model_name: a, litellm_params: {model: b, weight: .nan}}]", "weight is nan"),
         ("model_list: [{model_name: a, litellm_params: {model: b, order: .inf}}]", "model_list[0]"),
         ("model_list: [{model_name: a, litellm_params: {model: b}}]\nrouter_settings: 3", "router_settings"),
+        (
+            "model_list: [{model_name: a, litellm_params: {model: b}}]\nrouter_settings: {timeout: soon}",
+            "router_settings.timeout",
+        ),
     ],
 )
 def test_a_file_of_another_shape_is_an_error_that_names_the_place(
@@ -267,6 +271,22 @@ def test_a_timeout_from_the_environment_is_carried_or_reported_as_one_without_it
     outcomes = {note.place.rpartition(".")[2]: note.outcome for note in setup.notes}
     assert outcomes["timeout"] is ImportOutcome.CARRIED
     assert outcomes["stream_timeout"] is ImportOutcome.UNSUPPORTED
+
+
+def test_a_setting_that_is_null_or_from_the_environment_is_no_reason_to_refuse_the_file(
+    tmp_path: Path,
+) -> None:
+    sections = {
+        "litellm_settings": {"request_timeout": 10, "cooldown_time": "os.environ/GONE"},
+        "router_settings": {"timeout": "os.environ/SLOW", "allowed_fails": None},
+    }
+    models = [{"model_name": "a", "litellm_params": {"model": "b"}}]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models, **sections}))
+    setup = read_litellm(tmp_path / "config.yaml", {"SLOW": "90"})
+    assert setup.route == {"timeout_ms": 90_000}, "the router's is in force"
+    outcomes = {note.place: note.outcome for note in setup.notes}
+    assert outcomes["router_settings.timeout"] is ImportOutcome.CARRIED
+    assert outcomes["litellm_settings.cooldown_time"] is ImportOutcome.UNSUPPORTED
 
 
 def test_a_price_of_input_alone_is_carried_and_the_missing_one_is_reported(tmp_path: Path) -> None:
