@@ -100,7 +100,8 @@ class ResponseCache:
         try:
             result, found = await self._look(key, limit, question)
         except (StoreError, TimeoutError) as error:
-            self._failed(error)
+            if isinstance(error, StoreError) or limit >= self.timeout_s:  # not a caller's own deadline
+                self._failed(error)
             self.emit(LookedUp(Lookup.ERROR))
             return None
         self._worked()
@@ -219,8 +220,9 @@ class ResponseCache:
         try:
             async with asyncio.timeout(timeout_s):
                 made = await self.embedder.embed(tenant, model, [one.text for one in questions])
-        except (EmbedderError, TimeoutError):
-            self._embedder_rest_until = self.clock() + EMBEDDER_REST_S
+        except (EmbedderError, TimeoutError) as error:
+            if isinstance(error, EmbedderError) or timeout_s >= min(self.timeout_s / 2, EMBED_TIMEOUT_S):
+                self._embedder_rest_until = self.clock() + EMBEDDER_REST_S
             return {}
         return {
             question: unit

@@ -166,6 +166,17 @@ async def test_a_store_that_hangs_holds_nobody_up() -> None:
     assert rig.kinds == [Lookup.ERROR, Lookup.ERROR]
 
 
+async def test_a_caller_without_time_left_does_not_keep_others_from_the_store() -> None:
+    rig = CacheRig()
+    await rig.remember("Who created Berserk?")
+    rig.store.hangs = True
+    async with asyncio.timeout(15):
+        assert await rig.cache.find(question("Who created Berserk?"), timeout_s=-0.001) is None
+    rig.store.hangs = False
+    assert await rig.cache.find(question("Who created Berserk?")) == ANSWER
+    assert [event for event in rig.events if isinstance(event, StoreBroke)] == []
+
+
 async def test_a_defect_in_one_question_does_not_end_the_loop() -> None:
     rig = CacheRig()
 

@@ -137,6 +137,16 @@ async def test_an_embedder_that_hangs_is_a_miss_and_no_fault_of_the_store() -> N
     assert not [event for event in made.events if isinstance(event, StoreBroke)]
 
 
+async def test_a_caller_without_time_left_does_not_keep_others_from_the_embedder() -> None:
+    made, embedder = rig()
+    await remember(made, question(ASKED))
+    embedder.hangs = True
+    async with asyncio.timeout(15):
+        assert await made.cache.find(question(REWORDED).text, 0.01, question(REWORDED)) is None
+    embedder.hangs = False
+    assert await find(made, question(REWORDED)) is not None
+
+
 async def test_without_an_embedder_the_same_question_alone_is_found() -> None:
     made = CacheRig()
     await remember(made, question(ASKED))
