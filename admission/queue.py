@@ -165,14 +165,16 @@ class AdmissionQueue:
                 future.set_result(None)
 
     def _set_timer(self, now: float) -> None:
-        waiting, change = bool(self._gate.tickets), self._gate.next_change()
-        at = now + LOOK_EVERY_S if change is None else min(change, now + LOOK_EVERY_S)
+        at: float | None = None
+        if self._gate.tickets:
+            change = self._gate.next_change()
+            at = now + LOOK_EVERY_S if change is None else min(change, now + LOOK_EVERY_S)
         if self._timer is not None:
-            if waiting and self._timer_at <= at:
+            if at is not None and self._timer_at <= at:
                 return
             self._timer.cancel()
             self._timer = None
-        if waiting:
+        if at is not None:
             self._timer_at = at
             self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now), self._on_timer)
 
