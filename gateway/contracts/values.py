@@ -186,6 +186,11 @@ class GenerateRequest(RequestOrigin, frozen=True, kw_only=True):
         return self.tool_choice is not None and self.tool_choice.forces_call
 
     @property
+    def is_shaped(self) -> bool:
+        """Whether a grammar dictates the answer's form, and with it where the answer ends."""
+        return self.must_call or self.response_format.type is not TEXT
+
+    @property
     def sticky_key(self) -> str:
         """The key for drawing a share of the traffic: requests with the same key get the same result."""
         return self.session_id or self.generation_id

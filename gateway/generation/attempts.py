@@ -145,6 +145,8 @@ class Attempts(Struct, eq=False):
         self.notes.extend(warnings)
         if sampling.max_tokens != max_tokens:
             changed["max_tokens"] = max_tokens
+        if sampling.ignore_eos and request.is_shaped:
+            changed["ignore_eos"] = False  # vLLM would go on after the form's end, with any text
         # In order where the names are the fields': with more than 15 keywords the call would build a dict.
         return Work(
             request.generation_id,

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 from budgeting.template import split_ending
 from gateway.backends.port import Backend, Continue
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
-from gateway.contracts.values import FormatType
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job
 from resilience.failures import BackendFailure, FailureKind
@@ -56,8 +55,7 @@ def _resumable(backend: Backend, job: Job) -> bool:
         ending, _ = split_ending(request.template_kwargs)
         if ending or ways == {Continue.TOKENS}:
             return False
-    shaped = request.must_call or request.response_format.type is not FormatType.TEXT
-    return not shaped or Continue.SHAPED in ways
+    return not request.is_shaped or Continue.SHAPED in ways
 
 
 def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Spelling) -> Resumption | None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from adapters.values import Adapter
 from admission.values import AdmissionLimits, BackendLoad
-from budgeting.values import EvidenceChunk, Message, Role
+from budgeting.values import EvidenceChunk, Message, Role, Tool, ToolChoice, ToolChoiceMode
 from gateway.backends.port import BackendState
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
@@ -382,6 +382,19 @@ async def test_a_field_that_no_backend_supports_is_refused_by_name(build_rig: Bu
     openai = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(presence_penalty=1.0))
     sink = await rig.run(openai)
     assert sink.error is not None and sink.error.param == "presence_penalty"
+
+
+async def test_a_constrained_answer_ends_where_its_form_does_though_the_caller_ignores_the_end_token(
+    build_rig: Build, ask: Ask
+) -> None:
+    backend = ScriptedBackend()
+    rig = build_rig(backends=[backend])
+    endless = Sampling(ignore_eos=True)
+    await rig.run(ask(sampling=endless, response_format=ResponseFormat(FormatType.JSON_OBJECT)))
+    forced = ToolChoice(ToolChoiceMode.REQUIRED)
+    await rig.run(ask(sampling=endless, tools=(Tool("look_up"),), tool_choice=forced))
+    await rig.run(ask(sampling=endless, tools=(Tool("look_up"),)))
+    assert [work.sampling.ignore_eos for work in backend.calls] == [False, False, True]
 
 
 async def test_a_sampling_hint_that_a_backend_lacks_is_dropped_and_named_in_the_native_contract(
