@@ -70,7 +70,7 @@ PARAMS: Mapping[str, tuple[ImportOutcome, str]] = {
     "api_version": (_U, "give api_base as .../openai/v1, which needs no version"),
     "cooldown_time": (_D, "backends.<name>.eject_seconds is of the whole pool; a Retry-After holds"),
     "max_parallel_requests": (_D, _AT_ONCE),
-    "litellm_credential_name": (_D, "set the variable of backends.<name>.api_key_env; no key was copied"),
+    "litellm_credential_name": (_D, "is not in this file: correct backends.<name>.base_urls and api_key_env"),
     "drop_params": (_D, "if it is true, set backends.<name>.unknown_fields: drop"),
     "max_budget": (_D, "budgets are of keys: sluice keys create"),
     "budget_duration": (_D, "see max_budget"),
@@ -111,11 +111,19 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
     if not isinstance(models, list) or not models:
         raise UnreadableSource(f"{path}: model_list is missing or empty; allowed: a list of models")
     setup = ImportedSetup()
+    with values_of("LiteLLM", f"{path}: credential_list"):
+        listed = data.pop("credential_list", None) or ()
+        credentials = {one.get("credential_name"): one.get("credential_values") or {} for one in listed}
     for number, entry in enumerate(models):
         place = f"model_list[{number}]"
         if not isinstance(entry, dict) or not isinstance(entry.get("litellm_params"), dict):
             raise UnreadableSource(f"{path}: {place}: allowed: a mapping with model_name and litellm_params")
         with values_of("LiteLLM", f"{path}: {place}"):
+            params = entry["litellm_params"]
+            if (values := credentials.get(params.get("litellm_credential_name"))) is not None:
+                setup.carried(f"{place}.litellm_params.litellm_credential_name", "with its values; no secret")
+                del params["litellm_credential_name"]
+                entry = {**entry, "litellm_params": {**values, **params}}
             _Model(setup, place, entry, environ).read()
     setup.different(
         "model_list",

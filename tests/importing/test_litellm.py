@@ -289,6 +289,25 @@ def test_a_setting_that_is_null_or_from_the_environment_is_no_reason_to_refuse_t
     assert outcomes["litellm_settings.cooldown_time"] is ImportOutcome.UNSUPPORTED
 
 
+def test_a_model_with_a_credential_of_the_list_is_asked_at_the_credentials_address(tmp_path: Path) -> None:
+    own = {"api_base": "http://gpu-1:8000/v1", "api_key": "sk-do-not-copy"}
+    names = ("own", "elsewhere")
+    source = {
+        "model_list": [
+            {"model_name": one, "litellm_params": {"model": "openai/b", "litellm_credential_name": one}}
+            for one in names
+        ],
+        "credential_list": [{"credential_name": "own", "credential_values": own}],
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(source))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    backend = configurations(setup)[0]["backends"]["own"]
+    assert backend["base_urls"] == ["http://gpu-1:8000/v1"] and backend["api_key_env"] == "OWN_API_KEY"
+    said = {note.place: note for note in setup.notes if "credential" in note.place}
+    assert [note.outcome for note in said.values()] == [ImportOutcome.CARRIED, ImportOutcome.DIFFERENT]
+    assert "base_urls" in said["model_list[1].litellm_params.litellm_credential_name"].text
+
+
 def test_a_price_of_input_alone_is_carried_and_the_missing_one_is_reported(tmp_path: Path) -> None:
     model = {"model_name": "a", "litellm_params": {"model": "hosted_vllm/b", "api_base": "http://gpu-1:8000"}}
     priced = {**model, "model_info": {"input_cost_per_token": 0.000002}}
