@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ PARAMS: Mapping[str, tuple[ImportOutcome, str]] = {
     "max_parallel_requests": (_D, _AT_ONCE),
     "litellm_credential_name": (_D, "is not in this file: correct backends.<name>.base_urls and api_key_env"),
     "drop_params": (_D, "if it is true, set backends.<name>.unknown_fields: drop"),
+    "guardrailConfig": (_D, "set backends.<name>.guardrail, with its id and version"),
     "max_budget": (_D, "budgets are of keys: sluice keys create"),
     "budget_duration": (_D, "see max_budget"),
 }
@@ -179,8 +180,8 @@ class _Model:
             setup.unsupported(f"{self.place}.model_info.mode", f"{mode} models are not imported")
             return
         if provider == "bedrock":
-            model = model.removeprefix("converse/")
             base, section = None, self._bedrock(model)
+            model = section["model_id"]
         else:
             found = self._openai(provider, model)
             if found is None:
@@ -208,15 +209,36 @@ class _Model:
         return provider or "openai", rest if slash and prefix == provider else model
 
     def _bedrock(self, model: str) -> dict[str, Any]:
-        region = self._text("aws_region_name")
+        setup, where = self.setup, self.where
+        named = re.search(r"(?:^|[/:])([a-z]{2}(?:-[a-z]+)+-\d)[/:]", model)
+        # LiteLLM's routes and a region, each before a slash, are no part of Amazon's id.
+        model = model.split("/", model.partition(":")[0].count("/"))[-1]
+        region = self._text("aws_region_name") or (named and named[1])
         if region is None:
             region = "us-east-1"
-            self.setup.different(f"{self.where}.aws_region_name", "us-east-1 was written; correct region")
+            setup.different(f"{where}.aws_region_name", "us-east-1 was written; correct region")
+        section: dict[str, Any] = {"kind": "bedrock", "model_id": self._text("model_id") or model}
+        section["region"] = region
+        texts = {"aws_profile_name": "profile", "aws_bedrock_runtime_endpoint": "endpoint_url"}
+        self._carry(section, texts, str)
+        self._carry(section, {**_TIMEOUTS, "stream_timeout": "read_timeout_seconds"}, float)
         for key in [key for key in self.params if key.startswith("aws_")]:
             del self.params[key]
-            place = f"{self.where}.{key}"
-            self.setup.different(place, "credentials are AWS's usual chain; none was copied")
-        return {"kind": "bedrock", "model_id": model, "region": region}
+            text = "credentials are AWS's usual chain; none was copied. A role: a profile with its role_arn"
+            setup.different(f"{where}.{key}", text)
+        return section
+
+    def _carry(self, section: dict[str, Any], names: Mapping[str, str], read: Callable[[str], Any]) -> None:
+        """Write parameters to ``section``; ``names`` are their names here."""
+        params, setup, where = self.params, self.setup, self.where
+        for key, ours in names.items():
+            if params.get(key) is None:
+                params.pop(key, None)
+            elif (value := self._text(key)) is None:
+                setup.unsupported(f"{where}.{key}", NOT_SET)
+            else:
+                section[ours] = read(value)
+                setup.carried(f"{where}.{key}", f"backends.<name>.{ours}")
 
     def _openai(self, provider: str, model: str) -> tuple[str, dict[str, Any]] | None:
         setup, params, where = self.setup, self.params, self.where
@@ -243,14 +265,7 @@ class _Model:
                 section["max_tokens_field"] = "max_tokens"
         if (variable := self._key(provider)) is not None:
             section["api_key_env"] = variable
-        for key, ours in _TIMEOUTS.items():
-            if params.get(key) is None:
-                params.pop(key, None)
-            elif (value := self._text(key)) is None:
-                setup.unsupported(f"{where}.{key}", NOT_SET)
-            else:
-                section[ours] = float(value)
-                setup.carried(f"{where}.{key}", f"backends.<name>.{ours}")
+        self._carry(section, _TIMEOUTS, float)
         self._headers(section)
         if isinstance(ca_file := params.pop("ssl_verify", None), str):
             section["tls"] = {"ca_file": ca_file}

@@ -231,12 +231,56 @@ def test_the_command_writes_both_files_once_and_prints_what_became_of_each_setti
     assert forced.exit_code == 0 and "general_settings.master_key" in forced.stdout
 
 
-def test_a_model_of_bedrocks_converse_is_reported_as_it_is_written(tmp_path: Path) -> None:
-    model = "{model_name: nova, litellm_params: {model: bedrock/converse/us.amazon.nova-lite-v1:0, aws_region_name: eu-west-1}}"
-    (tmp_path / "config.yaml").write_text(f"model_list: [{model}]\n")
+_INVOKED = "arn:aws:bedrock:us-west-2:888602223428:imported-model/r4c4"
+
+
+@pytest.mark.parametrize(
+    ("model", "model_id", "region"),
+    [
+        ("converse/us.amazon.nova-lite-v1:0", "us.amazon.nova-lite-v1:0", "us-east-1"),
+        ("invoke/anthropic.claude-v2:1", "anthropic.claude-v2:1", "us-east-1"),
+        ("eu-central-1/anthropic.claude-v2:1", "anthropic.claude-v2:1", "eu-central-1"),
+        (f"llama/{_INVOKED}", _INVOKED, "us-west-2"),
+    ],
+)
+def test_a_model_of_bedrock_has_amazons_id_and_region_whatever_litellm_writes_before_it(
+    tmp_path: Path, model: str, model_id: str, region: str
+) -> None:
+    entry = {"model_name": "nova", "litellm_params": {"model": f"bedrock/{model}"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": [entry]}))
     setup = read_litellm(tmp_path / "config.yaml", {})
-    assert configurations(setup)[0]["backends"]["nova"]["model_id"] == "us.amazon.nova-lite-v1:0"
-    assert any(note.text == "'nova' is answered by 'us.amazon.nova-lite-v1:0'" for note in setup.notes)
+    assert configurations(setup)[0]["backends"]["nova"] == {
+        "kind": "bedrock",
+        "model_id": model_id,
+        "region": region,
+    }
+    assert any(note.text == f"'nova' is answered by '{model_id}'" for note in setup.notes)
+
+
+def test_the_profile_endpoint_and_timeouts_of_a_bedrock_model_are_carried(tmp_path: Path) -> None:
+    params = {
+        "model": "bedrock/anthropic.claude-v2:1",
+        "model_id": "arn:aws:bedrock:us-east-1:1:application-inference-profile/a",
+        "aws_region_name": "eu-west-1",
+        "aws_profile_name": "team",
+        "aws_bedrock_runtime_endpoint": "https://vpce.example",
+        "aws_role_name": "arn:aws:iam::1:role/r",
+        "timeout": 30,
+    }
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"model_list": [{"model_name": "a", "litellm_params": params}]})
+    )
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert configurations(setup)[0]["backends"]["a"] == {
+        "kind": "bedrock",
+        "model_id": params["model_id"],
+        "region": "eu-west-1",
+        "profile": "team",
+        "endpoint_url": "https://vpce.example",
+        "total_timeout_seconds": 30.0,
+    }
+    said = {note.place.rpartition(".")[2]: note.text for note in setup.notes}
+    assert "role_arn" in said["aws_role_name"]
 
 
 def test_a_model_with_vision_takes_images_and_the_report_says_that_others_do_not(tmp_path: Path) -> None:
