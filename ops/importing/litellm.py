@@ -52,6 +52,13 @@ _LIMITS = "limits are of keys: sluice keys create --rpm --tpm"
 _RETRIES = "a request has at most 4 further calls, over workers and fallbacks together"
 _AT_ONCE = "admission limits what runs at once: docs/admission.md"
 _MONEY = 1_000_000
+_NEEDED = ("input", "output")
+_PRICES = {
+    "input": "input_cost_per_token",
+    "output": "output_cost_per_token",
+    "cached": "cache_read_input_token_cost",
+    "cache_write": "cache_creation_input_token_cost",
+}
 
 # Providers whose services have an API other than OpenAI's.
 _OTHER_CONTRACTS = frozenset(
@@ -101,6 +108,7 @@ SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "alerting": (_D, "alert on /metrics; rules are in deploy/"),
     "tag_filtering": (_U, "no selection by tag"),
 }
+_MODES = frozenset({"chat", "completion", "responses", "embedding", "rerank", "audio_transcription"})
 _NUMBERS = frozenset({"timeout", "request_timeout", "allowed_fails", "cooldown_time"})
 _TIMEOUTS = {"timeout": "total_timeout_seconds", "stream_timeout": "first_token_timeout_seconds"}
 
@@ -176,7 +184,7 @@ class _Model:
                 f"{self.place}.model_name", "each model is named by itself, without spaces or *"
             )
             return
-        if (mode := self.info.pop("mode", "chat")) not in ("chat", "completion", "responses"):
+        if (mode := self.info.pop("mode", "chat")) not in _MODES:
             setup.unsupported(f"{self.place}.model_info.mode", f"{mode} models are not imported")
             return
         if provider == "bedrock":
@@ -308,18 +316,15 @@ class _Model:
         return variable
 
     def _prices(self, section: dict[str, Any]) -> None:
-        prices = {}
-        for kind in ("input", "output"):
-            key = f"{kind}_cost_per_token"
-            prices[kind] = self.params.pop(key, self.info.pop(key, None))
+        prices = {kind: self.params.pop(key, self.info.pop(key, None)) for kind, key in _PRICES.items()}
         if any(usd is not None for usd in prices.values()):
+            given = {kind: usd or 0 for kind, usd in prices.items() if usd is not None or kind in _NEEDED}
             section["price"] = {
-                f"{kind}_usd_per_million": round(float(usd or 0) * _MONEY, 6) for kind, usd in prices.items()
+                f"{kind}_usd_per_million": round(float(usd) * _MONEY, 6) for kind, usd in given.items()
             }
-            for kind, usd in prices.items():
-                note = self.setup.different if usd is None else self.setup.carried
-                text = "backends.<name>.price" + ("; 0 was written, correct it" if usd is None else "")
-                note(f"{self.place}.{kind}_cost_per_token", text)
+            for kind in given:
+                outcome, more = (_D, "; 0 was written, correct it") if prices[kind] is None else (_C, "")
+                self.setup.note(f"{self.place}.{_PRICES[kind]}", outcome, f"backends.<name>.price{more}")
 
     def _model_section(self, model: str) -> None:
         """Write the section of the model, with its length and whether it takes images."""

@@ -333,6 +333,14 @@ def test_a_setting_that_is_null_or_from_the_environment_is_no_reason_to_refuse_t
     assert outcomes["litellm_settings.cooldown_time"] is ImportOutcome.UNSUPPORTED
 
 
+@pytest.mark.parametrize("mode", ["embedding", "rerank", "audio_transcription"])
+def test_a_model_for_other_work_that_the_gateway_serves_is_imported(tmp_path: Path, mode: str) -> None:
+    params = {"model": "hosted_vllm/bge-m3", "api_base": "http://gpu-1:8000/v1"}
+    entry = {"model_name": "a", "litellm_params": params, "model_info": {"mode": mode}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": [entry]}))
+    assert "a" in configurations(read_litellm(tmp_path / "config.yaml", {}))[0]["backends"]
+
+
 def test_a_model_with_a_credential_of_the_list_is_asked_at_the_credentials_address(tmp_path: Path) -> None:
     own = {"api_base": "http://gpu-1:8000/v1", "api_key": "sk-do-not-copy"}
     names = ("own", "elsewhere")
@@ -352,13 +360,20 @@ def test_a_model_with_a_credential_of_the_list_is_asked_at_the_credentials_addre
     assert "base_urls" in said["model_list[1].litellm_params.litellm_credential_name"].text
 
 
-def test_a_price_of_input_alone_is_carried_and_the_missing_one_is_reported(tmp_path: Path) -> None:
+def test_prices_of_input_and_of_cached_tokens_are_carried_and_the_missing_one_is_reported(
+    tmp_path: Path,
+) -> None:
     model = {"model_name": "a", "litellm_params": {"model": "hosted_vllm/b", "api_base": "http://gpu-1:8000"}}
-    priced = {**model, "model_info": {"input_cost_per_token": 0.000002}}
+    info = {"input_cost_per_token": 0.000002, "cache_read_input_token_cost": 0.0000002}
+    priced = {**model, "model_info": info}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": [priced]}))
     setup = read_litellm(tmp_path / "config.yaml", {})
     price = configurations(setup)[0]["backends"]["a"]["price"]
-    assert price == {"input_usd_per_million": 2.0, "output_usd_per_million": 0.0}
+    assert price == {
+        "input_usd_per_million": 2.0,
+        "output_usd_per_million": 0.0,
+        "cached_usd_per_million": 0.2,
+    }
     outcomes = {note.place: note.outcome for note in setup.notes}
     assert outcomes["model_list[0].output_cost_per_token"] is ImportOutcome.DIFFERENT
 
