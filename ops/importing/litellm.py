@@ -41,9 +41,24 @@ OPENAI_CONTRACT: Mapping[str, str | None] = {
     "lm_studio": None,
     "llamafile": None,
     "openai_like": None,
+    "custom_openai": None,
+    "databricks": None,
+    "infinity": None,
+    "xinference": None,
 }
 # Self-hosted servers, which may have no key.
-_KEYLESS = frozenset({"hosted_vllm", "ollama", "ollama_chat", "lm_studio", "llamafile", "openai_like"})
+_KEYLESS = frozenset(
+    {
+        "hosted_vllm",
+        "infinity",
+        "llamafile",
+        "lm_studio",
+        "ollama",
+        "ollama_chat",
+        "openai_like",
+        "xinference",
+    }
+)
 # Services that refuse or ignore OpenAI's max_completion_tokens.
 _MAX_TOKENS = frozenset({"mistral", "ollama", "ollama_chat", "deepseek", "perplexity", "together_ai"})
 _NO_KEY = frozenset({"none", "empty", "dummy", "fake-key", "sk-none", "not-needed", "no-key"})
@@ -96,7 +111,10 @@ SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "cache": (_D, "stored answers are for outages: add response_cache to a route's fallback"),
     "cache_params": (_D, "response_cache.url and response_cache.ttl_seconds; see cache"),
     "set_verbose": (_D, "sluice serve --log-level debug"),
-    "master_key": (_D, "set the variable SLUICE_ADMIN_KEY; it was not copied"),
+    "master_key": (
+        _D,
+        "set the variable SLUICE_ADMIN_KEY; it was not copied. Virtual keys: sluice keys create",
+    ),
     "database_url": (_D, "set SLUICE_LEDGER__URL to postgresql+asyncpg://...; it was not copied"),
     "redis_host": (_D, "set SLUICE_STATE__URL to redis://... where several gateways share limits"),
     "redis_port": (_D, "see redis_host"),
@@ -118,7 +136,8 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
     data = load_yaml(path, UnreadableSource)
     models = data.get("model_list") if isinstance(data, dict) else None
     if not isinstance(models, list) or not models:
-        raise UnreadableSource(f"{path}: model_list is missing or empty; allowed: a list of models")
+        hint = ", in this file (include is not read)" if isinstance(data, dict) and "include" in data else ""
+        raise UnreadableSource(f"{path}: model_list is missing or empty; allowed: a list of models{hint}")
     setup = ImportedSetup()
     with values_of("LiteLLM", f"{path}: credential_list"):
         listed = data.pop("credential_list", None) or ()
@@ -159,7 +178,8 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
         setup.different("general_settings.master_key", "keys are required here: set SLUICE_ADMIN_KEY")
     data.pop("model_list")
     for key in data:
-        setup.unsupported(key, "has no counterpart here")
+        included = "its files are not read; copy their models into one file" if key == "include" else None
+        setup.unsupported(key, included or "has no counterpart here")
     return setup
 
 
@@ -178,10 +198,14 @@ class _Model:
     def read(self) -> None:
         """Add the entry to its model group, and note the outcome of each setting."""
         setup, params = self.setup, self.params
-        provider, model = self._provider(str(params.pop("model", "")))
+        provider, model = self._provider(self._text("model") or "")
+        if not model:
+            setup.unsupported(f"{self.where}.model", f"is missing, or {NOT_SET}")
+            return
         if "*" in self.name or not re.fullmatch(r"[!-~]{1,256}", self.name):
             setup.unsupported(
-                f"{self.place}.model_name", "each model is named by itself, without spaces or *"
+                f"{self.place}.model_name",
+                "names have no spaces and no *; a pool without model serves all that its workers list",
             )
             return
         if (mode := self.info.pop("mode", "chat")) not in _MODES:
@@ -254,12 +278,14 @@ class _Model:
         if provider in ("azure", "azure_ai") and base is not None and base.rstrip("/").endswith("/v1"):
             provider = "azure"
         elif provider not in OPENAI_CONTRACT:
-            hint = ", unless api_base ends in /openai/v1" if provider == "azure" else ""
-            setup.unsupported(f"{where}.model", f"{provider} does not speak OpenAI's contract{hint}")
+            text = f"{provider} is not imported; with OpenAI's API: openai/{model} and its api_base"
+            if provider == "azure":
+                text = "azure is imported with an api_base that ends in /openai/v1"
+            setup.unsupported(f"{where}.model", text)
             return None
         if base is None or not is_address(base):
             setup.unsupported(
-                f"{where}.api_base", "is no http://HOST:PORT here; set its variable when you import"
+                f"{where}.api_base", "is missing or no http://HOST:PORT; set its variable when you import"
             )
             return None
         base = base.rstrip("/")

@@ -155,6 +155,7 @@ def test_every_setting_of_the_file_is_reported(setup: ImportedSetup) -> None:
     [
         ("[]", "model_list"),
         ("model_list: []", "model_list"),
+        ("include: [models.yaml]", "include is not read"),
         ("model_list: [{model_name: a}]", "model_list[0]"),
         ("model_list: [{model_name: a, litellm_params: {model: b, weight: x}}]", "weight is x; allowed: 0"),
         ("model_list: [{model_name: a, litellm_params: {model: b, weight: -1}}]", "weight is -1"),
@@ -339,6 +340,28 @@ def test_a_model_for_other_work_that_the_gateway_serves_is_imported(tmp_path: Pa
     entry = {"model_name": "a", "litellm_params": params, "model_info": {"mode": mode}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": [entry]}))
     assert "a" in configurations(read_litellm(tmp_path / "config.yaml", {}))[0]["backends"]
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("sambanova/llama", "openai/llama and its api_base"),
+        ("azure/gpt-4", "/openai/v1"),
+        ("os.environ/GONE", "its variable is not set"),
+        ("hosted_vllm/b", "is missing or no http://HOST:PORT"),
+    ],
+)
+def test_a_model_that_is_not_imported_is_reported_with_what_to_do(
+    tmp_path: Path, model: str, text: str
+) -> None:
+    models = [
+        {"model_name": name, "litellm_params": {"model": one}} for name, one in (("a", model), ("b", "b"))
+    ]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models, "include": ["more.yaml"]}))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert list(setup.groups) == ["b"]
+    assert any(note.place.startswith("model_list[0]") and text in note.text for note in setup.notes)
+    assert any(note.place == "include" and "not read" in note.text for note in setup.notes)
 
 
 def test_a_model_with_a_credential_of_the_list_is_asked_at_the_credentials_address(tmp_path: Path) -> None:
