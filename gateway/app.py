@@ -210,7 +210,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         )
         return _response(request, public, {"upgrade": "websocket"})
     if error.status_code == 404:
-        public = PublicError(404, "not_found", f"there is nothing at {path_of([path])}")
+        # A client adds its path to a base URL with or without /v1.
+        meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+        known = any(getattr(route, "path", None) == meant for route in request.app.routes)
+        hint = f"; {meant} is served: correct the base URL's /v1" if known else ""
+        public = PublicError(404, "not_found", f"there is nothing at {path_of([path])}{hint}")
     elif error.status_code == 405:
         allowed = ", ".join(_methods(request))
         headers = {"Allow": allowed}

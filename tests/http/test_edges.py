@@ -108,6 +108,20 @@ async def test_the_bodys_request_id_wins_over_the_headers_and_is_made_safe_for_a
     assert both.headers["x-request-id"] == "%E9%A1%A7%E5%AE%A2 1"
 
 
+@pytest.mark.parametrize(
+    ("path", "served"), [("/chat/completions", "/v1/chat/completions"), ("/v1/v1/messages", "/v1/messages")]
+)
+async def test_a_base_url_that_lacks_or_repeats_v1_is_404_and_the_message_says_so(
+    connect: Any, path: str, served: str
+) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.post(path, json=BODY)
+        other = await client.post("/chat", json=BODY)
+    assert response.status_code == other.status_code == 404
+    assert f"; {served} is served: correct the base URL's /v1" in response.json()["error"]["message"]
+    assert other.json()["error"]["message"] == "there is nothing at /chat"
+
+
 async def test_a_plain_request_to_the_websockets_path_is_426(connect: Any) -> None:
     async with connect(fake_services()) as client:
         response = await client.get("/v1/generate/ws")
