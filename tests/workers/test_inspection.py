@@ -96,7 +96,10 @@ async def test_a_service_that_knows_no_such_model_is_unusable_and_the_fault_name
 
 @pytest.mark.parametrize(
     ("ids", "length", "fault"),
-    [([5, 6], 4096, "its tokenizer differs"), (IDS, 8192, "takes 4096 tokens, engine.max_model_len is 8192")],
+    [
+        ([5, 6], 4096, "its tokenizer differs"),
+        (IDS, 8192, "takes 4096 tokens, prompts may have 8192; set models.base"),
+    ],
 )
 async def test_another_tokenizer_and_a_shorter_context_are_faults(
     ids: list[int], length: int, fault: str

@@ -203,7 +203,8 @@ async def inspect(
         model = found.id
     longest = None if found is None else found.length
     if longest is not None and longest < max_model_len:
-        faults.append(f"takes {longest} tokens, engine.max_model_len is {max_model_len}; set it to {longest}")
+        keys = f"models.{model}.max_model_len, or engine.max_model_len,"
+        faults.append(f"takes {longest} tokens, prompts may have {max_model_len}; set {keys} to {longest}")
     tokenizer = await _tokenizer(client, model, sample_ids)
     if tokenizer == "differs":
         faults.append("its tokenizer differs from engine.tokenizer; name the tokenizer of its model")
