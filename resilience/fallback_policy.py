@@ -194,7 +194,8 @@ class FallbackPolicy:
         on_engine: Collection[str] = (),
         in_hand: bool,
     ) -> None:
-        self._primary = primary
+        # The leg that was asked last; its backend may have another name by now.
+        self.primary = self.asked = primary
         self._chain = tuple(leg for leg in legs if leg != primary)
         self._rules = rules
         self._on_engine = on_engine
@@ -237,7 +238,7 @@ class FallbackPolicy:
             self._on_leg(LegEvent.OUT_OF_MEMORY, self._on_same_engine(backend))
         if kind in _ENGINE_LOST and backend in self._on_engine:
             self._on_leg(LegEvent.ENGINE_LOST, self._on_same_engine(backend))
-        if backend in self._on_same_engine(self._primary) and (
+        if backend in self._on_same_engine(self.primary) and (
             away or kind in _ENGINE_LOST or kind is _NOT_READY
         ):
             self._on_primary_engine(EngineEvent.LOST)
@@ -254,7 +255,7 @@ class FallbackPolicy:
             self._wait_left_s += left_s
             self._futile_restarts += 1
             self._on_primary_engine(EngineEvent.RESTARTED)
-            self._on_leg(LegEvent.RESTARTED, self._on_same_engine(self._primary))
+            self._on_leg(LegEvent.RESTARTED, self._on_same_engine(self.primary))
 
     # What comes next
 
@@ -275,10 +276,10 @@ class FallbackPolicy:
         return None
 
     def _expect(self, view: Situation) -> Primary:
-        leg = self._legs[self._primary]
+        leg = self._legs[self.primary]
         if not self._rules.enabled or leg is Leg.CLOSED:
             return Primary.GONE
-        if leg in _MAY_ASK and view.able(self._primary):
+        if leg in _MAY_ASK and view.able(self.primary):
             return Primary.READY
         if self._engine is EngineHealth.UP or not view.restarts or self._wait_left_s <= 0:
             return Primary.GONE
@@ -287,7 +288,7 @@ class FallbackPolicy:
 
     def _step(self, choice: StepKind, view: Situation) -> Step | None:
         if choice is StepKind.PRIMARY:
-            return self._try(self._primary)
+            return self._try(self.primary)
         if choice is StepKind.FALLBACK_TARGETS:
             return self._next_leg(view)
         if choice is StepKind.SHORT_WAIT:
@@ -312,6 +313,7 @@ class FallbackPolicy:
 
     def _try(self, backend: str) -> TryBackend:
         self._calls += 1
+        self.asked = backend
         return TryBackend(backend)
 
     def _on_leg(self, event: LegEvent, legs: Iterable[str]) -> None:

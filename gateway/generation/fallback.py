@@ -132,12 +132,12 @@ class FallbackChain:
         )
         self._record(policy, primary, cause, job, stream)
         waited = False
-        while (step := policy.next(self._situation(job, stream))) is not None:
+        while (step := policy.next(self._situation(policy, job, stream))) is not None:
             if isinstance(step, WaitForRestart):
                 await self._wait(policy, step, job, stream)
                 waited = True
             elif isinstance(step, TryBackend):
-                backend = primary if step.backend == primary.name else self.backends[step.backend]
+                backend = primary if step.backend == policy.primary else self.backends[step.backend]
                 outcome = await self._try(policy, backend, job, stream, waited=waited)
                 if outcome is not None:
                     fallback = None if backend is primary else _fallback(backend.name, cause)
@@ -169,8 +169,12 @@ class FallbackChain:
         self.emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
         return replace(outcome, warnings=(*outcome.warnings, warning_of(job, cause)))
 
-    def _situation(self, job: Job, stream: AnswerStream) -> Situation:
+    def _situation(self, policy: FallbackPolicy, job: Job, stream: AnswerStream) -> Situation:
         primary = job.primary
+
+        def able(leg: str) -> bool:
+            return self._able(primary if leg == policy.primary else self.backends.get(leg), job, stream)
+
         left_s = self._time_left_s(job)
         back_in_s, loading = None, False
         if isinstance(primary, Restarting):
@@ -178,7 +182,7 @@ class FallbackChain:
         if primary.state is BackendState.READY:
             back_in_s = 0.0
         return Situation(
-            able=lambda name: self._able(self.backends.get(name), job, stream),
+            able=able,
             back_in_s=back_in_s,
             restarts=(
                 isinstance(primary, Restarting)
@@ -243,7 +247,7 @@ class FallbackChain:
             return await cut_short(backend, job, stream)
         if planned is None:
             stream.steps.refused(backend.name, "context_too_long")
-            policy.refused(backend.name)
+            policy.refused(policy.asked)
             return None
         first, job = job, planned
         demand = demand_of(job, backend, stream)
@@ -258,7 +262,7 @@ class FallbackChain:
         permit = self.limits.free() if is_primary else self.limits.enter(backend.name, *most)
         if permit is None:
             stream.steps.refused(backend.name, "leg_limit")
-            policy.refused(backend.name)
+            policy.refused(policy.asked)
             return None
         if stream.has_output and not resumes:
             stream.rewind()
@@ -312,14 +316,14 @@ class FallbackChain:
     ) -> None:
         """Tell the policy of a failure; ``gave``: the backend may have given a part of the answer."""
         if isinstance(cause, Refused):
-            policy.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
+            policy.refused(policy.asked, memory=cause.reason is Reason.MEMORY_PRESSURE)
             return
         again = gave and not cause.no_retry_here
         # A whole answer may be requested again: it was begun, and the caller has no part of it.
         begun = stream.chars > 0 and not stream.committed
         repeatable = again and begun and job.call_budget.allows(backend.name)
         policy.failed(
-            backend.name,
+            policy.asked,
             cause.kind,
             moved=again and _would_resume(backend, job, stream),
             may_retry=lambda: repeatable and self.dispatcher.retries.affords(backend.name, cause.kind),

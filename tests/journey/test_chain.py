@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from budgeting.values import EvidenceChunk
-from gateway.backends.port import BackendState
+from gateway.backends.port import Backend, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.values import Contract, FinishReason, GenerateRequest, Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig
@@ -157,3 +157,29 @@ async def test_an_undelivered_answer_broken_twice_goes_to_the_next_leg(build_rig
     answer = (await rig.run(ask(sampling=TWO))).answer
     assert answer is not None and answer.backend_name == "far"
     assert len(rig.backends["local"].calls) == 2
+
+
+class RenamedBackend(ScriptedBackend):
+    """One of a pool whose workers list a second model during the second call."""
+
+    fleet: dict[str, Backend]
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        if len(self.calls) == 1:
+            del self.fleet[self.name]
+            self.name = "local/first"
+            self.fleet[self.name] = self
+        return await super().generate(work, out)
+
+
+async def test_an_answer_is_resumed_by_a_backend_whose_name_changes_meanwhile(
+    build_rig: Build, ask: Ask
+) -> None:
+    broken = Script(breaks_after=1, failure=BackendFailure(FailureKind.STREAM_BROKEN, "cut"))
+    local = RenamedBackend(scripts=[broken, broken, Script()], continues=frozenset({Continue.TEXT}))
+    rig = build_rig(backends=[local])
+    local.fleet = dict(rig.backends)
+    rig.journey.fallback.backends = local.fleet
+    sink = await rig.run(ask(stream=True))
+    assert sink.answer is not None and sink.answer.output_text == sink.text == "Hello there."
+    assert (len(local.calls), sink.answer.fallback) == (3, None)
