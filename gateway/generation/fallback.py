@@ -264,7 +264,7 @@ class FallbackChain:
             stream.steps.refused(backend.name, "leg_limit")
             policy.refused(policy.asked)
             return None
-        if stream.has_output and not resumes:
+        if stream.has_output and not resumes and not stream.committed:
             stream.rewind()
         chars_before = stream.chars
         try:

@@ -22,6 +22,7 @@ from gateway.prompts.versions import PromptVersion
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from resilience.failures import BackendFailure, FailureKind
+from resilience.leg_limits import LegLimit
 from tests.budgeting.folders import CHATML, byte_level, write_folder
 from tests.journey.rig import JourneyRig
 from tests.scripted import Script, ScriptedBackend
@@ -271,3 +272,28 @@ async def test_a_pool_of_several_models_falls_back_with_the_requests_model_where
         rig = build_rig(backends=[dead, *pool], route=route, models=models)
         answer = (await rig.run(ask())).answer
         assert answer is not None and answer.backend_name == expected
+
+
+class Switching(Models):
+    """The workers of the small model change into others while a prompt is planned for them."""
+
+    small: ScriptedBackend | None = None
+
+    def of(self, model: str) -> ModelText:
+        if model == "small" and self.small is not None:
+            self.small.continues = frozenset()
+        return super().of(model)
+
+
+async def test_a_part_stays_a_part_if_the_next_backend_can_no_longer_resume_it_once_it_is_planned(
+    build_rig: Build, ask: Ask, texts: Mapping[str, ModelText]
+) -> None:
+    models = Switching(texts["large"], {"small": texts["small"]})
+    cut = Script(breaks_after=1, failure=BackendFailure(FailureKind.STREAM_BROKEN, "cut"))
+    backends = two(cut)
+    backends[1].continues, models.small = frozenset({Continue.TEXT}), backends[1]
+    legs = {"small": LegLimit(max_concurrency=1)}
+    rig = build_rig(backends=backends, route=BOTH, models=models, legs=legs)
+    sink = await rig.run(ask(stream=True))
+    assert sink.text == "Hello" and sink.error is not None and sink.error.code == "backend_unavailable"
+    assert rig.in_use() == []
