@@ -34,7 +34,8 @@ class CommitBuffer:
         if not self._first.is_set():
             self._since = self._clock()
             self._first.set()
-        if len(self._held) >= self._chunks or self._clock() - self._since >= self._seconds:
+        late = not self.holding or self._clock() - self._since >= self._seconds
+        if late or len(self._held) >= self._chunks:
             await self.commit()
 
     async def commit(self) -> None:

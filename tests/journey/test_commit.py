@@ -89,6 +89,16 @@ async def test_pieces_that_come_while_a_slow_reader_takes_the_first_follow_in_or
     assert reader.got == ["a", "b"]
 
 
+async def test_a_piece_that_comes_in_the_turn_of_the_commit_follows_at_once() -> None:
+    reader = Reader()
+    held = buffer(reader)
+    await held.take(Delta("a", 1))
+    second = held.take(Delta("b", 1))  # made in the callback that received it, awaited after the commit
+    await held.commit()
+    await second
+    assert reader.got == ["a", "b"]
+
+
 async def test_work_that_fails_while_a_piece_goes_out_waits_for_it_and_fails_as_it_is() -> None:
     reader = Reader()
     reader.open.clear()
