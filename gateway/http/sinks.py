@@ -157,7 +157,10 @@ class StreamSink:
         if not self._open:
             self._open = True
             headers = (*STREAM_HEADERS, *self._headers)
-            await self._exchange.begin(200, headers, self._frames.opening + data, more=True)
+            try:
+                await self._exchange.begin(200, headers, self._frames.opening + data, more=True)
+            finally:
+                self._open = self._exchange.started  # not if it was cancelled before
             if more:
                 return
             data = b""

@@ -11,9 +11,15 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from gateway.contracts.dialect import Header
+from gateway.contracts.events import Delta
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import DeadlineExceeded, public_error
 from gateway.http.connections import ConnectionTable
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange, Reply
+from gateway.http.generating import dialects_of
 from gateway.http.protocol import GatewayProtocol
+from gateway.http.sinks import StreamSink
 from gateway.requests.in_flight import InFlightRequests
 from gateway.server import end_connections
 from gateway.testing import fake_services
@@ -191,3 +197,33 @@ async def test_under_another_server_an_answer_is_sent_as_two_messages() -> None:
     await Exchange.open({"headers": []}, send, fake_services()).reply(Reply(200, b"{}"))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[1] == {"type": "http.response.body", "body": b"{}", "more_body": False}
+
+
+async def test_a_stream_that_is_ended_while_the_limits_for_its_head_are_read_gets_its_error() -> None:
+    sent: list[str] = []
+    known = asyncio.Event()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message["type"])
+
+    async def limits() -> list[Header]:
+        await known.wait()
+        return []
+
+    async def keep(*_: object) -> None:
+        """Nothing is stored."""
+
+    services = fake_services()
+    exchange = Exchange.open({"headers": []}, send, services)
+    exchange.limit_headers = limits
+    [dialect, *_] = dialects_of(services).values()
+    caller = Caller("acme", CallerRole.CALLER, "key_1")
+    origin = RequestOrigin("req_1", "gen_1", caller, 0.0, 0, "0" * 32)
+    asked = dialect.parse(b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true}', origin)
+    sink = StreamSink(exchange, dialect, asked, keep)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sink.delta(Delta("Hello", 1)), 0.01)
+    known.set()
+    await sink.fail(public_error(DeadlineExceeded("too late")))
+    assert sent == ["http.response.start", "http.response.body"]
+    assert exchange.status == 504
