@@ -160,7 +160,11 @@ class LoraSlots:
                 await self._give_up(decision.evict, "room")
             await self._engine.load_adapter(adapter)
         except errors.NoAdapterRoom as error:
-            raise _full(str(error)) from error
+            # A load whose caller was cancelled may have taken the place meanwhile.
+            again = self._decide(adapter)
+            if decision.evict is not None or not isinstance(again, LoadDecision) or again.evict is None:
+                raise _full(str(error)) from error
+            return await self._carry_out(adapter, again, ahead=ahead)
         except errors.EngineAdapterError as error:
             raise self._failed(adapter, error.code, str(error)) from error
         now = self._clock()

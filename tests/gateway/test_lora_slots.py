@@ -218,6 +218,38 @@ async def test_an_adapter_of_a_cancelled_load_is_evicted_first() -> None:
     assert engine.adapters.keys() == {"a", "b"}
 
 
+class SerialEngine(FakeEngine):
+    """Loads one adapter after the other; a load whose caller is cancelled goes on."""
+
+    loads: asyncio.Task[None] | None = None
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        before = self.loads
+
+        async def load() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            await super(SerialEngine, self).load_adapter(adapter)
+
+        self.loads = asyncio.get_running_loop().create_task(load())
+        await asyncio.wait([self.loads])
+        self.loads.result()
+
+
+async def test_an_adapter_that_is_loaded_for_nobody_any_more_makes_room_for_the_load_after_it() -> None:
+    engine = SerialEngine(1)
+    slots = LoraSlots(engine, 1)
+    engine.may_finish.clear()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(use(slots, "a"))
+        await until(lambda: engine.log == ["load a"])
+        first.cancel()
+        tasks.create_task(use(slots, "b"))
+        await until(first.done)
+        engine.may_finish.set()
+    assert engine.log == ["load a", "load b", "unload a", "load b"]
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     st.lists(
