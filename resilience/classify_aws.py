@@ -33,6 +33,7 @@ _CODES: Mapping[str, FailureKind] = {
     "AccessDeniedException": FailureKind.ACCESS_DENIED,
     "UnrecognizedClientException": FailureKind.ACCESS_DENIED,
     "InvalidSignatureException": FailureKind.ACCESS_DENIED,
+    "InvalidIdentityToken": FailureKind.ACCESS_DENIED,  # of STS, to a role's web identity
     "ExpiredTokenException": FailureKind.ACCESS_DENIED,
 }
 

@@ -141,6 +141,27 @@ async def test_credentials_of_a_rotated_file_are_read_after_the_old_ones_were_re
     assert bedrock.keys == ["OLD", "OLD", "NEW"]
 
 
+async def test_credentials_that_are_expired_when_fetched_are_denied_access_and_fetched_again(
+    bedrock: StandIn, make: MakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    fetched, config = tmp_path / "fetched", tmp_path / "config"
+    config.write_text(f"[default]\ncredential_process = cat {fetched}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    backend = make()
+    for year, key in ((2020, "OLD"), (2999, "NEW")):
+        fetched.write_text(
+            f'{{"Version": 1, "AccessKeyId": "{key}", "SecretAccessKey": "x", "SessionToken": "t",'
+            f' "Expiration": "{year}-01-01T00:00:00Z"}}'
+        )
+        if key == "OLD":
+            failure = await failure_of(backend)
+            assert (failure.kind, "credentials" in str(failure)) == (FailureKind.ACCESS_DENIED, True)
+    await collect(backend, work())
+    assert bedrock.keys == ["NEW"]
+
+
 async def test_many_calls_with_refused_credentials_make_one_new_client(
     bedrock: StandIn, make: MakeBackend
 ) -> None:
@@ -220,6 +241,11 @@ async def test_a_refused_connection_is_an_unavailable_backend_and_missing_creden
         (aws.ConnectionClosedError(endpoint_url="u", error="e", request="r"), FailureKind.STREAM_BROKEN),
         (aws.ParamValidationError(report="r"), FailureKind.INTERNAL),
         (ConnectionResetError(), FailureKind.STREAM_BROKEN),
+        (FileNotFoundError(2, "No such file", "/var/run/token"), FailureKind.ACCESS_DENIED),
+        (
+            aws.ClientError({"Error": {"Code": "InvalidIdentityToken"}}, "AssumeRoleWithWebIdentity"),
+            FailureKind.ACCESS_DENIED,
+        ),
         (KeyError("usage"), FailureKind.STREAM_BROKEN),
     ],
 )

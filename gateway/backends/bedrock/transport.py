@@ -247,6 +247,10 @@ def _kind_and_text(error: Exception, delivered: bool) -> tuple[FailureKind, str]
     if failure is not None:
         return failure
     name = type(error).__name__
+    # botocore has no exceptions of its own for a file that it cannot read, and for credentials that are
+    # expired when they are fetched.
+    if getattr(error, "filename", None) is not None or "refreshed credentials are" in str(error):
+        return FailureKind.ACCESS_DENIED, f"no usable credentials ({name})"
     if isinstance(error, OSError):
         kind = FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
         return kind, f"the connection broke ({name})"
