@@ -68,10 +68,23 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
     if call.kind is ToolKind.CUSTOM:
         return {CUSTOM_INPUT: call.arguments}
     try:
-        given = json.loads(call.arguments)
+        given = parsed_arguments(call.arguments)
     except (ValueError, RecursionError):
         return {}
     return given if isinstance(given, dict) else {}
+
+
+def parsed_arguments(text: str) -> Any:
+    """The arguments as a JSON value, with U+FFFD for half of a surrogate pair, which no tokenizer takes.
+
+    Raises ValueError, RecursionError.
+    """
+    given = json.loads(text)
+    return with_texts(given, _of_whole_characters) if "\\u" in text else given
+
+
+def _of_whole_characters(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def texts_in(value: object) -> Iterator[str]:

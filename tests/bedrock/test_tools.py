@@ -203,7 +203,7 @@ def test_evidence_after_results_follows_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"sku":', "[1]", "3", '{"a": NaN}', "{}" * 2, '{"a":' * 400 + "1" + "}" * 400]
+    "text", ['{"sku":', "[1]", "3", '{"a": NaN}', '{"a": 1e400}', "{}" * 2, '{"a":' * 400 + "1" + "}" * 400]
 )
 def test_arguments_that_are_no_object_are_refused_with_their_call_named(text: str) -> None:
     called = Message(ASSISTANT, "", tool_calls=(ToolCall("call_7", "stock", text),))

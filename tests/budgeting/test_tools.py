@@ -74,6 +74,20 @@ def test_a_conversation_with_tools_has_the_ids_that_transformers_gives_it(
     assert ("<think>" in expected) is not thinking and "order_status" in expected
 
 
+def test_half_of_a_surrogate_pair_in_arguments_is_planned_as_an_unknown_character(
+    tokenizer: ChatTokenizer,
+) -> None:
+    def called(text: str) -> Message:
+        return Message(Role.ASSISTANT, "", tool_calls=(ToolCall("a", "stock", f'{{"{text}": ["{text}"]}}'),))
+
+    half, unknown = (
+        planned(tokenizer, CanonicalPrompt(turns=(called(text), *TALK))) for text in (r"x\ud83d", r"x\ufffd")
+    )
+    assert list(half.token_ids) == list(unknown.token_ids)
+    arguments = shown_message(called(r"\ud83d\ude00"))["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"😀": ["😀"]}
+
+
 def test_the_template_is_shown_arguments_as_objects_and_custom_tools_as_functions_of_one_text() -> None:
     calls = (
         ToolCall("a", "stock", '{"title": "Berserk"}'),

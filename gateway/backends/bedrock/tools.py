@@ -5,11 +5,11 @@ import itertools
 import json
 import re
 from collections.abc import Container
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import orjson
 
-from budgeting.template_input import as_function
+from budgeting.template_input import as_function, parsed_arguments
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoiceMode, ToolKind
 from gateway.backends.port import Work
 from resilience.failures import invalid_input
@@ -129,7 +129,8 @@ def _input(call: ToolCall) -> dict[str, Any]:
     if call.kind is ToolKind.CUSTOM:
         return {"input": call.arguments}
     try:
-        found = json.loads(call.arguments or "{}", parse_constant=_no_json)
+        found = parsed_arguments(call.arguments or "{}")
+        json.dumps(found, allow_nan=False)  # 1e400 is read as an infinity, which Bedrock cannot
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or _depth_over(found, MAX_ARGUMENT_DEPTH):
@@ -139,10 +140,6 @@ def _input(call: ToolCall) -> dict[str, Any]:
             "messages",
         )
     return found
-
-
-def _no_json(word: str) -> NoReturn:
-    raise ValueError(word)
 
 
 def _depth_over(value: Any, most: int) -> bool:
