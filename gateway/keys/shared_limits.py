@@ -147,8 +147,8 @@ class SharedLimits:
                     # Cancelled or not answered: the store may hold the tokens.
                     self._put(Settlement(key_id, limits, hold, None, 0))
             if verdict is not None:
-                if verdict.excess is None and holder == self._holder:
-                    self._held += 1
+                if tokens and verdict.excess is None and holder == self._holder:
+                    self._held += 1  # a hold of nothing has no lease
                 return verdict, hold
             if not lapsed:
                 break
@@ -210,7 +210,7 @@ class SharedLimits:
             if not self.away:
                 self._known.pop(key_id, None)
             return
-        self._held -= 1
+        self._held -= bool(tokens)
         known = self._known.get(key_id)
         if known is not None:
             known.use(0, used - tokens)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +21,14 @@ from accounting.events import (
     QuotaSettled,
     SettlementsLost,
 )
-from accounting.keys import KeyLimits
+from accounting.keys import Budget, KeyLimits
 from accounting.quotas import KeyUsage, QuotaRequest, Quotas, QuotaVerdict, Settlement
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited
 from gateway.keys.rate_limits import KeyLimiter, TokenReservation
 from gateway.keys.shared_limits import LAST_KNOWN_S, MAX_OUTBOX, SharedLimits
 from gateway.state.errors import StateUnavailable
+from gateway.state.limits_sqlite import SqliteLimitStore
 
 LIMITED = Caller("acme", CallerRole.CALLER, "key_1", limits=KeyLimits(2, 100, 500))
 UNLIMITED = Caller("acme", CallerRole.CALLER, "key_2")
@@ -384,3 +386,15 @@ async def test_settlements_that_a_stop_loses_are_logged_and_counted(store: FakeS
         await one.shared.close()
     assert [line["settlements_lost"] for line in logs if "settlements_lost" in line] == [1]
     assert SettlementsLost(1) in one.events and store.closed
+
+
+async def test_a_request_that_costs_nothing_lets_no_other_look_dropped(tmp_path: Path) -> None:
+    """A store gives no lease for a hold of nothing: the next request then found none, and said so."""
+    store, clock, budget = SqliteLimitStore(tmp_path / "limits", unix_time=Clock()), Clock(), Budget(100, 100)
+    one = SharedLimits(store, clock=clock, unix_time=clock, emit=lambda _: None, new_holder=lambda: "one")
+    with structlog.testing.capture_logs() as logs:
+        free, _ = await one.hold("usd", budget, 0)
+        paid, hold = await one.hold("usd", budget, 60)
+        one.settle("usd", budget, hold, paid, 60, 60)
+        await one.close()
+    assert free is not None and paid is not None and free.excess is paid.excess is None and not logs
