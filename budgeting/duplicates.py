@@ -2,12 +2,12 @@
 text is contained in another's, are sent once, as the longer text in the better rank."""
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
 
+from budgeting.normal_forms import normalized
 from budgeting.values import EvidenceChunk
 
 # Shorter texts ("in stock") occur inside many others and have a meaning of their own.
@@ -75,9 +75,7 @@ def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
 
 def same_text(text: str) -> str:
     """The text without differences of case, width and blanks, for comparisons."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    return " ".join(text.casefold().split())
+    return " ".join(normalized("NFKC", text).casefold().split())
 
 
 def _holder(groups: Sequence[_Group], text: str) -> _Group | None:

@@ -10,11 +10,11 @@ version's own text is not searched: it is published and does not change.
 import asyncio
 import json
 import threading
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from budgeting.normal_forms import normalized
 from budgeting.plan import Offload
 from budgeting.values import NO_KWARGS, CanonicalPrompt, EvidenceChunk, Message, Role, Tool
 from gateway.config.volatile import VolatilePolicy
@@ -189,7 +189,7 @@ def stable_text(version: PromptVersion) -> str:
 def normalize(text: str) -> str:
     """Return a system text in composed Unicode (NFC), with line feeds, without trailing spaces of lines and
     without blank lines around the text; idempotent."""
-    composed = unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n")
+    composed = normalized("NFC", text).replace("\r\n", "\n").replace("\r", "\n")
     return "\n".join(line.rstrip() for line in composed.split("\n")).strip()
 
 

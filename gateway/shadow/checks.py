@@ -6,7 +6,6 @@ text and store nothing.
 
 import pkgutil
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -15,6 +14,7 @@ from typing import Any
 import orjson
 import structlog
 
+from budgeting.normal_forms import normalized
 from budgeting.values import Plan, Role
 from gateway.config.errors import ConfigError
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
@@ -140,8 +140,8 @@ def ungrounded(answer: str, sources: str) -> tuple[int, int]:
     Names are titles in quotation marks, capitalized words inside a sentence, numbers of two or more digits.
     This finds invented titles, people and prices; a wrong sentence of correct words passes.
     """
-    answer = unicodedata.normalize("NFKC", answer[:MAX_CHARS])
-    held = unicodedata.normalize("NFKC", sources).lower()
+    answer = normalized("NFKC", answer[:MAX_CHARS])
+    held = normalized("NFKC", sources).lower()
     words = set(_WORD.findall(held))
     numbers = {_digits(one) for one in _NUMBER.findall(held)}
     names = missing = 0
