@@ -120,13 +120,16 @@ def _model(
     section: dict[str, Any] = {"kind": "openai", "model": model}
     if "vllmApiKey" in engines:
         section["api_key_env"] = "VLLM_API_KEY"
-    if isinstance(most := config.get("maxNumSeqs"), int):
-        section["max_running"] = most
+    pods = None if "keda" in spec else spec.get("replicaCount", 1)
+    if isinstance(most := config.get("maxNumSeqs"), int) and isinstance(pods, int):
+        section["max_running"] = most * max(1, pods)
     url = f"http://{release}-{name}-engine-service:{engines.get('servicePort', 80)}"
     setup.add(model, Deployment(_base(url), section))
     setup.groups[model].aliases += aliases
     setup.different(
-        place, f"{model!r} is at {url}, one address for all its pods; name each pod for affinity and load"
+        place,
+        f"{model!r} is at {url}, one address (and max_running) for all its pods; name each pod, with its own "
+        "max_running, for affinity and load",
     )
     if rest := [str(key) for key in spec if key not in ("name", "modelURL")]:
         setup.carried(place, f"{', '.join(rest)}: of the engines, which stay as they are")

@@ -21,7 +21,7 @@ servingEngineSpec:
   vllmApiKey: vllm-do-not-copy
   modelSpec:
     - {name: llama3, modelURL: meta-llama/Llama-3.1-8B-Instruct, replicaCount: 2, requestGPU: 1, vllmConfig: {maxModelLen: 16384, maxNumSeqs: 64}}
-    - {name: qwen, modelURL: Qwen/Qwen3-8B, replicaCount: 1, requestGPU: 1, vllmConfig: {maxModelLen: 8192}}
+    - {name: qwen, modelURL: Qwen/Qwen3-8B, replicaCount: 1, keda: {enabled: true}, vllmConfig: {maxNumSeqs: 64}}
 routerSpec: {replicaCount: 1, routingLogic: session, sessionKey: x-user-id, extraArgs: [--log-stats]}
 sharedStorage: {enabled: true}
 """
@@ -70,7 +70,9 @@ def test_the_stacks_models_are_at_their_services(tmp_path: Path) -> None:
     settings, routing = configurations(setup)
     llama = settings["backends"]["meta-llama-Llama-3.1-8B-Instruct"]
     assert llama["base_urls"] == ["http://prod-llama3-engine-service:80/v1"]
-    assert llama["api_key_env"] == "VLLM_API_KEY" and llama["max_running"] == 64
+    assert llama["api_key_env"] == "VLLM_API_KEY"
+    assert llama["max_running"] == 128, "64 in each of two pods"
+    assert "max_running" not in settings["backends"]["Qwen-Qwen3-8B"], "KEDA changes the number of pods"
     assert settings["engine"]["max_model_len"] == MAX_MODEL_LEN and len(routing["routes"]) == 2
     assert "do-not-copy" not in json.dumps(settings) + repr(setup.notes)
     places = {note.place for note in setup.notes}
