@@ -160,8 +160,11 @@ class Revocations:
             for key_id, author in list(self._unstored.items()):
                 note = self._folder / key_id
                 if not note.exists():
-                    # At once, so that no process reads one without its author.
-                    replace_text(note, author)
+                    try:
+                        # At once, so that no process reads one without its author.
+                        replace_text(note, author)
+                    except OSError:
+                        note.touch()  # a full disk takes the name, which suffices
         except OSError as error:
             self._log.error("a revocation is not noted on disk", reason=error_kind(error))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import resource
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, KeyRing, draw_key
 from gateway.admin.keys import LATEST, KeyAdmin, KeyBody, KeyChangeBody
@@ -451,6 +453,30 @@ async def test_a_note_of_another_process_is_found_while_the_gateway_runs(tmp_pat
             await here.admin.revoke(made["id"], who=WHO)
         await until(lambda: not neighbour.knows(made["key"]))
         assert (tmp_path / FOLDER / made["id"]).read_text() == WHO
+
+
+async def test_a_key_that_was_revoked_while_the_disk_was_full_is_refused_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    streams, (limit, hard) = MemoryStreams(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    here = in_memory(streams, tmp_path)
+    async with running(here):
+        made = await here.create()
+        await until(lambda: (tmp_path / f"{STREAM}.jsonl").exists())
+        streams.down = True
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+            with capture_logs(), pytest.raises(BackendUnavailable):  # the log may be a file
+                await here.admin.revoke(made["id"], who=WHO)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        for task in here.tasks:
+            task.cancel()
+        restarted = in_memory(streams, tmp_path)
+        async with running(restarted):
+            assert not restarted.knows(made["key"])
+            streams.down = False
+            await until(lambda: not restarted.keys.projection.revocations.unstored(made["id"]))
 
 
 async def test_a_note_that_can_be_neither_read_nor_deleted_refuses_its_key_and_hides_no_other(
