@@ -18,7 +18,7 @@ import orjson
 import structlog
 
 from gateway.errors import BackendUnavailable, InvalidRequest, UnknownRoute
-from gateway.routing.canary import CanaryState, Phase, end, in_force, judge
+from gateway.routing.canary import CanaryState, Phase, end, in_force, judge, weights_at
 from gateway.routing.canary_records import SAMPLES, STREAM, CanaryLease, lease_of, sample_data, windows_of
 from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.change import same_weights, weights_of, with_weights
@@ -99,17 +99,20 @@ class CanaryDriver(FollowedStream):
         for left in reversed(range(MAX_TRIES)):
             head = self.head
             try:
-                await self.put(await make(self.state))
+                await self.put(await make(self.state), head)
                 return
             except Conflict:
                 if not left or not await self.caught_up_to(head + 1, ELSEWHERE_S):
                     raise
 
-    async def put(self, state: CanaryState) -> None:
-        """Append a state, and take the lease. Raises Conflict, StateUnavailable."""
+    async def put(self, state: CanaryState, head: int) -> None:
+        """Append the state that follows record ``head``, and take the lease.
+
+        Raises Conflict, StateUnavailable.
+        """
         until = self.unix_time() + LEASE_WINDOWS * state.plan.window_s
         data = orjson.dumps(CanaryLease(state, self.me, until))
-        self.take(await self.followed.append(data, author=AUTHOR, expected=self.head))
+        self.take(await self.followed.append(data, author=AUTHOR, expected=head))
         await self._forget(state)
 
     async def publish_counts(self) -> None:
@@ -130,15 +133,15 @@ class CanaryDriver(FollowedStream):
     async def tick(self) -> None:
         """Evaluate and act, if this process drives. A failed action is tried again at the next window."""
         for _ in range(STEPS_AT_ONCE):
-            lease = self.lease
+            lease, head = self.lease, self.head
             if lease is None or not lease.state.needs_driver:
                 return
             if lease.holder != self.me and self.unix_time() < lease.until:
                 return
             try:
                 if not lease.state.applied:
-                    await self._place(lease.state)
-                elif not await self._judge(lease):
+                    await self._place(lease.state, head)
+                elif not await self._judge(lease, head):
                     return
             except (Conflict, BackendUnavailable) as error:
                 # Another process was first; this one will receive its record.
@@ -162,14 +165,14 @@ class CanaryDriver(FollowedStream):
             await asyncio.sleep(window_s / 4)
             await self.tick()
 
-    async def _judge(self, lease: CanaryLease) -> bool:
+    async def _judge(self, lease: CanaryLease, head: int) -> bool:
         """Evaluate new windows and append the state; return whether the routing must be changed now."""
         state, now = lease.state, self.unix_time()
         if self.routing.head < state.revision:
             # The canary's own change of the routing is not applied here yet.
             return False
         if self._override(state):
-            await self._overridden(state)
+            await self._overridden(state, head)
             return False
         records = await self.store.read(SAMPLES, after=state.read_to, limit=MAX_READ)
         read_to = records[-1].number if records else state.read_to
@@ -178,7 +181,7 @@ class CanaryDriver(FollowedStream):
         judged = await asyncio.to_thread(judge, state, windows, read_to=read_to, now=now)
         spare = lease.until - now > LEASE_WINDOWS * state.plan.window_s / 2
         if judged != state or lease.holder != self.me or not spare:
-            await self.put(judged)
+            await self.put(judged, head)
         return not judged.applied
 
     async def _forget(self, state: CanaryState) -> None:
@@ -195,7 +198,7 @@ class CanaryDriver(FollowedStream):
                 return
             self._forgotten[stream] = up_to
 
-    async def _place(self, state: CanaryState) -> None:
+    async def _place(self, state: CanaryState, head: int) -> None:
         plan, wanted = state.plan, state.wanted
         comment = _comment(state)
 
@@ -203,7 +206,9 @@ class CanaryDriver(FollowedStream):
             found = weights_of(last.draft.config, plan.route)
             if same_weights(found, wanted):
                 raise _AlreadyApplied
-            if not same_weights(found, state.placed):
+            # A step may be in the routing already though that is not recorded, when an abort comes.
+            step = weights_at(plan, plan.steps[state.step])
+            if not same_weights(found, state.placed) and not same_weights(found, step):
                 raise _Overridden
             share = CanaryShare(plan.route, plan.before) if not state.ended else None
             return Draft(with_weights(last.draft.config, plan.route, wanted), comment, "canary", share)
@@ -214,12 +219,12 @@ class CanaryDriver(FollowedStream):
         except _AlreadyApplied:
             revision = self.routing.head
         except _Overridden:
-            await self._overridden(state)
+            await self._overridden(state, head)
             return
         except (UnknownRoute, InvalidRequest, RoutingFileError) as error:
-            await self._overridden(state, str(error)[:1_000])
+            await self._overridden(state, head, str(error)[:1_000])
             return
-        await self.put(in_force(state, self.unix_time(), revision))
+        await self.put(in_force(state, self.unix_time(), revision), head)
         await self.audit.record(
             AUTHOR,
             f"canary.{_action(state)}",
@@ -229,12 +234,12 @@ class CanaryDriver(FollowedStream):
         )
 
     async def _overridden(
-        self, state: CanaryState, why: str = "the route was changed by somebody else"
+        self, state: CanaryState, head: int, why: str = "the route was changed by somebody else"
     ) -> None:
         reason = f"{why}; its weights were left as they are"
         if state.ended:
             reason = f"{state.reason}; {reason}"
-        await self.put(end(state, Phase.OVERRIDDEN, reason, self.unix_time()))
+        await self.put(end(state, Phase.OVERRIDDEN, reason, self.unix_time()), head)
         target = f"{state.plan.route}: {state.plan.backend}"
         await self.audit.record(AUTHOR, "canary.overridden", target, comment=reason)
 

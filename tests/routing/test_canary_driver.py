@@ -271,12 +271,43 @@ async def test_a_stored_verdict_that_was_not_applied_is_applied_by_the_next_proc
         await until(lambda: one.driver.head == other.driver.head)
         standing = other.driver.state
         assert standing is not None
-        await other.driver.put(end(standing, Phase.ROLLED_BACK, "its writer died here", one.time()))
+        verdict = end(standing, Phase.ROLLED_BACK, "its writer died here", one.time())
+        await other.driver.put(verdict, other.driver.head)
         assert one.share == 5.0
         await until(lambda: one.driver.head == other.driver.head)
         one.time.now += 60.0
         await one.driver.tick()
         assert one.share == 0.0
+
+
+async def test_a_pause_at_another_process_is_kept_by_a_driver_that_judges_at_that_moment() -> None:
+    async with processes() as found:
+        one, other = found
+        await one.admin.start(ORDER, who=ME)
+        await until(lambda: one.driver.head == other.driver.head)
+        one.serve("new", 20)
+        one.serve("old", 20)
+        one.time.now += 5.0
+        await one.driver.publish_counts()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(one.driver.tick())
+            await other.admin.pause(CanaryBody(comment="let me look"), who=ME)
+        await until(lambda: one.driver.head == other.driver.head)
+        canary: Any = one.admin.show()["canary"]
+        assert (canary["phase"], canary["reason"]) == ("paused", "let me look")
+
+
+async def test_an_abort_restores_the_weights_of_a_step_that_is_in_force_and_not_recorded() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.admin.start(ORDER, who=ME)
+        standing = one.driver.state
+        assert standing is not None
+        await one.driver.put(replace(standing, step=1, applied=False), one.driver.head)
+        await one.routing.set_weight(RouteWeightBody(route="chat", backend="new", percent=50.0), who="canary")
+        await one.admin.abort(CanaryAbortBody(comment="enough"), who=ME)
+        canary: Any = one.admin.show()["canary"]
+        assert (canary["phase"], one.share) == ("aborted", 0.0)
 
 
 async def test_a_session_counts_once_in_a_window() -> None:
@@ -327,7 +358,7 @@ async def test_a_revision_of_the_canary_that_has_not_arrived_is_not_taken_for_an
         assert standing is not None
         to_come = {**standing.placed, "new": 50.0, "old": 50.0}
         ahead = replace(standing, step=1, placed=to_come, revision=one.projection.head + 1)
-        await one.driver.put(ahead)
+        await one.driver.put(ahead, one.driver.head)
         await window(found)
         assert one.driver.state == ahead
 
