@@ -267,7 +267,8 @@ class SupervisedHost:
             return
         gone, stopped = gone_and_stopped(run.processes)
         seen = Observation(
-            exited=gone,
+            # It may have reported its death before its start was complete.
+            exited=gone or run.host.state is BackendState.DEAD,
             stopped=stopped,
             unfinished=run.host.unfinished,
             steps=run.steps,

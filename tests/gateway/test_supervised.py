@@ -372,6 +372,25 @@ async def test_a_failed_restart_then_a_good_one_is_all_well_again() -> None:
         assert reasons == [Loss.EXITED, Loss.START_FAILED]
 
 
+async def test_an_engine_that_dies_in_the_turn_in_which_it_has_loaded_is_replaced_too() -> None:
+    rig = Rig()
+
+    def plan(engine: FakeEngine) -> None:
+        if engine.number == 2:
+            start = engine.start
+
+            async def start_and_die() -> EngineFacts:
+                asyncio.get_running_loop().call_soon(engine.die)
+                return await start()
+
+            engine.start = start_and_die  # type: ignore[method-assign]
+
+    rig.plan = plan
+    async with supervised(rig.host):
+        rig.engines[0].die()
+        await until(lambda: len(rig.engines) == 3 and rig.host.state is BackendState.READY, 10.0)
+
+
 async def test_counters_go_on_over_a_restart_and_gauges_begin_anew() -> None:
     rig = Rig()
     assert rig.host.figures() is None
