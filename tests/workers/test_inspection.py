@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from gateway.backends.workers.inspection import Inspection, WorkerInspections
-from tests.workers.raw_worker import RawWorker, Request, make, pool
+from tests.workers.raw_worker import RawWorker, Request, make, pool, state_of
 
 IDS = [5, 6, 7]
 
@@ -194,3 +195,19 @@ async def test_a_pool_is_unusable_when_every_worker_is() -> None:
     assert [inspections.unusable(name) for name in ("half", "none", "empty", "other")] == [
         False, True, False, False,
     ]  # fmt: skip
+
+
+async def test_inspections_at_the_same_time_do_not_keep_a_good_worker_from_being_probed() -> None:
+    async def slow(request: Request) -> None:
+        await asyncio.sleep(0.5)
+        await answer(request)
+
+    async with pool(RawWorker([slow], models=lambda: lists())) as backend:
+
+        async def ask(generate: bool) -> dict[str, list[Inspection]]:
+            return {"base": await backend.inspect(IDS, 4096, generate=generate)}
+
+        inspections = WorkerInspections(ask)
+        found = await asyncio.gather(*[inspections.now() for _ in range(4)])
+        assert [one.unusable for each in found for one in each["base"]] == [False] * 4
+        assert state_of(backend)[0].ejections == 0

@@ -270,17 +270,23 @@ class WorkerInspections:
 
     def __init__(self, ask: Callable[[bool], Awaitable[Mapping[str, Sequence[Inspection]]]]) -> None:
         self._ask = ask
+        # One at a time: more would take the connections that a worker's probes need.
+        self._asking = asyncio.Lock()
         self.latest: Mapping[str, Sequence[Inspection]] = {}
 
     async def run(self) -> None:
         while True:
-            self.latest = await self._ask(False)
+            await self._inspect(generate=False)
             await asyncio.sleep(INSPECT_S)
 
     async def now(self) -> Mapping[str, Sequence[Inspection]]:
         """Inspect now, with one token of each."""
-        self.latest = await self._ask(True)
-        return self.latest
+        return await self._inspect(generate=True)
+
+    async def _inspect(self, *, generate: bool) -> Mapping[str, Sequence[Inspection]]:
+        async with self._asking:
+            self.latest = found = await self._ask(generate)
+        return found
 
     def unusable(self, backend: str) -> bool:
         """Whether every worker of the backend fails every request."""
