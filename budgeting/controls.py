@@ -35,6 +35,8 @@ class ControlTokens:
         # Longest first, so that a token is not mistaken for a shorter one that it starts with.
         longest_first = sorted(self.ids, key=lambda content: (-len(content), content))
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        # The parts of a text; every second part is a control token, by the pattern's group.
+        self.split = self._pattern.split
 
     def forged_in(self, text: str) -> bool:
         """Whether a message of this text must be guarded."""
@@ -63,8 +65,7 @@ class ControlTokens:
 
         Each control token has its id; other text has ``None``, and still contains its marks.
         """
-        # The pattern's group makes every second part a control token.
-        parts = enumerate(self._pattern.split(guarded))
+        parts = enumerate(self.split(guarded))
         return [(part, self.ids[part] if place % 2 else None) for place, part in parts if part]
 
     def opens(self, text: str) -> bool:

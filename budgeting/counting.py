@@ -33,7 +33,7 @@ from budgeting.token_cache import TokenCache
 from budgeting.token_ids import PieceIds, TokenIds, joined
 from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Role, Tool
-from budgeting.vocabulary import EncodeElsewhere, Vocabulary
+from budgeting.vocabulary import EncodeElsewhere, Markup, Vocabulary
 
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
@@ -314,22 +314,24 @@ class ChatTokenizer:
         plain = message.plain
         texts = (message.content,) if plain else message.texts
         guarded = any(map(self._controls.forged_in, texts))
-        frame = self._frames.get((first, message.role)) if plain else None
+        framed = self._frames.get((first, message.role)) if plain else None
+        frame, markup = framed or (None, None)
         if frame is None:
             rendered = self._alone(message, first=first, guarded=guarded)
             if rendered is None:
                 return None
         else:
             rendered = frame.around(self._controls.guard(message.content) if guarded else message.content)
-        ids = self._vocabulary.shared(self._vocabulary.rendered_ids(rendered, guarded=guarded))
+        encoded = self._vocabulary.rendered_ids(rendered, guarded=guarded, markup=markup)
+        ids = self._vocabulary.shared(encoded)
         key = (True, message) if first else message
         size = getsizeof(key) + getsizeof(message) + sum(map(getsizeof, texts))
         self._cache.put(key, ids, size + getsizeof(ids))
         return ids
 
-    def _learn_frames(self) -> dict[tuple[bool, Role], Frame]:
+    def _learn_frames(self) -> dict[tuple[bool, Role], tuple[Frame, Markup | None]]:
         """The markup around a message's text, by whether the message is the first, and by its role."""
-        frames: dict[tuple[bool, Role], Frame] = {}
+        frames: dict[tuple[bool, Role], tuple[Frame, Markup | None]] = {}
         for role in Role:
             for first in (True, False):
                 piece = None
@@ -337,7 +339,7 @@ class ChatTokenizer:
                     piece = self._alone(Message(role, MARKER), first=first)
                 frame = frame_in(piece) if piece is not None else None
                 if frame is not None:
-                    frames[first, role] = frame
+                    frames[first, role] = frame, self._vocabulary.markup(frame.before, frame.after)
         return frames
 
     def _alone(self, message: Message, *, first: bool, guarded: bool = False) -> str | None:

@@ -4,7 +4,6 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import Final
 
@@ -19,13 +18,13 @@ LARGE_CHARS: Final = 100_000
 """A longer text is encoded in another process, if there is one: freeing the memory of its encoding blocks all
 threads of the process (130 ms for 2.4 MB), and the system gets that memory back slowly."""
 
-# Texts of at most so many characters are mostly a template's own, such as the line end after each message.
-_BRIEF_CHARS = 4
-
 # Numbers of a long sequence that are handled at once: 0.2 ms, in which no other thread runs.
 _NUMBERS_AT_ONCE = 16_384
 
 EncodeElsewhere = Callable[[bytes], bytes]  # answers a job of :func:`prepare_encode`
+
+# Ids before a text and the characters that they are in, the same behind it.
+Markup = tuple[list[int], int, list[int], int]
 
 # The first byte of a job says which ids are wanted, and whether with their ends.
 _MARKUP, _SPECIALS, _ENDS = 1, 2, 4
@@ -81,7 +80,6 @@ class Vocabulary:
             and len(self.controls.ids) == len(special)
             and len({token.normalized for token in special.values()}) <= 1
         )
-        self._brief_ids = lru_cache(maxsize=256)(self.plain_ids)
         # One shared object for each id: an id in a cache then takes 8 bytes instead of 40.
         self._shared = list(range(self.size))
 
@@ -104,19 +102,32 @@ class Vocabulary:
             return shared
         return tuple(_in_parts(ids, self._shared.__getitem__))
 
-    def rendered_ids(self, rendered: str, *, guarded: bool) -> list[int]:
-        """Ids of rendered text; ``guarded``: ``controls.guard`` was applied to the messages."""
+    def markup(self, before: str, after: str) -> Markup | None:
+        """The markup around texts; ``None`` if a control token may begin or end in a text."""
+        halves = [(token[:at], token[at:]) for token in self.controls.ids for at in range(1, len(token))]
+        if any(before.endswith(begin) or after.startswith(end) for begin, end in halves):
+            return None
+        start = len(before) - len(self.controls.split(before)[-1])
+        end = len(after) - len(closing := self.controls.split(after)[0])
+        head, tail = before[:start], after.removeprefix(closing)
+        return self.rendered_ids(head, guarded=False), start, self.rendered_ids(tail, guarded=False), end
+
+    def rendered_ids(self, rendered: str, *, guarded: bool, markup: Markup | None = None) -> list[int]:
+        """Ids of rendered text (a message in its ``markup``); ``guarded``: ``controls.guard`` was applied."""
         if not guarded and not (
             self._cuttable and (self._whole is None or self._whole.search(rendered) is None)
         ):
             return self._encoded(rendered, _MARKUP)[0]
+        if markup is not None and not guarded:
+            head, start, tail, end = markup
+            return [*head, *self.plain_ids(rendered[start : len(rendered) - end]), *tail]
         ids: list[int] = []
         for piece, token_id in self.controls.segments(rendered):
             if token_id is not None:
                 ids.append(token_id)
                 continue
             for text in self._plain(piece) if guarded else (piece,):
-                ids += self.plain_ids(text) if len(text) > _BRIEF_CHARS else self._brief_ids(text)
+                ids += self.plain_ids(text)
         return ids
 
     def rendered_ids_with_ends(self, rendered: str, *, guarded: bool) -> tuple[list[int], list[int]]:

@@ -79,3 +79,15 @@ def framed(request: pytest.FixtureRequest, tokenizers: dict[str, ChatTokenizer])
     tokenizer = tokenizers[request.param]
     assert {role for _, role in tokenizer._frames} == set(Role)
     return tokenizer
+
+
+def test_a_text_is_encoded_without_its_frame_unless_both_could_form_a_control_token(
+    tokenizers: dict[str, ChatTokenizer],
+) -> None:
+    vocabulary = tokenizers["demo"]._vocabulary
+    start, end = (vocabulary.controls.ids[token] for token in ("<|im_start|>", "<|im_end|>"))
+    line = vocabulary.plain_ids("\n")
+    assert vocabulary.markup("<|im_start|>user\n", "<|im_end|>\n") == ([start], 12, [end, *line], 11)
+    assert vocabulary.markup("", "") == ([], 0, [], 0)
+    assert vocabulary.markup("<|im_start|>user <|im_", "<|im_end|>") is None
+    assert vocabulary.markup("<|im_start|>user\n", "end|><|im_end|>") is None
