@@ -34,9 +34,6 @@ from observability.trace_context import RootSpan
 from observability.trace_facts import SAMPLING_NAMES, Content, EdgeRecord, TraceFacts
 from observability.tracing import Tracing
 
-# Stages whose time is not the gateway's own: waiting for a slot, and the backend.
-_NOT_OURS = frozenset({"admit", "generate"})
-
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
@@ -157,7 +154,10 @@ class RequestRecorder(Struct, eq=False):
         record.intent, record.locale, record.stream = request.intent, request.locale, request.stream
         record.adapter_id = adapted.adapter_id if adapted else None
         record.ttft_ms = self._timer.at_ms(stream.first_at)
-        record.overhead_ms = sum([took_ms for stage, took_ms in stage_ms.items() if stage not in _NOT_OURS])
+        # Without waiting for a slot, and without the backend.
+        record.overhead_ms = (
+            sum(stage_ms.values()) - stage_ms.get("admit", 0.0) - stage_ms.get("generate", 0.0)
+        )
         if target is not None:
             record.route, record.prompt_version = target.route.name, target.prompt_version
         if self._revision is not None:
