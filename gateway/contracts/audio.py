@@ -21,6 +21,7 @@ TOKENS_PER_AUDIO_S: Final = 100  # frames per second of Whisper's input; vLLM co
 ENCODED_BYTES_PER_S: Final = 8_000
 """Assumed bit rate of recordings other than WAV: 64 kbit/s, as of MP3 at low and AAC at good quality."""
 _MIN_WAV_BYTES_PER_S: Final = 1_000
+_MAX_CUE_S: Final = 359_999.0  # a cue's hours have two digits
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9.+-]{1,64}/[a-z0-9.+-]{1,64}")
 
 _PASSED: Final = {
@@ -188,6 +189,7 @@ def _subtitles(segments: Sequence[Mapping[str, Any]], *, vtt: bool) -> str:
     return "\n".join((["WEBVTT\n"] if vtt else []) + cues)
 
 
-def _time(seconds: float, mark: str) -> str:
-    ms = round(seconds * 1000)
+def _time(seconds: float | str, mark: str) -> str:
+    """The time as a cue has it; some workers write the duration as a string."""
+    ms = round(min(max(0.0, float(seconds)), _MAX_CUE_S) * 1000)
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{mark}{ms % 1000:03}"

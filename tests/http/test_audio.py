@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
-from gateway.contracts.audio import audio_request
+from gateway.contracts.audio import audio_request, transcript_body
 from gateway.contracts.origin import RequestOrigin
 from gateway.requests.body_memory import BodyMemory
 from gateway.testing import fake_services
@@ -19,6 +20,7 @@ from tests.http.conftest import Connect
 from tests.journey.rig import CALLER
 
 WHOLE = "/v1/audio/transcriptions"
+ORIGIN = RequestOrigin("req", "gen", CALLER, 0.0, 0, "trace")
 FILE = {"file": ("a.mp3", b"it was", "audio/mpeg")}
 
 
@@ -41,6 +43,20 @@ async def test_texts_and_subtitles_are_plain_text(connect: Connect, wanted: str,
     answer = await posted(connect, data={"model": "m", "response_format": wanted})
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.text == text
+
+
+@pytest.mark.parametrize(
+    ("duration", "end"),
+    [("2.5", "00:00:02.500"), ("nan", "00:00:00.000"), (-3, "00:00:00.000"), (1e300, "99:59:59.000")],
+)
+def test_a_transcript_without_segments_is_one_cue_whatever_length_the_worker_writes(
+    duration: object, end: str
+) -> None:
+    asked = audio_request(
+        "transcriptions", [("model", "m"), ("response_format", "vtt")], BytesIO(), 9, "a", "", b"", ORIGIN
+    )
+    body, _ = transcript_body(asked, {"text": "", "duration": duration, "segments": []})
+    assert body.decode() == f"WEBVTT\n\n00:00:00.000 --> {end}\n\n"
 
 
 async def test_a_streamed_transcript_is_sent_as_events_and_ends_with_done(connect: Connect) -> None:
@@ -152,8 +168,7 @@ async def test_translations_have_no_words_with_times(connect: Connect) -> None:
 
 def test_a_recordings_length_is_estimated_by_its_header_or_its_size() -> None:
     wav = b"RIFF" + bytes(4) + b"WAVEfmt " + struct.pack("<IHHII", 16, 1, 1, 16_000, 32_000)
-    origin = RequestOrigin("req", "gen", CALLER, 0.0, 0, "trace")
     for head, size, tokens in ((wav, 64_000, 200), (b"ID3", 64_000, 800), (wav[:20], 8_000, 100)):
-        made = audio_request("transcriptions", [("model", "m")], None, size, "", "x", head, origin)  # type: ignore[arg-type]
+        made = audio_request("transcriptions", [("model", "m")], None, size, "", "x", head, ORIGIN)  # type: ignore[arg-type]
         assert made.recording.tokens == tokens
         assert (made.recording.filename, made.recording.content_type) == ("audio", "application/octet-stream")
