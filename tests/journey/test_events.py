@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +16,7 @@ from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.backends.port import Continue
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling, TokenLogprob
+from gateway.generation.json_schema import breaks_schema
 from observability.events import ToolCallCounts
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import JourneyRig, PieceTokenizer, RecordingSink
@@ -373,3 +377,29 @@ async def test_a_call_that_a_broken_stream_leaves_is_counted_as_failed(build_rig
     assert record.tool_calls == ToolCallCounts(failed=1)
     [row] = rig.outbox.rows
     assert row.tool_calls == 1
+
+
+async def test_a_long_schema_of_a_strict_tool_holds_no_other_request_up(build_rig: Build, ask: Ask) -> None:
+    def schema(name: str) -> str:
+        return json.dumps({"title": name, "type": "integer", "allOf": [{}] * 300})
+
+    assert breaks_schema(b'{"type": "integer"}', {})  # imports the library
+    began = time.perf_counter()
+    assert breaks_schema(schema("other").encode(), {})
+    took_s, gaps = time.perf_counter() - began, [0.0]
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            gaps.append(time.perf_counter() - before)
+
+    rig = build_rig(backends=[backend(WHOLE)], route={"resume": {"commit_chunks": 0}})
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(watch())
+        await asyncio.sleep(0)
+        sink = await rig.run(ask(stream=True, tools=(Tool("stock", parameters=schema("item"), strict=True),)))
+        await asyncio.sleep(0.01)
+        watching.cancel()
+    assert sink.answer is not None and "break the schema" in sink.answer.warnings[0]
+    assert max(gaps) < took_s / 2, (took_s, max(gaps))
