@@ -10,6 +10,9 @@ from urllib.parse import quote, urljoin, urlsplit
 from gateway.contracts.addresses import Network
 
 MAX_URL: Final = 8_192  # longest URL, in characters; signed URLs have about 1,500
+MAX_HOST: Final = 300
+"""Longest host with its port, in characters; a name has 253. Of combining marks a long one takes a second to
+split: Python sorts them."""
 _PORTS: Final = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
 # The global addresses of IPv6. Others embed or translate IPv4 addresses, or belong to one network only.
@@ -58,6 +61,8 @@ def parse_address(url: str, hosts: Collection[str] = ()) -> ImageAddress:
     if not url.isprintable() or " " in url or "\\" in url:
         raise BadAddress("has blanks, backslashes or control characters", "an address without them")
     try:
+        if len(re.split("[/?#]", url.partition("//")[2], maxsplit=1)[0]) > MAX_HOST:
+            raise ValueError
         parts = urlsplit(url)
         port = parts.port
     except ValueError:

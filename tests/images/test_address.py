@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from ipaddress import ip_network
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -176,3 +178,13 @@ def test_a_redirect_is_checked_like_an_address() -> None:
             redirected(first, location)
     with pytest.raises(BadAddress, match="not listed"):
         redirected(first, "https://evil.example/", ("cdn.example.org",))
+
+
+def test_a_host_of_combining_marks_is_refused_before_python_sorts_them() -> None:
+    url = "http://a" + "\u0345" * 4_000 + "\u0316" * 4_000
+    began = time.perf_counter()
+    urlsplit(url)
+    sorted_at = time.perf_counter()
+    with pytest.raises(BadAddress, match="is not an address"):
+        parse_address(url)
+    assert time.perf_counter() - sorted_at < (sorted_at - began) / 10
