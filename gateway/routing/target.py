@@ -33,6 +33,8 @@ RETRY_MS: Final = 1_000
 
 MAX_NAME_CHARS: Final = 256
 """Longest unknown name that is compared with the known ones; no model's name is longer."""
+MAX_COMPARED: Final = 500
+"""Most known names with which it is compared; 11,000 would hold the event loop for half a second."""
 
 
 class Target(Struct, frozen=True):
@@ -162,7 +164,8 @@ def require_known(backends: Iterable[Backend]) -> None:
 
 def nearest(name: str, known: Collection[str]) -> str:
     """Return a hint for an unknown name: the closest ``known`` names, else a list of them."""
-    close = get_close_matches(name, known, n=NEAREST) if len(name) <= MAX_NAME_CHARS else []
+    compared = len(name) <= MAX_NAME_CHARS and len(known) <= MAX_COMPARED
+    close = get_close_matches(name, known, n=NEAREST) if compared else []
     if close and len(known) > NEAREST:
         return f"did you mean {' or '.join(close)}? GET /v1/models lists all"
     shown = sorted(known)

@@ -23,7 +23,7 @@ from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
-from gateway.routing.target import Target, resolve
+from gateway.routing.target import MAX_COMPARED, Target, nearest, resolve
 from tests.routing.test_rank import Silent
 from tests.scripted import ScriptedBackend
 
@@ -212,6 +212,12 @@ def test_an_unknown_name_is_not_answered_with_adapters_of_models_that_the_key_ma
     for models, known in ((("demo-70b",), "none"), (("demo",), "manga, style")):
         with pytest.raises(UnknownAdapter, match=f"known: {known}$"):
             ADAPTERS.lease(Selection("mars", models=models))
+
+
+def test_an_unknown_name_is_compared_with_a_bounded_number_of_known_ones() -> None:
+    names = [f"adapter-{number}" for number in range(MAX_COMPARED + 1)]
+    assert nearest("adaptor-7", names[1:]).startswith("did you mean adapter-7 ")
+    assert nearest("adaptor-7", names).startswith("known: adapter-0, ")
 
 
 def test_an_unknown_route_is_answered_with_those_that_the_key_may_take() -> None:
