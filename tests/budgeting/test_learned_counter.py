@@ -173,3 +173,17 @@ async def test_a_plan_that_asks_a_worker_never_runs_on_the_event_loop(workers: W
         plan = await planner.plan_async(BudgetRequest(prompt), offload)
         assert plan.counts.total == len(plan.token_ids) > 0
     assert len(offloaded) == 2
+
+
+async def test_a_long_conversation_is_not_estimated_on_the_event_loop() -> None:
+    offloaded: list[int] = []
+
+    async def offload(work: Callable[[], Any], /) -> Any:
+        offloaded.append(len(ASKED.content) * times)
+        return work()
+
+    planner = BudgetPlanner(LearnedCounter("m", EstimatingCounter(), None), max_model_len=1 << 30)
+    for times in (1, 100, 10_000):
+        turns = (Message(Role.USER, ASKED.content * times),)
+        await planner.plan_async(BudgetRequest(CanonicalPrompt(turns=turns)), offload)
+    assert offloaded == [len(ASKED.content) * 10_000]
