@@ -174,6 +174,9 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
                         setup.unsupported(place, NOT_SET)
                 if value is not None:
                     _setting(setup, place, key, value)
+    if not setup.timeout_ms:
+        text = "is 60 s here where a model has no timeout, not 6000 s: routes.<name>.timeout_ms"
+        setup.different("litellm_settings.request_timeout", text)
     if not any(note.place == "general_settings.master_key" for note in setup.notes):
         setup.different("general_settings.master_key", "keys are required here: set SLUICE_ADMIN_KEY")
     data.pop("model_list")
@@ -357,8 +360,8 @@ class _Model:
         if not re.match(r"[A-Za-z0-9]", model):
             return  # the name of no section
         section, place = dict[str, Any](), f"{self.place}.model_info"
-        if isinstance(longest := self.info.pop("max_input_tokens", None), int):
-            section["max_model_len"] = longest + int(self.info.pop("max_output_tokens", 0) or 0)
+        if (longest := self.info.pop("max_input_tokens", None)) is not None:
+            section["max_model_len"] = int(longest) + int(self.info.pop("max_output_tokens", 0) or 0)
             self.setup.carried(f"{place}.max_input_tokens", "models.<model>.max_model_len")
         if self.info.pop("supports_vision", False):
             section["images"] = {}
@@ -416,13 +419,15 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
         case "model_group_alias":
             for alias, target in (value or {}).items():
                 name = target.get("model") if isinstance(target, dict) else target
-                if name in setup.groups:
+                if alias in setup.groups:
+                    setup.unsupported(f"{place}.{alias}", "is a model of the list, and stays it")
+                elif name in setup.groups:
                     setup.groups[name].aliases.append(str(alias))
                     setup.carried(f"{place}.{alias}", "routes.<name>.models")
                 else:
                     setup.unsupported(f"{place}.{alias}", f"{name!r} was not imported")
         case "timeout" | "request_timeout":
-            setup.route["timeout_ms"] = float(value) * 1000
+            setup.timeout_ms = float(value) * 1000
             setup.carried(place, "routes.<name>.timeout_ms")
         case "allowed_fails" | "cooldown_time":
             ours = "eject_after_failures" if key == "allowed_fails" else "eject_seconds"

@@ -78,11 +78,11 @@ class ModelGroup:
 
 @dataclass(slots=True)
 class ImportedSetup:
-    """The whole configuration: ``sections`` are sections of sluice.yaml, ``route`` is part of each route."""
+    """The whole configuration: ``sections`` are sections of sluice.yaml, ``timeout_ms`` is of each route."""
 
     groups: dict[str, ModelGroup] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
-    route: dict[str, Any] = field(default_factory=dict)
+    timeout_ms: float = 0.0
     notes: list[ImportNote] = field(default_factory=list)
 
     def add(self, model: str, deployment: Deployment) -> None:

@@ -186,6 +186,7 @@ def _router(setup: ImportedSetup, given: dict[str, str], place: str) -> None:
                 where, *ARGUMENTS.get(name, (_U, "has no counterpart here; see docs/configuration.md"))
             )
     setup.set_on_all(keys, "openai")
+    setup.different("timeouts", "a request ends after 60 s here: routes.<name>.timeout_ms")
 
 
 def _listed(text: str) -> list[str]:

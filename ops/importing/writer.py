@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.config.errors import ConfigError
-from gateway.config.settings import Settings
+from gateway.config.settings import ServerConfig, Settings
 from gateway.config.yaml_file import explain
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
@@ -67,10 +67,14 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
             "models": [one for one in (group.name, *group.aliases) if _MODEL_NAME.fullmatch(one)],
             "backends": _percent(weights),
             "fallback": [one for one in fallback if [one] != list(weights)],
-            **setup.route,
+            **_timeout(group, setup),
         }
     engine = {"kind": "none", "max_model_len": MAX_MODEL_LEN}
     settings = {"engine": engine, "backends": backends, "routing": {"file": FILES[1]}, **setup.sections}
+    longest = max(route.get("timeout_ms", 0) for route in routes.values()) / 1000
+    if longest > ServerConfig().request_timeout_seconds:
+        server = setup.sections.get("server", {})
+        settings["server"] = {**server, "request_timeout_seconds": longest}
     routing = {"routes": routes, "openai_route": next(iter(routes))}
     try:
         Settings.model_validate(settings)
@@ -78,6 +82,13 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         raise ConfigError(explain(error, Settings, lambda loc: FILES[0])) from None
     make_revision(1, routing, KnownNames(backends, (), None), source=FILES[1])
     return settings, routing
+
+
+def _timeout(group: ModelGroup, setup: ImportedSetup) -> dict[str, float]:
+    """The route's longest time: that of its slowest deployment, or that of all models."""
+    own = [1000 * one.section.get("total_timeout_seconds", 0.0) for one in group.deployments]
+    longest = max(*own, setup.timeout_ms)
+    return {"timeout_ms": longest} if longest else {}
 
 
 def _backends(group: ModelGroup, backends: dict[str, Any]) -> Iterable[tuple[str, float, int]]:

@@ -76,7 +76,7 @@ def test_deployments_of_one_server_kind_are_a_pool_and_others_share_by_weight(wr
     assert routes["gpt-4o-mini"]["fallback"] == []
     assert routes["gpt-4o"]["models"] == ["gpt-4o", "gpt-4"]
     assert routes["qwen3-8b"]["models"] == ["qwen3-8b", "cheap"]
-    assert routes["gpt-4o"]["timeout_ms"] == 90_000
+    assert routes["gpt-4o"]["timeout_ms"] == 90_000 and routes["llama-70b"]["timeout_ms"] == 120_000
     assert backends["gpt-4o"]["headers"] == {"OpenAI-Organization": "org-42"}
     assert backends["gpt-4o"]["price"] == {"input_usd_per_million": 2.5, "output_usd_per_million": 10.0}
     assert backends["text-legacy"]["headers"] == {"X-Team": "search"}
@@ -328,7 +328,7 @@ def test_a_setting_that_is_null_or_from_the_environment_is_no_reason_to_refuse_t
     models = [{"model_name": "a", "litellm_params": {"model": "b"}}]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models, **sections}))
     setup = read_litellm(tmp_path / "config.yaml", {"SLOW": "90"})
-    assert setup.route == {"timeout_ms": 90_000}, "the router's is in force"
+    assert setup.timeout_ms == 90_000, "the router's is in force"
     outcomes = {note.place: note.outcome for note in setup.notes}
     assert outcomes["router_settings.timeout"] is ImportOutcome.CARRIED
     assert outcomes["litellm_settings.cooldown_time"] is ImportOutcome.UNSUPPORTED
@@ -381,6 +381,33 @@ def test_a_model_with_a_credential_of_the_list_is_asked_at_the_credentials_addre
     said = {note.place: note for note in setup.notes if "credential" in note.place}
     assert [note.outcome for note in said.values()] == [ImportOutcome.CARRIED, ImportOutcome.DIFFERENT]
     assert "base_urls" in said["model_list[1].litellm_params.litellm_credential_name"].text
+
+
+def test_the_timeout_of_a_model_is_that_of_its_requests_and_no_shorter_one_of_the_gateway_ends_them(
+    tmp_path: Path,
+) -> None:
+    models = [
+        {"model_name": "slow", "litellm_params": {"model": "slow", "timeout": 900}},
+        {"model_name": "plain", "litellm_params": {"model": "plain"}},
+    ]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models}))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    settings, routing = configurations(setup)
+    assert (
+        routing["routes"]["slow"]["timeout_ms"] == 900_000 and "timeout_ms" not in routing["routes"]["plain"]
+    )
+    assert settings["server"] == {"request_timeout_seconds": 900}
+    assert any("routes.<name>.timeout_ms" in note.text for note in setup.notes), "plain has the default"
+
+
+def test_an_alias_that_is_a_model_of_the_list_is_reported_and_the_file_imported(tmp_path: Path) -> None:
+    models = [{"model_name": name, "litellm_params": {"model": name}} for name in "ab"]
+    source = {"model_list": models, "router_settings": {"model_group_alias": {"a": "b"}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(source))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert configurations(setup)[1]["routes"]["b"]["models"] == ["b"]
+    [note] = [note for note in setup.notes if "alias" in note.place]
+    assert note.outcome is ImportOutcome.UNSUPPORTED
 
 
 def test_prices_of_input_and_of_cached_tokens_are_carried_and_the_missing_one_is_reported(
