@@ -140,7 +140,8 @@ class EmbeddingJourney:
             raise
         except Exception as error:
             public = public_error(error)
-            status = sent_status(public, Contract.CHAT)
+            # The bill of a failed request names a backend only if a stream of it had begun, with 200.
+            status = 200 if bills and bills[0].backend else sent_status(public, Contract.CHAT)
             self._report(work, span, bills, status, public.code, public.message)
             raise
         # Metrics and log are written in the loop's next turn, after the answer is sent.

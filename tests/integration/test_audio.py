@@ -133,3 +133,5 @@ async def test_a_caller_that_leaves_ends_the_workers_request_and_a_broken_worker
         assert len(events) == 2 and "[DONE]" not in broken.text
         assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == "backend_unavailable"
         assert [row[1:3] for row in await billed(live, 2)] == [("cancelled", 300), ("error", 300)]
+        metrics = (await plain.get("/metrics")).text
+        assert 'code="backend_unavailable",route="audio",status="200"} 1.0' in metrics
