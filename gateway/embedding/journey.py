@@ -250,6 +250,9 @@ class EmbeddingJourney:
                 async with self.admission.admit(self._demand(work, part, backend)) as slot:
                     try:
                         made = await work.ask(backend, part)
+                        if len(made.results) != len(part.inputs):
+                            text = f"it gave {len(made.results)} results for {len(part.inputs)} inputs"
+                            raise BackendFailure(FailureKind.INTERNAL, text)
                     except (BackendFailure, RateLimited) as error:
                         if isinstance(error, RateLimited) or not error.counts:
                             slot.ignored()  # a fault of the request says nothing about the backend
@@ -263,11 +266,6 @@ class EmbeddingJourney:
                 ):
                     break
                 continue
-            if len(made.results) != len(part.inputs):
-                raise BackendFailure(
-                    FailureKind.INTERNAL,
-                    f"the worker gave {len(made.results)} results for {len(part.inputs)} inputs",
-                )
             return backend, made
         assert failure is not None
         if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:

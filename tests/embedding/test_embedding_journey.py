@@ -306,7 +306,7 @@ async def test_a_gateway_that_drains_takes_no_more() -> None:
     assert rig.records[0].status == 503
 
 
-async def test_fewer_vectors_than_inputs_are_no_answer() -> None:
+async def test_fewer_vectors_than_inputs_are_no_answer_and_another_backend_is_asked() -> None:
     class Short(FakeEmbedder):
         async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
             return EmbeddingsAnswer(part.model, [], 1)
@@ -314,3 +314,5 @@ async def test_fewer_vectors_than_inputs_are_no_answer() -> None:
     rig = EmbeddingRig(Short("pool"))
     with pytest.raises(BackendFailure, match="0 results for 1 inputs"):
         await rig.run("a")
+    both = EmbeddingRig(Short("pool"), FakeEmbedder("other"))
+    assert (await both.run("a")).results == ["a"] and both.rows() == [("other", "stop", 1, 1)]
