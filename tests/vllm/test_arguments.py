@@ -114,6 +114,12 @@ def test_on_a_cpu_a_prompt_is_computed_whole_if_a_step_holds_the_longest_one() -
         assert made.get("enable_chunked_prefill") is chunked
 
 
+def test_on_a_cpu_the_last_place_for_adapters_stays_empty_also_while_a_new_version_replaces_the_old() -> None:
+    made = on_cpu(arguments(2, max_cpu_loras=9), free_bytes=1 << 34, kv_configured=False)
+    assert (made["max_loras"], made["max_cpu_loras"]) == (11, 11)
+    assert "max_loras" not in on_cpu(arguments(), free_bytes=1 << 34, kv_configured=False)
+
+
 def test_on_a_cpu_a_configured_pool_size_is_kept() -> None:
     asked = arguments(kv_cache_bytes=123456789)
     assert on_cpu(asked, free_bytes=1 << 34, kv_configured=False)["kv_cache_memory_bytes"] == 123456789

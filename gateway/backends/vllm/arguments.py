@@ -93,6 +93,10 @@ def on_cpu(arguments: Mapping[str, Any], *, free_bytes: int, kv_configured: bool
     if arguments.get("max_model_len", math.inf) <= arguments["max_num_batched_tokens"]:
         # A prompt in parts ends vLLM 0.32 on a CPU if its request has a seed.
         changed.setdefault("enable_chunked_prefill", False)
+    if "max_loras" in arguments:
+        # vLLM 0.32 reads a sequence without an adapter as one with that of the last place. Two more places
+        # than adapters keep it empty: a new version is loaded before the old one is removed.
+        changed["max_loras"] = changed["max_cpu_loras"] = arguments["max_cpu_loras"] + 2
     if "kv_cache_memory_bytes" not in arguments and not kv_configured:
         changed["kv_cache_memory_bytes"] = min(CPU_KV_BYTES, int(free_bytes * CPU_KV_SHARE))
     return changed
