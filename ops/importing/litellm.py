@@ -175,7 +175,7 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
                 if value is not None:
                     _setting(setup, place, key, value)
     if not setup.timeout_ms:
-        text = "is 60 s here where a model has no timeout, not 6000 s: routes.<name>.timeout_ms"
+        text = "is 60 s here unless a model has a longer timeout, not 6000 s: routes.<name>.timeout_ms"
         setup.different("litellm_settings.request_timeout", text)
     if not any(note.place == "general_settings.master_key" for note in setup.notes):
         setup.different("general_settings.master_key", "keys are required here: set SLUICE_ADMIN_KEY")
@@ -292,7 +292,8 @@ class _Model:
             )
             return None
         base = base.rstrip("/")
-        if provider.startswith("ollama") and not base.endswith("/v1"):
+        bare = provider == "hosted_vllm" and re.fullmatch("https?://[^/]+", base)
+        if bare or (provider.startswith("ollama") and not base.endswith("/v1")):
             base += "/v1"
         section: dict[str, Any] = {"kind": "openai", "model": model}
         if provider != "hosted_vllm":
@@ -423,7 +424,9 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
                     setup.unsupported(f"{place}.{alias}", "is a model of the list, and stays it")
                 elif name in setup.groups:
                     setup.groups[name].aliases.append(str(alias))
-                    setup.carried(f"{place}.{alias}", "routes.<name>.models")
+                    hidden = isinstance(target, dict) and target.get("hidden")
+                    more = "; /v1/models lists it" if hidden else ""
+                    setup.note(f"{place}.{alias}", _D if hidden else _C, f"routes.<name>.models{more}")
                 else:
                     setup.unsupported(f"{place}.{alias}", f"{name!r} was not imported")
         case "timeout" | "request_timeout":

@@ -14,6 +14,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import ServerConfig, Settings
 from gateway.config.yaml_file import explain
 from gateway.routing.check import KnownNames
+from gateway.routing.file import RouteConfig
 from gateway.routing.revision import make_revision
 from ops.importing.values import Deployment, ImportedSetup, ModelGroup, UnreadableSource
 
@@ -67,11 +68,11 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
             "models": [one for one in (group.name, *group.aliases) if _MODEL_NAME.fullmatch(one)],
             "backends": _percent(weights),
             "fallback": [one for one in fallback if [one] != list(weights)],
-            **_timeout(group, setup),
+            "timeout_ms": _timeout_ms(group, setup),
         }
     engine = {"kind": "none", "max_model_len": MAX_MODEL_LEN}
     settings = {"engine": engine, "backends": backends, "routing": {"file": FILES[1]}, **setup.sections}
-    longest = max(route.get("timeout_ms", 0) for route in routes.values()) / 1000
+    longest = max(route["timeout_ms"] for route in routes.values()) / 1000
     if longest > ServerConfig().request_timeout_seconds:
         server = setup.sections.get("server", {})
         settings["server"] = {**server, "request_timeout_seconds": longest}
@@ -84,11 +85,11 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
     return settings, routing
 
 
-def _timeout(group: ModelGroup, setup: ImportedSetup) -> dict[str, float]:
-    """The route's longest time: that of its slowest deployment, or that of all models."""
-    own = [1000 * one.section.get("total_timeout_seconds", 0.0) for one in group.deployments]
-    longest = max(*own, setup.timeout_ms)
-    return {"timeout_ms": longest} if longest else {}
+def _timeout_ms(group: ModelGroup, setup: ImportedSetup) -> float:
+    """The route's longest time: that of all models or the default, or a deployment's own that is longer."""
+    default: float = RouteConfig.model_fields["timeout_ms"].default
+    own = (1000 * float(one.section.get("total_timeout_seconds", 0.0)) for one in group.deployments)
+    return max(setup.timeout_ms or default, *own)
 
 
 def _backends(group: ModelGroup, backends: dict[str, Any]) -> Iterable[tuple[str, float, int]]:

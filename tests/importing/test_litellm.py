@@ -125,6 +125,7 @@ def test_each_model_has_the_length_that_it_says(tmp_path: Path) -> None:
         ("router_settings.fallbacks.llama-70b", ImportOutcome.UNSUPPORTED),
         ("router_settings.context_window_fallbacks", ImportOutcome.UNSUPPORTED),
         ("router_settings.model_group_alias.gone", ImportOutcome.UNSUPPORTED),
+        ("router_settings.model_group_alias.cheap", ImportOutcome.DIFFERENT),
         ("router_settings.allowed_fails", ImportOutcome.CARRIED),
         ("litellm_settings.callbacks.prometheus", ImportOutcome.CARRIED),
         ("litellm_settings.callbacks.langfuse", ImportOutcome.UNSUPPORTED),
@@ -383,19 +384,32 @@ def test_a_model_with_a_credential_of_the_list_is_asked_at_the_credentials_addre
     assert "base_urls" in said["model_list[1].litellm_params.litellm_credential_name"].text
 
 
-def test_the_timeout_of_a_model_is_that_of_its_requests_and_no_shorter_one_of_the_gateway_ends_them(
+@pytest.mark.parametrize(
+    ("api_base", "url"),
+    [("http://gpu-1:8000", "http://gpu-1:8000/v1"), ("http://gpu-1/own/path", "http://gpu-1/own/path")],
+)
+def test_a_vllm_server_that_litellm_names_by_its_root_is_asked_under_v1(
+    tmp_path: Path, api_base: str, url: str
+) -> None:
+    entry = {"model_name": "a", "litellm_params": {"model": "hosted_vllm/b", "api_base": api_base}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": [entry]}))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert configurations(setup)[0]["backends"]["a"]["base_urls"] == [url]
+
+
+def test_the_long_timeout_of_a_model_is_that_of_its_requests_and_no_shorter_one_of_the_gateway_ends_them(
     tmp_path: Path,
 ) -> None:
     models = [
         {"model_name": "slow", "litellm_params": {"model": "slow", "timeout": 900}},
+        {"model_name": "quick", "litellm_params": {"model": "quick", "timeout": 5}},
         {"model_name": "plain", "litellm_params": {"model": "plain"}},
     ]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models}))
     setup = read_litellm(tmp_path / "config.yaml", {})
     settings, routing = configurations(setup)
-    assert (
-        routing["routes"]["slow"]["timeout_ms"] == 900_000 and "timeout_ms" not in routing["routes"]["plain"]
-    )
+    longest = {name: route["timeout_ms"] for name, route in routing["routes"].items()}
+    assert longest == {"slow": 900_000, "quick": 60_000, "plain": 60_000}, "a fallback of quick has time left"
     assert settings["server"] == {"request_timeout_seconds": 900}
     assert any("routes.<name>.timeout_ms" in note.text for note in setup.notes), "plain has the default"
 
