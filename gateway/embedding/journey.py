@@ -248,14 +248,15 @@ class EmbeddingJourney:
         for backend in backends:
             try:
                 async with self.admission.admit(self._demand(work, part, backend)) as slot:
+                    is_ready = backend.state is BackendState.READY
                     try:
                         made = await work.ask(backend, part)
                         if len(made.results) != len(part.inputs):
                             text = f"it gave {len(made.results)} results for {len(part.inputs)} inputs"
                             raise BackendFailure(FailureKind.INTERNAL, text)
                     except (BackendFailure, RateLimited) as error:
-                        if isinstance(error, RateLimited) or not error.counts:
-                            slot.ignored()  # a fault of the request says nothing about the backend
+                        if isinstance(error, RateLimited) or not error.counts or not is_ready:
+                            slot.ignored()  # a fault of the request, or of a backend whose state shows it
                         raise
                     # For a worker the whole request is like a prompt's work before the first token.
                     slot.first_token(None)

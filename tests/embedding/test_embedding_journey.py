@@ -210,6 +210,16 @@ async def test_faults_of_requests_leave_the_backend_in_service_for_others() -> N
     assert [*(await rig.run("a")).results] == ["a"]
 
 
+async def test_requests_during_an_engines_restart_leave_it_in_service_for_those_after_it() -> None:
+    maker = FakeEmbedder("local", state=BackendState.STARTING, fails=[gone() for _ in range(40)])
+    rig = EmbeddingRig(maker)
+    while maker.fails:
+        with pytest.raises(BackendFailure, match="it is gone"):
+            await rig.run("a")
+    maker.state = BackendState.READY
+    assert [*(await rig.run("a")).results] == ["a"]
+
+
 async def test_a_model_that_makes_no_vectors_is_an_unknown_one_here() -> None:
     rig = EmbeddingRig(FakeEmbedder("pool", fails=[gone(FailureKind.MODEL_NOT_FOUND)]))
     with pytest.raises(UnknownModel, match="no worker makes vectors"):
