@@ -83,7 +83,7 @@ class Ceilings:
             wait_s = self._ends_at - now
             raise RateLimited(
                 f"{name}: the request needs {amount / unit:.15g}, the limit of keys without one of their own "
-                f"is {limit / unit:.15g}; less is left of it now, come again in {math.ceil(wait_s)} s",
+                f"is {limit / unit:.15g}; too little is left now; try again in {math.ceil(wait_s)} s",
                 retry_after_ms=max(1, math.ceil(wait_s * 1000)),
             )
         self._used[name, caller.key_id] = before + amount

@@ -348,4 +348,4 @@ def _hint(wait_s: float | None) -> tuple[str, int | None]:
     """Return a hint for the caller, and the milliseconds until a retry."""
     if wait_s is None:
         return "ask for less", None
-    return f"less is left of it now, come again in {math.ceil(wait_s)} s", max(1, math.ceil(wait_s * 1000))
+    return f"too little is left now; try again in {math.ceil(wait_s)} s", max(1, math.ceil(wait_s * 1000))

@@ -131,7 +131,7 @@ class KeyProjection(FollowedStream):
         # If the stream has lost records, an earlier record had this number too.
         if not await self.caught_up_to(record.number) or self.revocations.unstored(key_id):
             raise BackendUnavailable(
-                "the revocation was written, and this gateway does not follow the state store; look at it",
+                "the revocation was written, but this gateway does not follow the state store; check it",
                 retry_after_ms=RETRY_MS,
             )
 

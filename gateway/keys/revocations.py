@@ -96,7 +96,7 @@ class Revocations:
     def _announced(self, text: str) -> None:
         key_id, _, author = text.partition(" ")
         if self.knows(key_id):
-            self._log.warning("a revocation was heard of that is not stored", key_id=key_id)
+            self._log.warning("another gateway announced a revocation that is not stored", key_id=key_id)
             self._refuse(key_id, author[:MAX_AUTHOR])
 
     async def _follow_notes(self) -> None:

@@ -201,7 +201,7 @@ def _undamaged(row: StoredResponse, param: str) -> Iterator[None]:
 
 def _unknown(response_id: str, param: str) -> NotFound:
     shown = path_of([response_id])
-    return NotFound(f"no response '{shown}' is stored, or one that it goes on with is not", param=param)
+    return NotFound(f"no response '{shown}' is stored, or not all before it in its conversation", param=param)
 
 
 def _items(rows: Sequence[StoredResponse], param: str, max_bytes: int) -> list[list[Mapping[str, Any]]]:

@@ -46,7 +46,7 @@ def shifted(route: str, weights: Mapping[str, float], backend: str, percent: flo
     others, rest = {name: weight for name, weight in weights.items() if name != backend}, WHOLE - percent
     if rest and not others:
         raise InvalidRequest(
-            f"percent: {backend!r} is the only backend of {route!r}: nobody would get the other {rest:g} %",
+            f"percent: {backend!r} is the only backend of {route!r}; none would get the other {rest:g} %",
             param="percent",
         )
     if not sum(others.values()):

@@ -131,7 +131,7 @@ class Audit:
         try:
             await self._append(who, action, target, comment, result)
         except StateError as error:
-            self._log.error("audit record is in the log alone", action=action, reason=error.code)
+            self._log.error("audit record is only in the log", action=action, reason=error.code)
 
     async def _append(self, who: str, action: str, target: str, comment: str, result: str) -> None:
         """Raises StateError."""

@@ -33,7 +33,7 @@ def test_requests_and_tokens_of_a_minute_are_counted_for_each_key() -> None:
         ceilings.count_use(caller, 60)
     clock.now += 20.5
     with pytest.raises(
-        RateLimited, match=r"requests_per_minute: .* is 2; less is left of it now, come again in 40 s"
+        RateLimited, match=r"requests_per_minute: .* is 2; too little is left now; try again in 40 s"
     ) as refused:
         ceilings.count_request(CALLER)
     assert refused.value.retry_after_ms == 39_500
@@ -49,7 +49,9 @@ def test_money_of_a_minute_is_counted_for_keys_without_a_budget() -> None:
     clock = Clock()
     ceilings = Ceilings(KeyLimits(), None, clock=clock, nanousd_per_minute=2 * 10**9)
     ceilings.count_use(CALLER, 0, lambda: 15 * 10**8)
-    with pytest.raises(RateLimited, match=r"usd_per_minute: the request needs 0\.6, .* is 2; less is left"):
+    with pytest.raises(
+        RateLimited, match=r"usd_per_minute: the request needs 0\.6, .* is 2; too little is left"
+    ):
         ceilings.count_use(CALLER, 0, lambda: 6 * 10**8)
     for free in (replace(CALLER, budget=Budget(1)), replace(CALLER, role=CallerRole.ADMIN)):
         ceilings.count_use(free, 0, lambda: 10**12)

@@ -54,7 +54,7 @@ async def test_a_request_over_the_limit_is_429_and_every_answer_has_the_rate_lim
     async with connect(services(journey=journey)) as client:
         answers = [await client.post(path, json=body) for _ in range(3)]
     assert [one.status_code for one in answers] == [200, 200, 429]
-    assert "the key's limit is 2; less is left of it now, come again in 60 s" in answers[-1].text
+    assert "the key's limit is 2; too little is left now; try again in 60 s" in answers[-1].text
     assert [one.headers["x-ratelimit-remaining-requests"] for one in answers] == ["1", "0", "0"]
     for one in answers:
         assert one.headers["x-ratelimit-limit-requests"] == "2"
