@@ -174,7 +174,7 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
                         setup.unsupported(place, NOT_SET)
                 if value is not None:
                     _setting(setup, place, key, value)
-    if not setup.timeout_ms:
+    if not setup.timeout_s:
         text = "is 60 s here unless a model has a longer timeout, not 6000 s: routes.<name>.timeout_ms"
         setup.different("litellm_settings.request_timeout", text)
     if not any(note.place == "general_settings.master_key" for note in setup.notes):
@@ -430,8 +430,10 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
                 else:
                     setup.unsupported(f"{place}.{alias}", f"{name!r} was not imported")
         case "timeout" | "request_timeout":
-            setup.timeout_ms = float(value) * 1000
-            setup.carried(place, "routes.<name>.timeout_ms")
+            setup.timeout_s = float(value)
+            setup.carried(
+                place, "backends.<name>.total_timeout_seconds; routes.<name>.timeout_ms for all calls"
+            )
         case "allowed_fails" | "cooldown_time":
             ours = "eject_after_failures" if key == "allowed_fails" else "eject_seconds"
             setup.set_on_all({ours: int(value) + 1 if key == "allowed_fails" else float(value)}, "openai")

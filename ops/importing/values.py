@@ -78,11 +78,12 @@ class ModelGroup:
 
 @dataclass(slots=True)
 class ImportedSetup:
-    """The whole configuration: ``sections`` are sections of sluice.yaml, ``timeout_ms`` is of each route."""
+    """The whole configuration: ``sections`` are sections of sluice.yaml, ``timeout_s`` is of each call of a
+    deployment that has none of its own."""
 
     groups: dict[str, ModelGroup] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
-    timeout_ms: float = 0.0
+    timeout_s: float = 0.0
     notes: list[ImportNote] = field(default_factory=list)
 
     def add(self, model: str, deployment: Deployment) -> None:

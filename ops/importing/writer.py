@@ -20,6 +20,9 @@ from ops.importing.values import Deployment, ImportedSetup, ModelGroup, Unreadab
 
 # About the longest context of hosted models; their services refuse longer requests themselves.
 MAX_MODEL_LEN = 1_048_576
+# Calls of one backend while no other is asked, as docs/resilience.md counts them.
+CALLS = 5
+LONGEST_MS = 86_400_000.0
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _MODEL_NAME = re.compile(r"[!-~]{1,256}")
 FILES = ("sluice.yaml", "routing.yaml")
@@ -55,6 +58,9 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         raise UnreadableSource(
             "no model could be imported:\n" + "\n".join(f"{note.place}: {note.text}" for note in setup.notes)
         )
+    for group in groups if setup.timeout_s else ():
+        common = {"total_timeout_seconds": setup.timeout_s}
+        group.deployments = [replace(one, section={**common, **one.section}) for one in group.deployments]
     backends: dict[str, Any] = {}
     members = {group.name: list(_backends(group, backends)) for group in groups}
     routes: dict[str, Any] = {}
@@ -63,12 +69,13 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         weights = {backend: weight for backend, weight, order in members[group.name] if order == first}
         later = sorted((one for one in members[group.name] if one[2] != first), key=lambda one: one[2])
         others = [backend for other in group.fallbacks for backend, _, _ in members.get(other, ())]
-        fallback = dict.fromkeys([*weights, *(one[0] for one in later), *others])
+        targets = dict.fromkeys([*weights, *(one[0] for one in later), *others])
+        fallback = [one for one in targets if [one] != list(weights)]
         routes[_free(group.name, routes)] = {
             "models": [one for one in (group.name, *group.aliases) if _MODEL_NAME.fullmatch(one)],
             "backends": _percent(weights),
-            "fallback": [one for one in fallback if [one] != list(weights)],
-            "timeout_ms": _timeout_ms(group, setup),
+            "fallback": fallback,
+            "timeout_ms": _timeout_ms(group, len(fallback)),
         }
     engine = {"kind": "none", "max_model_len": MAX_MODEL_LEN}
     settings = {"engine": engine, "backends": backends, "routing": {"file": FILES[1]}, **setup.sections}
@@ -85,11 +92,11 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
     return settings, routing
 
 
-def _timeout_ms(group: ModelGroup, setup: ImportedSetup) -> float:
-    """The route's longest time: that of all models or the default, or a deployment's own that is longer."""
+def _timeout_ms(group: ModelGroup, fallbacks: int) -> float:
+    """The route's longest time: that of all calls which a request may make, but not below the default."""
     default: float = RouteConfig.model_fields["timeout_ms"].default
-    own = (1000 * float(one.section.get("total_timeout_seconds", 0.0)) for one in group.deployments)
-    return max(setup.timeout_ms or default, *own)
+    call_s = max(float(one.section.get("total_timeout_seconds", 0)) for one in group.deployments)
+    return min(max(default, 1000 * call_s * (CALLS + fallbacks)), LONGEST_MS)
 
 
 def _backends(group: ModelGroup, backends: dict[str, Any]) -> Iterable[tuple[str, float, int]]:

@@ -76,7 +76,11 @@ def test_deployments_of_one_server_kind_are_a_pool_and_others_share_by_weight(wr
     assert routes["gpt-4o-mini"]["fallback"] == []
     assert routes["gpt-4o"]["models"] == ["gpt-4o", "gpt-4"]
     assert routes["qwen3-8b"]["models"] == ["qwen3-8b", "cheap"]
-    assert routes["gpt-4o"]["timeout_ms"] == 90_000 and routes["llama-70b"]["timeout_ms"] == 120_000
+    assert backends["gpt-4o"]["total_timeout_seconds"] == 90
+    assert (
+        routes["gpt-4o"]["timeout_ms"] == 90_000 * (5 + 5)
+        and routes["llama-70b"]["timeout_ms"] == 120_000 * 5
+    )
     assert backends["gpt-4o"]["headers"] == {"OpenAI-Organization": "org-42"}
     assert backends["gpt-4o"]["price"] == {"input_usd_per_million": 2.5, "output_usd_per_million": 10.0}
     assert backends["text-legacy"]["headers"] == {"X-Team": "search"}
@@ -85,7 +89,7 @@ def test_deployments_of_one_server_kind_are_a_pool_and_others_share_by_weight(wr
     assert backends["local-phi"]["base_urls"] == ["http://ollama:11434/v1"]
     assert backends["nova"]["region"] == "eu-west-1"
     assert backends["grok"]["eject_after_failures"] == 4 and backends["grok"]["eject_seconds"] == 30
-    assert settings["engine"]["max_model_len"] == MAX_MODEL_LEN and settings["server"] == {"log_json": True}
+    assert settings["engine"]["max_model_len"] == MAX_MODEL_LEN and settings["server"]["log_json"]
 
 
 def test_services_that_refuse_or_ignore_max_completion_tokens_get_max_tokens(written: Any) -> None:
@@ -329,7 +333,7 @@ def test_a_setting_that_is_null_or_from_the_environment_is_no_reason_to_refuse_t
     models = [{"model_name": "a", "litellm_params": {"model": "b"}}]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models, **sections}))
     setup = read_litellm(tmp_path / "config.yaml", {"SLOW": "90"})
-    assert setup.timeout_ms == 90_000, "the router's is in force"
+    assert setup.timeout_s == 90, "the router's is in force"
     outcomes = {note.place: note.outcome for note in setup.notes}
     assert outcomes["router_settings.timeout"] is ImportOutcome.CARRIED
     assert outcomes["litellm_settings.cooldown_time"] is ImportOutcome.UNSUPPORTED
@@ -397,21 +401,20 @@ def test_a_vllm_server_that_litellm_names_by_its_root_is_asked_under_v1(
     assert configurations(setup)[0]["backends"]["a"]["base_urls"] == [url]
 
 
-def test_the_long_timeout_of_a_model_is_that_of_its_requests_and_no_shorter_one_of_the_gateway_ends_them(
-    tmp_path: Path,
-) -> None:
+def test_a_timeout_is_of_each_call_and_the_route_leaves_time_for_the_calls_after_it(tmp_path: Path) -> None:
     models = [
         {"model_name": "slow", "litellm_params": {"model": "slow", "timeout": 900}},
         {"model_name": "quick", "litellm_params": {"model": "quick", "timeout": 5}},
         {"model_name": "plain", "litellm_params": {"model": "plain"}},
     ]
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models}))
-    setup = read_litellm(tmp_path / "config.yaml", {})
-    settings, routing = configurations(setup)
+    source = {"model_list": models, "router_settings": {"fallbacks": [{"quick": ["plain"]}], "timeout": 20}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(source))
+    settings, routing = configurations(read_litellm(tmp_path / "config.yaml", {}))
+    calls = {name: backend["total_timeout_seconds"] for name, backend in settings["backends"].items()}
+    assert calls == {"slow": 900, "quick": 5, "plain": 20}
     longest = {name: route["timeout_ms"] for name, route in routing["routes"].items()}
-    assert longest == {"slow": 900_000, "quick": 60_000, "plain": 60_000}, "a fallback of quick has time left"
-    assert settings["server"] == {"request_timeout_seconds": 900}
-    assert any("routes.<name>.timeout_ms" in note.text for note in setup.notes), "plain has the default"
+    assert longest == {"slow": 4_500_000, "quick": 60_000, "plain": 100_000}
+    assert settings["server"] == {"request_timeout_seconds": 4500}, "no shorter one of the gateway ends them"
 
 
 def test_an_alias_that_is_a_model_of_the_list_is_reported_and_the_file_imported(tmp_path: Path) -> None:
