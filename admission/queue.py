@@ -49,8 +49,8 @@ class Slot(Struct, eq=False):
     def first_token(self, cached_tokens: int | None) -> None:
         """The answer has its first token: hand others on. ``cached_tokens`` as the backend reported."""
         queue, ticket = self._queue, self.ticket
-        if ticket.first_token_at is not None:
-            return
+        if ticket.state is not HANDED_ON or ticket.first_token_at is not None:
+            return  # it has ended, and what follows is a stored text
         now, gate = queue.clock(), queue.gate
         gate.first_token(ticket, now, cached_tokens)
         queue.emit(FirstToken(ticket.estimated_first_token_s, now - ticket.arrived_at))

@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from admission.events import AdmissionEvent, Admitted
 from admission.values import BackendLoad
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
@@ -378,3 +379,15 @@ async def test_admission_learns_of_a_stream_when_its_first_piece_was_sent_or_can
 
     await rig.journey.run(ask(stream=True), NotReading())
     assert known[:2] == [0, 1]
+
+
+async def test_the_degraded_text_is_no_first_token_of_the_backend_that_failed(
+    build_rig: Build, ask: Ask
+) -> None:
+    for stream in (False, True):
+        rig = build_rig(Script((), failure=BackendFailure(FailureKind.BACKEND_UNAVAILABLE, "away")))
+        events = list[AdmissionEvent]()
+        rig.admission.emit = events.append
+        sink = await rig.run(ask(stream=stream))
+        assert sink.answer is not None and sink.answer.backend == "degraded"
+        assert [type(event) for event in events] == [Admitted]
