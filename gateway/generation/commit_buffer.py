@@ -42,7 +42,11 @@ class CommitBuffer:
         """Send the held chunks in order, and hold none from now on."""
         async with self._lock:
             while self._held:
-                await self._send(self._held.pop(0))
+                try:
+                    await self._send(self._held.pop(0))
+                except asyncio.CancelledError:
+                    self._held.clear()  # without that chunk they would leave a hole
+                    raise
             self.holding = False
 
     def discard(self) -> None:

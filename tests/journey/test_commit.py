@@ -99,6 +99,19 @@ async def test_a_piece_that_comes_in_the_turn_of_the_commit_follows_at_once() ->
     assert reader.got == ["a", "b"]
 
 
+async def test_after_a_piece_that_is_cut_off_on_its_way_none_of_those_behind_it_is_sent() -> None:
+    reader = Reader()
+    held = buffer(reader)
+    for piece in "ab":
+        await held.take(Delta(piece, 1))
+    reader.open.clear()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(held.commit(), 0.01)
+    reader.open.set()
+    await held.commit()
+    assert reader.got == []
+
+
 async def test_work_that_fails_while_a_piece_goes_out_waits_for_it_and_fails_as_it_is() -> None:
     reader = Reader()
     reader.open.clear()
