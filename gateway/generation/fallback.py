@@ -143,7 +143,8 @@ class FallbackChain:
                     fallback = None if backend is primary else _fallback(backend.name, cause)
                     return replace(outcome, fallback=fallback)
             else:
-                limit_s = self._time_left_s(job) - job.fallback_reserve_s
+                left_s = self._time_left_s(job)
+                limit_s = max(left_s - job.fallback_reserve_s, left_s / 2)
                 if outcome := await self._serve_stored(step.leg, limit_s, cause, job, stream):
                     return outcome
                 policy.refused(step.leg)

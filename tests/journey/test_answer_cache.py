@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +14,9 @@ from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, Tool
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from resilience.leg_limits import LegLimit, LegSkipped
-from tests.journey.rig import JourneyRig
+from resilience.response_cache_memory import MemoryStore
+from resilience.response_cache_values import StoredAnswer
+from tests.journey.rig import JourneyRig, RestartingBackend
 from tests.resilience.words_embedder import WordsEmbedder
 from tests.scripted import Script, ScriptedBackend
 
@@ -29,6 +33,30 @@ async def test_the_same_question_is_answered_without_a_warning(build_rig: Build,
     answer = (await rig.run(ask("Who created Berserk?", generation_id="gen_2"))).answer
     assert answer is not None and answer.fallback is not None
     assert (answer.fallback.kind, answer.warnings) == ("response_cache", ())
+
+
+class RemoteStore(MemoryStore):
+    """A store that answers in a later turn of the event loop."""
+
+    async def get(self, key: str) -> StoredAnswer | None:
+        await asyncio.sleep(0)
+        return await super().get(key)
+
+
+async def test_a_wait_that_passes_the_deadline_leaves_time_for_the_stored_answer(
+    build_rig: Build, ask: Ask
+) -> None:
+    local = RestartingBackend("local")
+    local.restart_s, local.waited_for = 30.0, asyncio.Event()
+    rig = build_rig(backends=[local], route=CACHED)
+    rig.cache.store = RemoteStore(capacity=10, max_bytes=1 << 20, ttl_s=60.0, clock=time.monotonic)
+    await rig.run(ask("Who created Berserk?"))
+    local.state, local.ready_in_s = BackendState.STARTING, 0.01
+    late = ask("Who created Berserk?", generation_id="gen_2", deadline=time.monotonic() + 1.0)
+    answer = (await rig.run(late)).answer
+    assert local.waited_for.is_set()
+    assert answer is not None and answer.fallback is not None
+    assert answer.fallback.kind == "response_cache"
 
 
 SIMILAR = {**CACHED, "response_cache": {"similar": {"model": "words", "threshold": 0.6}}}
