@@ -74,10 +74,9 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     if chat.max_completion_tokens is not None:
         max_tokens = chat.max_completion_tokens
         fields = {**FIELDS, "max_tokens": "max_completion_tokens"}
-    known = structs.asdict(origin)
-    known["session_id"] = user
     request = GenerateRequest(
-        **known,
+        # By place: a dict of names would take twice the time.
+        *structs.astuple(structs.replace(origin, session_id=user)),
         contract=Contract.CHAT,
         messages=tuple([Message(ROLES[one.role], one.content) for one in given]),
         model=model,
