@@ -52,7 +52,7 @@ class Behaviour:
         message: the error's text.
         retry_after: the header of that name.
         hang_before: send nothing at all.
-        after: pieces sent before the ``fault`` breaks the stream.
+        after: pieces sent before the ``fault`` breaks the stream; with all of them, the stop reason is too.
         fault: ``hang``, ``cut``, ``close``, ``exception``, ``garbage``, ``crc``, ``json``, ``no_usage`` or
             ``linger``.
         tokens: reported tokens of the answer; by default each piece is one, and each tool's name.
@@ -263,8 +263,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self._chunk(event("messageStart", {"role": "assistant"}))
         last_block = None
+        breaks = act.fault not in ("", "no_usage", "linger")
         for number, (block, delta) in enumerate(answer.pieces):
-            if number == act.after and act.fault not in ("", "no_usage", "linger"):
+            if number == act.after and breaks:
                 return self._break(act)
             if act.delay_s and self.server.state.stopping.wait(act.delay_s):
                 return
@@ -278,6 +279,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk(event("contentBlockDelta", {"delta": delta, "contentBlockIndex": block}))
         self._chunk(event("contentBlockStop", {"contentBlockIndex": last_block or 0}))
         last = event("messageStop", {"stopReason": answer.stop_reason, **answer.fields})
+        if breaks and act.after == len(answer.pieces):
+            self._chunk(last)
+            return self._break(act)
         if act.fault != "no_usage":
             last += event("metadata", {"usage": answer.usage, "metrics": {"latencyMs": 7}})
         self._chunk(last)

@@ -253,8 +253,11 @@ def test_botocores_own_exceptions_are_classified(error: Exception, kind: Failure
     assert classified(error, region="us-east-1", delivered=True).kind is kind
 
 
-async def test_an_answer_without_usage_is_counted_by_estimate(bedrock: StandIn, make: MakeBackend) -> None:
-    bedrock.script(Behaviour(fault="no_usage"))
+@pytest.mark.parametrize("fault", ["no_usage", "cut", "exception"])
+async def test_a_whole_answer_without_usage_is_counted_by_estimate_however_its_stream_ends(
+    bedrock: StandIn, make: MakeBackend, fault: str
+) -> None:
+    bedrock.script(Behaviour(fault=fault, after=9, error="internalServerException"))
     answer = await collect(make(), work())
     assert answer.completion.usage.output_tokens == answer.tokens == 9
     assert answer.completion.usage.input_tokens > 4

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.backends.bedrock.answer import (
-    ConverseUsage,
+    ConverseStop,
     Event,
     InvokedModel,
     events_of_answer,
@@ -114,14 +114,14 @@ class Transport:
     def _ask(self, request: Mapping[str, Any], call: EventBatches) -> BackendFailure | None:
         first: BackendFailure | None = None  # of the preferred region: another may only lack the model
         for region in self._order():
-            delivered = counted = False
+            delivered = ended = False
             try:
                 for event in self._events(region, request):
                     call.put(event)
                     delivered = delivered or isinstance(event, Delta)
-                    counted = counted or isinstance(event, ConverseUsage)
+                    ended = ended or isinstance(event, ConverseStop)
             except Exception as error:
-                if call.wire.is_cut or counted:  # the caller left, or no further event can come
+                if call.wire.is_cut or ended:  # the caller left, or only the usage is missing
                     return None
                 failure = failure_of(error, region=region, delivered=delivered)
                 first = first or failure
