@@ -165,6 +165,8 @@ def _texts(body: ScoreBody, *names: str) -> tuple[str, list[str]]:
     if more:
         raise not_allowed(more[0], f"is given with {name}", "one of the two")
     value = required(getattr(body, name), name)
+    if value == "":
+        raise not_allowed(name, "is empty", "at least one character")
     texts = [value] if isinstance(value, str) else value
     _check(name, texts)
     return name, texts
