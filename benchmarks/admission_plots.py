@@ -102,7 +102,7 @@ def draw_ladder(axis: Any) -> None:
 
 def draw_order(axis: Any) -> None:
     """Draw in which order a queue is served that all joined at once: classes, and fair shares within one."""
-    draw, line = random.Random(1), FairQueue(aging_s=0)
+    draw, line = random.Random(1), FairQueue[Waiting](aging_s=0)
     number = 0
     # One tenant sends ten times as many requests as the others, with prompts of the same lengths.
     for tenant, count in (("large", 100), ("small", 10), ("other", 10)):

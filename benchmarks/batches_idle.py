@@ -236,7 +236,7 @@ async def turns(console: Console, rounds: int, seconds: float) -> None:
             started(made.command, logs[1], environment) as gateway,
         ):
             wait_until_ready(worker, worker_port, "/health", logs[0])
-            wait_until_ready(gateway, port, made.ready_path, logs[1])
+            wait_until_ready(gateway, port, "/ready", logs[1])
             ask(worker_port, "POST", "/control", {"step_ms": STEP_MS, "prefill_ms": PREFILL_MS})
             await turns_for(url, 10.0, "warm up")
             async with aiohttp.ClientSession() as session:

@@ -51,7 +51,7 @@ def main(
             started(made.command, logs[1], dict(made.environment)) as gateway,
         ):
             wait_until_ready(worker, worker_port, "/health", logs[0])
-            wait_until_ready(gateway, port, made.ready_path, logs[1])
+            wait_until_ready(gateway, port, "/ready", logs[1])
             connection = http.client.HTTPConnection("127.0.0.1", port)
             for _ in range(requests + WARM_UP):
                 last = {"role": "user", "content": text(LAST_WORDS)}

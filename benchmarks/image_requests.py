@@ -15,8 +15,9 @@ import json
 import os
 import tempfile
 from base64 import b64encode
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import aiohttp
 import psutil
@@ -87,13 +88,22 @@ async def watched(client: aiohttp.ClientSession, url: str, pid: int, image_url: 
     return phase
 
 
+def always(**answer: Any) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a handler whose answers are all the same."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(**answer)
+
+    return handle
+
+
 async def measure(folder: Path, size: int, requests: int) -> list[tuple[str, Phase]]:
     """Return the phases with their names."""
     given = image(size)
     app = web.Application()
-    app.router.add_get("/a.png", lambda request: web.Response(body=given, content_type="image/png"))
-    app.router.add_get("/health", lambda request: web.Response())
-    app.router.add_get("/v1/models", lambda request: web.json_response({"data": [{"id": "a"}]}))
+    app.router.add_get("/a.png", always(body=given, content_type="image/png"))
+    app.router.add_get("/health", always())
+    app.router.add_get("/v1/models", always(text='{"data": [{"id": "a"}]}', content_type="application/json"))
     app.router.add_post("/v1/chat/completions", answered)
     runner = web.AppRunner(app)
     await runner.setup()

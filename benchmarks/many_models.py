@@ -89,11 +89,11 @@ def send(served: Served, requests: int, seed: str, models: int) -> float:
     """Send requests one after the other; return the gateway's CPU milliseconds per request."""
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-    texts, models = bodies(Regime.CONVERSATION, stream=False, seed=seed), cycle(served.models[:models])
+    texts, names = bodies(Regime.CONVERSATION, stream=False, seed=seed), cycle(served.models[:models])
     before = served.cpu_s()
     for _ in range(requests):
         body, ticket = next(texts)
-        named = body.replace(f'"model":"{MODEL}"'.encode(), f'"model":"{next(models)}"'.encode())
+        named = body.replace(f'"model":"{MODEL}"'.encode(), f'"model":"{next(names)}"'.encode())
         connection.request("POST", "/v1/chat/completions", named, headers)
         answer = connection.getresponse()
         if answer.status != 200 or ticket.encode() not in answer.read():

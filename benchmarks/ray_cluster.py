@@ -116,7 +116,7 @@ def cluster(port: int) -> Iterator[str]:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():

@@ -219,7 +219,7 @@ def _result(
         streams=sum(one.question.stream for one in answers),
         failed=len(bad),
         broken=sum(one.question.stream and one.first_s is not None for one in bad),
-        failures=dict(Counter(one.code for one in bad)),
+        failures=dict(Counter(one.code for one in bad if one.code is not None)),
         ledger_missing=sum(one.question.request_id not in rows for one in whole),
         ledger_doubled=sum(count > 1 for count in rows.values()),
         connections_tried_again=int(figures["BACKEND"]["wretr"] or 0),

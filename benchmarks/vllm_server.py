@@ -33,11 +33,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import aiohttp
 import numpy as np
@@ -365,7 +365,7 @@ async def drive(server: Server, asked: Sequence[str], concurrency: int, tokens: 
 def summarize(runs: Sequence[Run]) -> dict[str, float]:
     """Medians over the rounds."""
 
-    def median(value: Any) -> float:
+    def median(value: Callable[[Run], float]) -> float:
         return statistics.median(value(run) for run in runs)
 
     def at(times: Sequence[float], p: float) -> float:
@@ -513,7 +513,7 @@ def main(
     levels = [int(part) for part in concurrency.split(",")]
     console = Console(width=150)
 
-    async def run(flags: Flags) -> tuple[dict[tuple[str, int], list[Run]], dict[str, float]]:
+    async def run(flags: Flags) -> tuple[dict[tuple[str, int], list[Run]], dict[str, int]]:
         app = web.Application()
         app.router.add_post("/{path:.*}", sink)
         runner = web.AppRunner(app, access_log=None)

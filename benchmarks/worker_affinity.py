@@ -174,8 +174,8 @@ def _sluice(path: Path, settings: dict[str, Any]) -> list[str]:
 def front(kind: Kind, folder: Path, urls: Sequence[str], block_tokens: int, affinity: bool) -> Iterator[str]:
     """Start the gateway: with the pool, and with each worker as a backend of its own for round robin."""
     port = free_port()
-    common = {"kind": "openai", "model": "demo", "dialect": kind.value, "api_key_env": "WORKER_KEY"}
-    common |= {"affinity_block_tokens": block_tokens, "affinity": affinity, "prompt": "token_ids"}
+    common: dict[str, Any] = {"kind": "openai", "model": "demo", "dialect": kind.value, "prompt": "token_ids"}
+    common |= {"affinity_block_tokens": block_tokens, "affinity": affinity, "api_key_env": "WORKER_KEY"}
     common |= {"probe_timeout_seconds": 10, "metrics_interval_seconds": 0.5}
     backends = {"pool": {**common, "base_urls": [f"{url}/v1" for url in urls]}}
     backends |= {f"one-{n}": {**common, "base_urls": [f"{url}/v1"]} for n, url in enumerate(urls)}

@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._rank(request)
         titan = "titan" in request["modelId"]
         allowed = TITAN_FIELDS if titan else COHERE_FIELDS
-        texts = [request.get("inputText")] if titan else request.get("texts", [])
+        texts: list[Any] = [request.get("inputText")] if titan else request.get("texts", [])
         if not request.keys() <= {"modelId", *allowed} or not 0 < len(texts) <= 96 or not all(texts):
             return self._refuse(400, "ValidationException", "Malformed input request")
         vectors = [[float(text if text.isdigit() else len(text)), 1 / 3] for text in texts]

@@ -72,15 +72,12 @@ class Row:
 
 def saved_rows(report: Mapping[str, Any]) -> list[Row]:
     """The rows of a saved report, the JSON object of a run."""
-    return [
-        Row(
-            **{
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in {**one, "name": Name(one["name"])}.items()
-            }
-        )
-        for one in report["rows"]
-    ]
+
+    def saved(value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    rows = report["rows"]
+    return [Row(**{key: saved(one[key]) for key in one} | {"name": Name(one["name"])}) for one in rows]
 
 
 def summarize(turns: Sequence[Turn]) -> list[Row]:

@@ -195,7 +195,7 @@ def counted(
         started(made.command, logs[1], environment) as gateway,
     ):
         wait_until_ready(worker, worker_port, "/health", logs[0])
-        wait_until_ready(gateway, port, made.ready_path, logs[1])
+        wait_until_ready(gateway, port, "/ready", logs[1])
         # Streams without a pause, so that the caches are full within a second.
         load(min(WARM_UP, 3 * requests), "warm up")
         if stream:
