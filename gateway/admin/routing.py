@@ -16,12 +16,10 @@ from gateway.routing.projection import RoutingProjection, UnusableRevision
 from gateway.routing.records import Draft, Stored
 from gateway.routing.refusals import operator_errors
 from gateway.state.audit import Audit
-from gateway.state.errors import Conflict
 
 # The revisions per read in the search for an earlier configuration, and the most that are searched.
 PAGE = 50
 SEARCHED = 1_000
-ROLLBACK_TRIES = 5  # attempts of a rollback; each failed one means that another change came in between
 
 
 class RouteChangeBody(Body):
@@ -177,21 +175,16 @@ class RoutingAdmin:
         return await self._audited(action, target, given, who, lambda: self._made(action, make, given, who))
 
     async def _rolled_back(self, given: RouteRollbackBody, who: str) -> RevisionMadeBody:
-        for left in reversed(range(ROLLBACK_TRIES)):
-            self.revisions.followed.check_complete()
-            await self.revisions.expect_last(given.expected_revision)
-            head = self.revisions.head
-            source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
-            comment = ": ".join(filter(None, (f"rollback to revision {source.number}", given.comment)))
-            asked = given.model_copy(update={"comment": comment, "expected_revision": head})
-            try:
-                return await self._made("rollback", _same_as(source), asked, who)
-            except Conflict:
-                # Another change came in between: try again from the revision that is now the last.
-                retried = left and given.expected_revision is None
-                if not retried or not await self.revisions.caught_up_to(head + 1):
-                    raise
-        raise AssertionError("the last try returns or raises")
+        self.revisions.followed.check_complete()
+        await self.revisions.expect_last(given.expected_revision)
+        # Another process may just have made a revision; one that is made from now on is a conflict.
+        for newest in await self.revisions.newest(1):
+            await self.revisions.caught_up_to(newest.number)
+        head = self.revisions.head
+        source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
+        comment = ": ".join(filter(None, (f"rollback to revision {source.number}", given.comment)))
+        asked = given.model_copy(update={"comment": comment, "expected_revision": head})
+        return await self._made("rollback", _same_as(source), asked, who)
 
     async def _made(self, action: str, make: Make, given: RouteChangeBody, who: str) -> RevisionMadeBody:
         """Make the change, unless it is a dry run, or alters nothing and has no comment to record."""

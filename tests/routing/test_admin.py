@@ -317,6 +317,16 @@ async def test_a_change_waits_for_a_revision_that_another_process_just_made() ->
         assert (await other.admin.diff(1, 4))[0].after == 90
 
 
+async def test_one_of_two_rollbacks_at_the_same_moment_is_a_conflict_and_does_not_undo_the_other() -> None:
+    one, other = Process(streams := MemoryStreams()), Process(streams)
+    async with running(one, other):
+        await one.apply(config(90, 10))
+        made = await asyncio.gather(one.roll_back(None), other.roll_back(None), return_exceptions=True)
+        assert sorted(isinstance(each, RevisionConflict) for each in made) == [False, True]
+        await until(lambda: one.projection.number == other.projection.number == 3)
+        assert one.weights() == other.weights() == {"local": 100, "pool": 0}
+
+
 async def test_a_removed_adapter_does_not_block_weight_changes_but_cannot_be_named_again() -> None:
     adapters = {"style"}
     process = Process(MemoryStreams(), KnownNames({"local", "pool"}, {"v1"}, adapters))
