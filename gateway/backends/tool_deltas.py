@@ -1,7 +1,7 @@
 """Converts the tool calls in a stream of OpenAI's deltas to events; sans-I/O.
 
 Defects with one possible meaning are corrected: a repeated name or id, an empty piece, a missing id or index,
-indices with gaps, several calls under one index, a call without arguments.
+indices with gaps, several calls under one index, a call without arguments, or with ``null``.
 """
 
 from collections.abc import Collection
@@ -128,6 +128,8 @@ class ToolCallReader(msgspec.Struct, eq=False):
                 events += _begun(choice, number, calls[number])
         call = calls[number]
         text = called.arguments if kind is ToolKind.FUNCTION else called.input
+        if text == "null" and call.empty and kind is ToolKind.FUNCTION:
+            text = None
         if called.name and called.name != call.name:
             raise IllegalEvent(f"tool call {number} of the stream has two names")
         if text:

@@ -15,14 +15,14 @@ class CallOutcome(StrEnum):
 
     WHOLE = "whole"
     CUT = "cut"  # the answer was cut short inside the call
-    NOT_JSON = "not_json"  # the arguments are not JSON
+    NOT_JSON = "not_json"  # the arguments are not a JSON object
     NOT_SCHEMA = "not_schema"  # the arguments break the schema of a strict tool
     RETRIED = "retried"  # a call of the answer was faulty, and the answer was generated again
     FAILED = "failed"  # the answer ended with an error
 
 
 _FAULTS = {
-    CallOutcome.NOT_JSON: "are not JSON",
+    CallOutcome.NOT_JSON: "are not a JSON object",
     CallOutcome.NOT_SCHEMA: "break the schema of the strict tool",
 }
 # The finish reasons of an answer that was not cut short.
@@ -58,6 +58,8 @@ def _outcome(call: ToolCall, strict: Tool | None) -> CallOutcome:
     try:
         value = msgspec.json.decode(call.arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return CallOutcome.NOT_JSON
+    if not isinstance(value, dict):
         return CallOutcome.NOT_JSON
     if strict is not None and breaks_schema((strict.parameters or "").encode(), value):
         return CallOutcome.NOT_SCHEMA

@@ -257,15 +257,17 @@ async def test_a_faulty_call_is_made_again_while_the_caller_has_nothing_of_it(
 @pytest.mark.parametrize(
     "changes", [{"stream": True}, {"sampling": Sampling(temperature=0.0)}], ids=["sent", "greedy"]
 )
-async def test_a_faulty_call_never_ends_as_tool_calls(
-    build_rig: Build, ask: Ask, changes: dict[str, Any]
+@pytest.mark.parametrize("arguments", ['{"item": ', '"Berserk"', "[]", "null"])
+async def test_a_call_whose_arguments_are_not_an_object_never_ends_as_tool_calls(
+    build_rig: Build, ask: Ask, changes: dict[str, Any], arguments: str
 ) -> None:
-    script = Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS)
+    events = (NOT_JSON[0], ToolArgs(arguments, 1), NOT_JSON[2])
+    script = Script(events=events, finish_reason=FinishReason.TOOL_CALLS)
     rig = build_rig(backends=[backend(script)], route={"resume": {"commit_chunks": 0}})
     sink = await rig.run(ask(**changes))
     assert sink.answer is not None, sink.error
     assert sink.answer.finish_reason is FinishReason.ERROR
-    assert "the arguments of tool call 0 (stock) are not JSON" in sink.answer.warnings
+    assert "the arguments of tool call 0 (stock) are not a JSON object" in sink.answer.warnings
     assert len(rig.backends["local"].calls) == 1
 
 

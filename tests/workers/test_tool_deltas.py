@@ -110,6 +110,7 @@ TWO = (*WHOLE, ToolCall("c2", "order", "{}"))
         ([calls(begin("stock", index=None)), calls(piece('{"a":1}', index=None))], WHOLE),
         ([calls(begin("stock", index=1)), calls(piece('{"a":1}', index=1))], WHOLE),
         ([calls(begin("stock", arguments='{"a":1}'), begin("order", 1, "c2"))], TWO),
+        ([calls(begin("stock", arguments='{"a":1}'), begin("order", 1, "c2", "null"))], TWO),
         ([calls(begin("stock", arguments='{"a":1}')), calls(begin("order", 0, "c2", "{}"))], TWO),
         ([calls(begin("stock", arguments='{"a":1}')), calls(begin("order", None, "c2", "{}"))], TWO),
         (
@@ -135,7 +136,8 @@ TWO = (*WHOLE, ToolCall("c2", "order", "{}"))
     ],
     ids=[
         "in pieces", "at once", "doubled name", "empty piece and repeated id", "no id", "no index",
-        "first index 1", "two in a chunk, one without arguments", "two under one index",
+        "first index 1", "two in a chunk, one without arguments",
+        "two in a chunk, one with null", "two under one index",
         "second without index", "one id for two", "whole without ids and indices",
         "whole under one index without ids", "name with each piece", "custom",
     ],
