@@ -88,7 +88,7 @@ def call_grammar(
             lines.append(f"call_{number}: {head} %lark {{\n{lark}\n}}")
             continue
         lines.append(f"call_{number}: {head} arguments_{number} {json.dumps(_CLOSE)}")
-        lines.append(f"arguments_{number}: %json {_bound(_schema(tool))}")
+        lines.append(f"arguments_{number}: %json {_bound(arguments_schema(tool))}")
     return "\n".join(lines) + "\n"
 
 
@@ -139,7 +139,8 @@ def _lark(tool: Tool) -> str | None:
     return form.spec if form is not None and form.type is FormatType.GRAMMAR else None
 
 
-def _schema(tool: Tool) -> object:
+def arguments_schema(tool: Tool) -> object:
+    """The schema of a call's arguments: an object, unless the tool's own schema has another type."""
     if tool.kind is ToolKind.CUSTOM:
         form = input_format(tool)
         if form is None:
@@ -149,7 +150,7 @@ def _schema(tool: Tool) -> object:
     if tool.parameters is None:  # as at OpenAI, a function without arguments
         return {"type": "object", "properties": {}, "additionalProperties": False}
     schema = json.loads(tool.parameters)
-    if isinstance(schema, dict) and "type" not in schema and "properties" in schema:
+    if isinstance(schema, dict) and "type" not in schema:
         return {"type": "object", **schema}
     return schema
 

@@ -122,6 +122,15 @@ def test_arguments_follow_their_schema_without_padding(tokenizer: LLTokenizer, w
     assert not takes(tokenizer, call_grammar(TOOLS, REQUIRED, parallel=True), wrong)
 
 
+@pytest.mark.parametrize("parameters", ["{}", '{"description":"x"}', '{"anyOf":[{},{"type":"string"}]}'])
+def test_arguments_are_an_object_if_their_schema_leaves_it_open(
+    tokenizer: LLTokenizer, parameters: str
+) -> None:
+    grammar = call_grammar([Tool("check_stock", parameters=parameters)], REQUIRED, parallel=True)
+    assert takes(tokenizer, grammar, A)
+    assert not takes(tokenizer, grammar, A.replace('{"title":"Berserk"}', '"Berserk"'))
+
+
 @pytest.mark.parametrize("pattern", ["[a-z]{3,5}", "^[a-z]{3,5}$", "^[a-z]{3}|[a-z]{4,5}$"])
 def test_a_custom_tools_input_is_bound_to_its_pattern(tokenizer: LLTokenizer, pattern: str) -> None:
     grammar = call_grammar([custom("note", "regex", pattern)], REQUIRED, parallel=True)

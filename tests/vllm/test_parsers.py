@@ -585,6 +585,26 @@ def test_a_required_call_is_constrained_by_a_schema(choice: ToolChoice, text: st
         assert call.name == "weather" and json.loads(call.arguments) in ({"city": "Oslo"}, {})
 
 
+@pytest.mark.parametrize(
+    "parameters", [None, "{}", '{"description":"x"}', '{"anyOf":[{},{"type":"string"}]}']
+)
+@pytest.mark.parametrize(
+    "choice", [ToolChoice(ToolChoiceMode.REQUIRED), ToolChoice(ToolChoiceMode.NAMED, "now")]
+)
+def test_the_arguments_of_a_required_call_are_an_object_whatever_the_tools_schema_leaves_open(
+    parameters: str | None, choice: ToolChoice
+) -> None:
+    parsed = parsers_of(ParserNames("hermes")).parsed(
+        request(choice, (Tool("now", parameters=parameters),)), None
+    )
+    assert parsed is not None
+    schema = parsed.request.structured_outputs.json
+    if choice.mode is ToolChoiceMode.REQUIRED:
+        schema = schema["items"]["anyOf"][0]["properties"]["parameters"]
+    assert schema["type"] == "object"
+    assert parsed.request.tools[0].function.strict, "a parser with structural tags takes any JSON otherwise"
+
+
 def test_without_tools_or_reasoning_nothing_is_parsed() -> None:
     assert parsers_of(ParserNames("hermes")).parsed(request(tools=()), None) is None
     assert parsers_of(ParserNames()).parsed(request(), None) is None

@@ -9,6 +9,7 @@ import orjson
 
 from budgeting.token_ids import joined
 from engine import errors
+from gateway.backends.hermes import arguments_schema
 from gateway.backends.port import Work
 from gateway.backends.tool_bodies import message_body, tool_fields, with_allowed_tools
 from gateway.backends.vllm.answer_parser import AnswerParser
@@ -113,6 +114,10 @@ class Parsers:
             request = self._request.model_validate_json(
                 orjson.dumps({"messages": messages, **tool_fields(work)})
             )
+            if work.tool_choice is not None and work.tool_choice.forces_call:
+                # vLLM takes any JSON as the arguments of a forced call of a tool that is not strict.
+                for given, tool in zip(request.tools, work.tools, strict=True):
+                    given.function.strict, given.function.parameters = True, arguments_schema(tool)
             request.structured_outputs = grammar
             parsers = [self._new(request, kwargs) for _ in range(work.sampling.n)]
             if self.names.reasoning or request.tool_choice != "none":
