@@ -145,7 +145,4 @@ def _no_such(key_id: str) -> NoSuchKey:
 
 
 def _unsure(error: StateUnavailable) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"the change may or may not have been made: {error}; look at the keys before you try again",
-        retry_after_ms=RETRY_MS,
-    )
+    return BackendUnavailable(f"{error}; {error.doubt('the keys')}", retry_after_ms=RETRY_MS)

@@ -84,8 +84,7 @@ class AdapterProjection(FollowedStream):
                 return True
         except StateUnavailable as error:
             raise BackendUnavailable(
-                f"the change may or may not have been made: {error}; look at it before you try again",
-                retry_after_ms=1_000,
+                f"{error}; {error.doubt('the adapters')}", retry_after_ms=1_000
             ) from error
         raise BackendUnavailable(
             "others change the registry at this moment; nothing was changed", retry_after_ms=1_000

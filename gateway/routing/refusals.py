@@ -27,7 +27,7 @@ def operator_errors(*, change: bool = True) -> Iterator[None]:
             param="expected_revision",
         ) from error
     except StateUnavailable as error:
-        doubt = ". The change may or may not have been made: look at the history before you try again"
+        doubt = f"; {error.doubt('the history')}" if change else ""
         raise BackendUnavailable(
-            f"{error}; requests are served as before{doubt if change else ''}", retry_after_ms=RETRY_MS
+            f"{error}; requests are served as before{doubt}", retry_after_ms=RETRY_MS
         ) from error

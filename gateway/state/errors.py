@@ -38,9 +38,10 @@ class Conflict(StateError):
 class StateUnavailable(StateError):
     """The operation failed.
 
-    After an append it is unknown whether the record was written: read before appending again. With
-    ``expected`` a second append is safe: it raises :class:`Conflict` when the first one was written.
-    ``writes_refused``: the store answers but is full or read-only; it wrote nothing.
+    After an append it is unknown whether the record was written, unless ``writes_refused``: read before
+    appending again. With ``expected`` a second append is safe: it raises :class:`Conflict` when the first one
+    was written.
+    ``writes_refused``: the store answers but is full, locked or read-only; it wrote nothing.
     """
 
     code: ClassVar[str] = "state_unavailable"
@@ -49,6 +50,12 @@ class StateUnavailable(StateError):
         self.reason = reason
         self.writes_refused = writes_refused
         super().__init__(f"state store: {operation} failed ({reason})")
+
+    def doubt(self, look_at: str) -> str:
+        """Whether the change was made, for the operator."""
+        if self.writes_refused:
+            return "nothing was changed"
+        return f"the change may or may not have been made: look at {look_at} before you try again"
 
 
 class RecordTooLarge(StateError, InvalidRequest, status=422, code=InvalidRequest.code):

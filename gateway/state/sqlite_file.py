@@ -19,6 +19,7 @@ BUSY_TIMEOUT_S = 2.0
 BUSY_RETRY_S = 0.0005
 # The most operations that wait for the thread.
 MAX_WAITING = 1_024
+_NOTHING_WRITTEN = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL}
 LOCKED = "locked"  # the reason of StateUnavailable when another process holds the file
 
 T = TypeVar("T")
@@ -68,7 +69,9 @@ class SqliteFile:
             return await asyncio.wrap_future(doing)
         except (sqlite3.Error, OSError) as error:
             reason = LOCKED if _is_locked(error) else error_kind(error)
-            raise StateUnavailable(operation, reason) from error
+            # The low byte is the error without its details. All of these are raised before a commit.
+            refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOTHING_WRITTEN
+            raise StateUnavailable(operation, reason, writes_refused=refused) from error
 
     def files(self) -> Sequence[tuple[int, ...] | None]:
         """Return identity, size and last write time of the file and of its log, which a commit changes.

@@ -224,13 +224,21 @@ async def test_without_a_store_the_file_serves_as_number_0_and_becomes_revision_
     async with running(process):
         assert process.projection.number == 0 and process.weights()["local"] == 100
         with pytest.raises(
-            BackendUnavailable, match=r"served as before\. The change may or may not have been made"
+            BackendUnavailable, match=r"served as before; the change may or may not have been made"
         ):
             await process.apply(config(50, 50))
         with pytest.raises(BackendUnavailable, match=r"served as before$"):
             await process.admin.history(5)
         streams.down = False
         await until(lambda: process.projection.number == 1)
+
+
+async def test_a_change_that_a_full_or_read_only_store_refused_is_answered_as_not_made() -> None:
+    streams = MemoryStreams()
+    async with running(process := Process(streams)):
+        streams.full = True
+        with pytest.raises(BackendUnavailable, match=r"served as before; nothing was changed$"):
+            await process.apply(config(50, 50))
 
 
 async def test_a_store_that_stays_away_at_the_start_is_logged_once_and_not_at_every_try() -> None:

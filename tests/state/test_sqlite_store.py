@@ -66,9 +66,10 @@ async def test_while_another_process_holds_the_file_reading_goes_on_and_writing_
         assert locker.stdout is not None and locker.stdin is not None
         assert await asyncio.to_thread(locker.stdout.readline) == "locked\n"
         begun = time.monotonic()
-        with pytest.raises(StateUnavailable, match="locked"):
+        with pytest.raises(StateUnavailable, match="locked") as refused:
             await store.append("s", b"2", author="ann")
         assert 0.2 < time.monotonic() - begun < 15.0
+        assert refused.value.writes_refused
         assert [record.data for record in await store.read("s")] == [b"1"]
         assert store.healthy, "it is there; only its writers wait"
         late = on(path, busy_timeout_s=0.3)
