@@ -1,6 +1,7 @@
 """Builds the state store, the idempotent replies, and the followers of streams."""
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ import structlog
 
 from gateway.config.errors import ConfigError
 from gateway.config.state import StateConfig
-from gateway.state.idempotency import IdempotencyStore
+from gateway.state.errors import StateUnavailable
+from gateway.state.idempotency import Claim, IdempotencyStore
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import LatestRecord
@@ -87,6 +89,10 @@ class StateParts:
         if self.url.path is not None and self.copies is not None and not self.copies.is_dir():
             make_state_folder(self.url.path.parent)
         await self.store.open()
+        if self.url.path is not None:
+            # Makes the file of replies now: a disk that fills later would prevent it.
+            with contextlib.suppress(StateUnavailable):
+                await self.idempotency.release("", "", Claim("", ""))
         async with asyncio.TaskGroup() as starts:
             for follower in self.followers.values():
                 starts.create_task(follower.start(), name=f"start-{follower.stream}")

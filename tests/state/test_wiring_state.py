@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.config.state import StateConfig
+from gateway.state.idempotency import Claim
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record
 from gateway.state.projection import ProjectionState
@@ -18,6 +20,8 @@ from gateway.wiring.state import StateParts, make_state
 from ops.cli.doctor import records_lost
 from tests.state.conftest import until
 from tests.state.servers import free_port, redis_server
+
+SHARED_MEMORY_BYTES = 32_768  # of the `-shm` file, without which SQLite reads no file
 
 
 def state_of(url: str, cache_dir: Path | None = None) -> StateParts:
@@ -41,6 +45,20 @@ async def test_a_local_file_that_cannot_be_read_makes_a_gateway_not_ready_until_
         path.write_text("no database" * 1_000)
         await until(lambda: not state.ready)
         loop.cancel()
+    await state.close()
+
+
+async def test_a_disk_that_is_full_before_the_first_idempotency_key_still_shows_that_the_key_is_new(
+    tmp_path: Path,
+) -> None:
+    state = state_of(f"sqlite:///{tmp_path}/state.db")
+    await state.open()
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SHARED_MEMORY_BYTES, hard))
+        assert await state.idempotency.get("t", "key", Claim("1", "f"), reads_only=True) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     await state.close()
 
 
