@@ -16,6 +16,7 @@ import redis
 from tests.integration.live import LiveGateway, gateway
 from tests.state.servers import redis_server
 
+STATE_DOCS = Path(__file__).resolve().parents[2] / "docs" / "state.md"
 ASKED = {"messages": [{"role": "user", "content": "Hi."}], "sampling": {"max_tokens": 4}}
 
 
@@ -57,6 +58,25 @@ def test_a_gateway_serves_on_while_its_redis_is_away_and_keeps_its_state_there(t
             assert ask(live, "k").content == first.content
         log = live.log.read_text()
         assert "state store is unreachable" in log and "state store is back" in log and "s3cret" not in log
+
+
+def test_a_gateway_needs_no_more_rights_in_redis_than_are_documented(tmp_path: Path) -> None:
+    [rights] = [line for line in STATE_DOCS.read_text().splitlines() if "ACL SETUSER" in line]
+    with redis_server(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as client:
+        client.execute_command(*rights.replace("PASSWORD", "s3cret").split())
+        url = server.url.replace("redis://", "redis://sluice:s3cret@")
+        settings = {"SLUICE_STATE__URL": url, "SLUICE_STATE__CACHE_DIR": str(tmp_path / "copies")}
+        with gateway(tmp_path, **settings, SLUICE_RESPONSE_CACHE__URL=url) as live:
+            limits = {"requests_per_minute": 5, "tokens_per_minute": 9_999}
+            asked = {"tenant": "t", "role": "caller", "limits": limits}
+            made = httpx.post(f"{live.url}/admin/keys", json=asked, headers=live.headers, timeout=60).json()
+            headers = {"authorization": f"Bearer {made['key']}", "idempotency-key": "k"}
+            for _ in range(2):
+                answer = httpx.post(f"{live.url}/v1/generate", json=ASKED, headers=headers, timeout=60)
+                assert answer.status_code == 200, answer.text
+            assert answer.headers["x-idempotent-replay"] == "true"
+            time.sleep(1.0)
+        assert client.execute_command("ACL LOG") == []
 
 
 def fleet_when(live: LiveGateway, gone: list[bool]) -> list[dict[str, Any]]:
