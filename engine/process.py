@@ -74,6 +74,9 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        # Unlike ``select``, for any descriptor: this one has the number that it had in the parent.
+        self._arrived = select.poll()
+        self._arrived.register(connection, select.POLLIN)
         self._reader = wire.FrameReader(wire.Command)
 
     def receive(self, wait_s: float | None) -> list[wire.Command] | None:
@@ -82,7 +85,7 @@ class Channel:
         """
         commands: list[wire.Command] = []
         while not commands:
-            if wait_s is not None and not select.select([self._socket], [], [], wait_s)[0]:
+            if wait_s is not None and not self._arrived.poll(wait_s * 1000):
                 break
             data = self._socket.recv(_READ_BYTES)
             if not data:

@@ -194,8 +194,11 @@ class _Server:
     def serve(self) -> None:
         """Serve jobs until the gateway closes its end."""
         control = self._control.fileno()
+        arrived = select.poll()  # unlike ``select``, for any descriptor: ``control`` has its parent's number
+        arrived.register(control, select.POLLIN)
+        arrived.register(self._woken, select.POLLIN)
         while True:
-            ready, _, _ = select.select([control, self._woken], [], [])
+            ready = {fd for fd, _ in arrived.poll()}
             if self._woken in ready:
                 os.read(self._woken, 4096)
                 self._reap()

@@ -37,6 +37,7 @@ from engine.values import (
 )
 from tests.engine.support import REPOSITORY, Answer, greedy, random_prompts, run_prompts
 from tests.fork_server import ForkedPopen
+from tests.open_files import many_open_files
 
 PROMPT = (10, 20, 30, 40, 50)
 
@@ -140,6 +141,13 @@ async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_respo
     assert [answer.token_ids for answer in answers] == expected
     assert sorted(held)[int(len(held) * 0.99)] < 0.2, "some milliseconds"
     assert sorted(lags)[len(lags) // 2] < 0.5, "some milliseconds on a machine that does nothing else"
+
+
+async def test_an_engine_started_by_a_gateway_with_many_connections_generates(tiny_model: Path) -> None:
+    with many_open_files():
+        async with running(tiny_model) as client:
+            answer = await collect(client, GenerationRequest("a", PROMPT, greedy(4, ignore_eos=True)))
+            assert len(answer.token_ids) == 4
 
 
 @shared

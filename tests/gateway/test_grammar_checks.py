@@ -27,6 +27,7 @@ from gateway.contracts.values import (
 from gateway.errors import BackendUnavailable, DeadlineExceeded, GrammarTooComplex, InvalidRequest
 from gateway.generation.grammars import MAX_WAITING_PER_TENANT, WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits, NoProcess
+from tests.open_files import many_open_files
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,15 @@ def checks(process: LimitedProcess) -> GrammarChecks:
 def server_of(process: LimitedProcess) -> psutil.Process:
     assert process._server is not None
     return psutil.Process(process._server.pid)
+
+
+async def test_a_gateway_with_many_connections_checks_shapes() -> None:
+    process = LimitedProcess(WORK, "models/demo/tokenizer.json", limits=Limits(wall_s=120.0))
+    try:
+        with many_open_files():
+            assert (await GrammarChecks(process).check(regex("[a-c]+"), "tenant")).grammar_bytes > 0
+    finally:
+        process.close()
 
 
 async def test_every_hostile_shape_is_built_or_refused_and_leaves_no_process(
