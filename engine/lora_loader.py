@@ -1,7 +1,7 @@
 """Reads a LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
-The caller has checked the settings and the numbers (``adapters.verify``). That the tensors fit this model is
-checked here: the model may have changed since.
+The caller has checked the settings and the numbers (``adapters.verify``). That the tensors fit this model and
+its dtype is checked here: the model may have changed since.
 """
 
 import math
@@ -97,7 +97,12 @@ def _read_weights(
                 )
                 column += rank
             output += outputs
-        return a.to(device, dtype).unsqueeze(0), b.to(device, dtype).unsqueeze(0)
+        found = a.to(device, dtype).unsqueeze(0), b.to(device, dtype).unsqueeze(0)
+        if not all(one.isfinite().all() for one in found):  # 0 times infinity would spoil others' rows
+            raise AdapterUnsupported(
+                f"{path}: layer {layer} has numbers that {dtype} cannot hold, scale included"
+            )
+        return found
 
     layers = tuple(
         {product: pair(layer, product) for product in products} for layer in range(config.num_layers)

@@ -91,6 +91,14 @@ def test_a_rank_above_the_engine_s_limit_is_refused(engine: Engine, folder: Path
     assert "r is 9; this engine runs 1 to 8" in str(error)
 
 
+def test_a_scale_that_makes_weights_infinite_is_refused_as_it_would_spoil_the_base_model_s_rows(
+    engine: Engine, folder: Path
+) -> None:
+    edit(folder, lora_alpha=1e300)
+    assert isinstance(refused := refusal(engine, folder), AdapterUnsupported)
+    assert "layer 0 has numbers that torch.float32 cannot hold" in str(refused)
+
+
 def test_settings_without_a_meaning_for_inference_are_accepted(engine: Engine, folder: Path) -> None:
     edit(folder, lora_dropout=0.1, base_model_name_or_path="elsewhere", task_type="CAUSAL_LM", revision="x")
     assert engine.read_adapter(folder).layers
