@@ -255,7 +255,8 @@ class ChatTokenizer:
         self._last_pieces = messages, (pieces := self._pieces(messages))
         chars = 0
         for message in map(messages.__getitem__, pieces[1]):
-            chars += sum(map(len, message.texts)) if message.tool_calls else len(message.content)
+            whole = message.tool_calls or message.reasoning
+            chars += sum(map(len, message.texts)) if whole else len(message.content)
             chars += self._message_chars
         return chars
 

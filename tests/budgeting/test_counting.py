@@ -185,6 +185,12 @@ def test_the_cache_is_bounded_in_bytes_and_forgets_what_is_not_used(folders: dic
     assert tokenizer.unseen_chars([long, newest]) > len(long.content)
 
 
+def test_the_reasoning_of_an_earlier_answer_counts_as_text_to_encode(folders: dict[str, Path]) -> None:
+    thoughts = "in the story " * 4000
+    answer = Message(Role.ASSISTANT, "yes", reasoning=thoughts)
+    assert ChatTokenizer(folders["chatml"]).unseen_chars([answer]) > len(thoughts)
+
+
 def test_threads_share_a_tokenizer(tokenizers: dict[str, ChatTokenizer]) -> None:
     tokenizer = tokenizers["chatml"]
     talks = [[Message(Role.USER, f"manga {i % 7} " * 20), Message(Role.ASSISTANT, "in")] for i in range(64)]
