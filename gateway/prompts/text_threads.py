@@ -160,7 +160,13 @@ class TextThreads:
 def text_chars(request: GenerateRequest) -> int:
     raw = request.raw_prompt
     return (
-        sum(len(message.content) for message in request.messages)
+        sum(len(text) for message in request.messages for text in message.texts)
+        + sum(
+            len(text)
+            for one in request.tools
+            for text in (one.description, one.parameters, one.format)
+            if text
+        )
         + sum(len(chunk.text) for chunk in request.chunks)
         + (len(str(request.context)) if request.context else 0)
         + (0 if raw is None else len(raw))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from budgeting.values import Message, Role
+from budgeting.values import Message, Role, Tool
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import DeadlineExceeded, RateLimited
 from gateway.prompts.text_threads import (
@@ -199,11 +199,13 @@ def a_request() -> GenerateRequest:
         contract=Contract.NATIVE,
         arrived_at=0.0,
         created=0,
-        messages=(Message(Role.USER, "four"),),
+        messages=(Message(Role.USER, "four"), Message(Role.ASSISTANT, "", reasoning="thoughts")),
+        tools=(Tool("find", description="searches", parameters='{"type":"object"}'),),
         context={"a": "b"},
         raw_prompt="raw",
     )
 
 
 async def test_a_requests_size_is_that_of_all_its_texts() -> None:
-    assert text_chars(a_request()) == len("four") + len("{'a': 'b'}") + len("raw")
+    tool = len('searches{"type":"object"}')
+    assert text_chars(a_request()) == len("four") + len("thoughts") + tool + len("{'a': 'b'}") + len("raw")
