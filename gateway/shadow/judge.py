@@ -8,10 +8,9 @@ import re
 from dataclasses import dataclass, replace
 from random import Random
 
-from msgspec import structs
-
 from budgeting.values import Message, Plan, Role, SectionCounts
-from gateway.contracts.values import ResponseFormat, Sampling
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.values import NATIVE, GenerateRequest, Sampling
 from gateway.shadow.asking import Asker, NotAsked
 from gateway.shadow.comparing import JudgedPair
 from gateway.shadow.sampling import Copy
@@ -65,13 +64,10 @@ class Judge:
             ),
         )
         ids = await self.asker.encode(judge.model, messages)
-        request = structs.replace(
-            copy.request,
-            messages=messages,
-            chunks=(),
-            response_format=ResponseFormat(),
-            sampling=Sampling(max_tokens=self.max_tokens, temperature=0.0),
-        )
+        # Nothing of what the caller asked of the answer, such as tools or variables of the chat template.
+        origin = {name: getattr(copy.request, name) for name in RequestOrigin.__struct_fields__}
+        sampling = Sampling(max_tokens=self.max_tokens, temperature=0.0)
+        request = GenerateRequest(**origin, contract=NATIVE, messages=messages, sampling=sampling)
         plan = Plan(messages, ids, SectionCounts(recent_turns=len(ids)), self.max_tokens, 0)
         try:
             asked = await self.asker.ask(

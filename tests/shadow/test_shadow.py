@@ -290,6 +290,24 @@ async def test_a_judge_sees_redacted_texts_in_either_order_and_its_verdict_is_st
     assert "Berserk" in asked and "Good day." in asked and "Hello there." in asked
 
 
+async def test_a_judge_gets_nothing_of_what_the_caller_asked_of_the_answer(build: Build, ask: Ask) -> None:
+    rig = build(judge=Script(("A",)), features=TOOLS | {Feature.REASONING_EFFORT})
+    asked = ask(
+        "Which manga?",
+        tools=(STOCK,),
+        needs=frozenset({Feature.TOOLS}),
+        reasoning_effort="high",
+        template_kwargs={"continue_final_message": True},
+    )
+    rig.base.backends["judge"].features = BEDROCK_FEATURES
+    async with rig.running():
+        await rig.run(asked)
+        await rig.until(ShadowOutcome.COMPARED)
+    [work] = rig.base.backends["judge"].calls
+    assert (work.tools, work.reasoning_effort, work.template_kwargs) == ((), None, {})
+    assert rig.store.pairs[0].judged is not None
+
+
 def test_the_sample_is_the_same_everywhere_and_as_large_as_asked() -> None:
     ids = [f"gen_{number}" for number in range(20_000)]
     taken = [one for one in ids if chosen(one, 0.05)]
