@@ -166,8 +166,8 @@ def _no_answer() -> NoProcess:
 
 def _read(answer: bytes) -> bytes:
     state, rest = answer[:1], answer[1:]
-    if state == _DONE:
-        return rest
+    if state == _DONE and rest[: _SIZE.size] == _SIZE.pack(max(0, len(rest) - _SIZE.size)):
+        return rest[_SIZE.size :]
     bound = {_TIME: "cpu_s", _MEMORY: "memory_bytes", _SIZE_OVER: "answer_bytes"}.get(state)
     if bound is not None:
         raise OverLimit(bound)
@@ -269,7 +269,8 @@ def _answered(work: Work, asked: bytes, most: int) -> bytes:
         answer = work(asked)
     except MemoryError:
         return _MEMORY
-    return _DONE + answer if len(answer) <= most else _SIZE_OVER
+    # With its length: a child may be killed while it sends the answer.
+    return _DONE + _SIZE.pack(len(answer)) + answer if len(answer) <= most else _SIZE_OVER
 
 
 def main(argv: list[str]) -> None:

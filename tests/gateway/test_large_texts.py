@@ -1,15 +1,17 @@
 """A large text is encoded in another process, within bounds, to the same ids."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
 from budgeting.vocabulary import LARGE_CHARS, prepare_encode
 from gateway.errors import BackendUnavailable, InvalidRequest
-from gateway.limited.process import LimitedProcess, Limits
+from gateway.limited.process import _SIZE, LimitedProcess, Limits, NoProcess, _read
 from gateway.prompts.bounded_work import ENCODE, encode_in, encode_limits
 from gateway.wiring.model import Tokenizers
 
@@ -62,6 +64,19 @@ def test_the_process_answers_with_the_ids(here: ChatTokenizer, process: LimitedP
     there = ChatTokenizer(DEMO, encode_elsewhere=encode_in(process))
     assert there.encode(LARGE) == here.encode(LARGE)
     assert there.encode_parts_whole(CHAT[:2], (1,)) == here.encode_parts_whole(CHAT[:2], (1,))
+
+
+def test_an_answer_whose_process_is_killed_while_it_is_sent_is_none(process: LimitedProcess) -> None:
+    text = WORDS * 20_000  # its ids are more than a socket holds
+    with process._submit() as ours:
+        ours.sendall(_SIZE.pack(1 + len(text.encode())) + b"\0" + text.encode())
+        ours.recv(1, socket.MSG_PEEK)
+        assert process._server is not None
+        [child] = psutil.Process(process._server.pid).children()
+        child.kill()
+        answer = b"".join(iter(lambda: ours.recv(1 << 20), b""))
+    with pytest.raises(NoProcess):
+        _read(answer)
 
 
 @pytest.mark.parametrize(
