@@ -8,10 +8,20 @@ from msgspec import structs
 
 from budgeting.template import split_ending
 from budgeting.template_input import as_function
-from budgeting.values import AudioContent, ImageContent, Message, Tool, ToolCall, ToolChoice, ToolKind
+from budgeting.values import (
+    AudioContent,
+    ImageContent,
+    Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolChoiceMode,
+    ToolKind,
+)
 from gateway.backends.custom_input import wrapped
 from gateway.backends.port import Work
 from gateway.contracts.images import ImageData
+from gateway.contracts.values import FormatType
 
 NO_IMAGES: Final[Mapping[str, ImageData]] = {}
 _MARK: Final = "\0"  # marks the place of an image; JSON cannot contain this byte
@@ -95,6 +105,14 @@ def with_allowed_tools(work: Work) -> Work:
         return work
     tools = tuple([tool for tool in work.tools if tool.name in choice.allowed])
     return structs.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
+
+
+def form_warnings(work: Work) -> tuple[str, ...]:
+    """What to tell the caller if a server applies the form of the answer to calls as well."""
+    optional = work.tool_choice is None or work.tool_choice.mode is ToolChoiceMode.AUTO
+    if not (work.tools and optional) or work.response_format.type is FormatType.TEXT:
+        return ()
+    return ("response_format may cover the whole answer on vLLM, so that no tool can be called",)
 
 
 def tool_bodies(tools: Sequence[Tool], *, custom: bool) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role, Tool, ToolChoice, ToolChoiceMode
@@ -21,7 +22,7 @@ from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.compat import parsers, start
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.contracts.events import AnswerFold, Delta
-from gateway.contracts.values import FinishReason, Sampling
+from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from gateway.generation.resume import EventSplice
 from tests.conformance.harness import DEMO_MODEL, REPOSITORY, demo_tokenizer
 from tests.vllm.conftest import needs_vllm
@@ -603,6 +604,21 @@ def test_the_arguments_of_a_required_call_are_an_object_whatever_the_tools_schem
         schema = schema["items"]["anyOf"][0]["properties"]["parameters"]
     assert schema["type"] == "object"
     assert parsed.request.tools[0].function.strict, "a parser with structural tags takes any JSON otherwise"
+
+
+@pytest.mark.parametrize(
+    ("choice", "warned"), [(None, True), (ToolChoice(), True), (ToolChoice(ToolChoiceMode.REQUIRED), False)]
+)
+def test_a_parser_without_structural_tags_warns_that_the_form_of_an_answer_forbids_calls(
+    choice: ToolChoice | None, warned: bool
+) -> None:
+    shape = ResponseFormat(FormatType.JSON_OBJECT)
+    asked = structs.replace(request(choice), response_format=shape)
+    from vllm.sampling_params import StructuredOutputsParams
+
+    parsed = parsers_of(ParserNames("hermes")).parsed(asked, StructuredOutputsParams(json={"type": "object"}))
+    assert parsed is not None
+    assert bool(parsed.warnings) is warned
 
 
 def test_without_tools_or_reasoning_nothing_is_parsed() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.values import Tool, ToolCall, ToolChoice, ToolKind
+from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_deltas import CALLS_LEFT_OUT
 from gateway.backends.workers.answer import CompletionReader
@@ -18,7 +18,7 @@ from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import AnswerFold, Delta, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_stream import OpenAIDialect
-from gateway.contracts.values import FinishReason, Sampling, Usage
+from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 from tests.answer_events import EventSequence, answers
 from tests.contracts.test_event_writers import whole
@@ -396,3 +396,25 @@ def custom_call(stream: bytes) -> ToolCall:
     rest, completion = reader.finish()
     [call] = folded([*deltas, *([] if rest is None else [rest])], completion).tool_calls()
     return call
+
+
+@pytest.mark.parametrize(
+    ("choice", "strict", "delta", "custom_tools", "warned"),
+    [
+        (None, None, {"content": "{}"}, False, True),
+        (ToolChoice(), False, {"content": "{}"}, False, True),
+        (None, True, {"content": "{}"}, False, False),
+        (ToolChoice(ToolChoiceMode.NONE), None, {"content": "{}"}, False, False),
+        (None, None, calls(begin("stock", arguments="{}")), False, False),
+        (None, None, {"content": "{}"}, True, False),
+    ],
+    ids=["by default", "auto", "strict tool", "none", "called", "other than vLLM"],
+)
+def test_a_form_that_may_have_kept_a_vllm_from_calling_a_tool_is_a_warning(
+    choice: ToolChoice | None, strict: bool | None, delta: dict[str, Any], custom_tools: bool, warned: bool
+) -> None:
+    tools, shape = (Tool("stock", strict=strict),), ResponseFormat(FormatType.JSON_OBJECT)
+    work = Work("gen_1", (1,), (), Sampling(), shape, tools=tools, tool_choice=choice)
+    reader = CompletionReader(work, lambda token: b"", custom_tools=custom_tools)
+    reader.feed(stream_of(delta, reason="stop"))
+    assert bool(reader.finish()[1].warnings) is warned

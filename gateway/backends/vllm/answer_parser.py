@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
+from gateway.backends.tool_deltas import CALLS_LEFT_OUT, ToolCallDelta, ToolCallReader, ToolText
 from gateway.contracts.events import Delta, IllegalEvent, Reasoning
 from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
@@ -24,6 +24,7 @@ class AnswerParser:
         late: whether vLLM holds back text that may begin a stop string. The parsers get tokens with their
             text, since some find marks by tokens.
         allowed: the names of the tools that may be called; empty: any.
+        warnings: for the caller.
         options: of the request to vLLM.
     """
 
@@ -38,10 +39,12 @@ class AnswerParser:
         singly: bool,
         late: bool,
         allowed: Collection[str],
+        warnings: tuple[str, ...],
         options: Mapping[str, Any],
     ) -> None:
         self._parsers = parsers
         self.request = request
+        self._warnings = warnings
         self.options = options
         self._prompt_ids = list(prompt_ids)
         self._token_bytes = token_bytes
@@ -116,6 +119,10 @@ class AnswerParser:
             if rest := event.text[skipped:]:
                 events.append(structs.replace(event, text=rest))
         return events
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self._warnings, CALLS_LEFT_OUT) if self._calls.left_out else self._warnings
 
     def reason(self, index: int, reason: FinishReason) -> FinishReason:
         """A choice's finish reason: ``tool_calls`` if it stopped after calls, else ``reason``."""

@@ -8,6 +8,7 @@ import msgspec
 
 from budgeting.values import Tool, ToolKind
 from gateway.backends.port import Completion, Work
+from gateway.backends.tool_bodies import form_warnings
 from gateway.backends.tool_deltas import CALLS_LEFT_OUT, CallNotAllowed, ToolCallDelta, ToolCallReader
 from gateway.backends.workers.chunk_repair import MAX_COUNT, repaired
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
@@ -131,6 +132,7 @@ class CompletionReader:
     ) -> None:
         self._work = work
         self._running_counts = running_counts
+        self._custom_tools = custom_tools
         self._counts: dict[int, int] = {}
         self._ids: dict[int, list[int]] = {}
         self.fault: BadHttp | BackendFailure | None = None
@@ -385,6 +387,8 @@ class CompletionReader:
         wait_s = self._queue_wait_s
         if self._work.sampling.logprobs is not None and not self._has_logprobs:
             self._warnings += ("the worker gave no log-probabilities",)
+        if not (self._custom_tools or self._tools.began or any(tool.strict for tool in self._work.tools)):
+            self._warnings += form_warnings(self._work)
         if self._sluice is not None:
             first, wait_s = self._of_sluice(self._sluice, first)
         completion = Completion(

@@ -155,7 +155,8 @@ class OutputReader:
     def completion(self) -> Completion:
         usage = Usage(self._prompt_tokens, self._tokens, self._cached)
         reason, *others = [reason or FinishReason.CANCELLED for reason in self._reasons]
-        return Completion(reason, usage, self._wait_s, tuple(others), stop_sequence=self._stop)
+        warnings = () if self._parser is None else self._parser.warnings
+        return Completion(reason, usage, self._wait_s, tuple(others), warnings, stop_sequence=self._stop)
 
     def _logprobs(self, one: Any) -> tuple[TokenLogprob, ...]:
         """One entry per token; vLLM gives the drawn token and the likeliest in one mapping, with ranks."""

@@ -11,7 +11,7 @@ from budgeting.token_ids import joined
 from engine import errors
 from gateway.backends.hermes import arguments_schema
 from gateway.backends.port import Work
-from gateway.backends.tool_bodies import message_body, tool_fields, with_allowed_tools
+from gateway.backends.tool_bodies import form_warnings, message_body, tool_fields, with_allowed_tools
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.contracts.values import template_variables
@@ -89,7 +89,9 @@ class Parsers:
         self, tokenizer: Any, model_config: Any, token_bytes: Callable[[int], bytes], names: ParserNames
     ) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
+        self._envelope = ToolStrictLevel.FUNCTION
         self.names = names
         self._request = ChatCompletionRequest
         self._tokenizer = tokenizer
@@ -121,7 +123,11 @@ class Parsers:
             request.structured_outputs = grammar
             parsers = [self._new(request, kwargs) for _ in range(work.sampling.n)]
             if self.names.reasoning or request.tool_choice != "none":
-                request = self._new(request, kwargs).adjust_request(request)
+                adjusting = self._new(request, kwargs)
+                if grammar is not None:
+                    # Else the form of the answer replaces structural tags, so that no tool can be called.
+                    adjusting.tool_strict_level = self._envelope
+                request = adjusting.adjust_request(request)
                 _close_calls(request.structured_outputs)
         except (ValueError, TypeError) as error:
             text = " ".join(str(error).split())[:MAX_MESSAGE]
@@ -139,6 +145,7 @@ class Parsers:
             singly=self.singly,
             late=bool(work.sampling.stop),
             allowed=allowed,
+            warnings=form_warnings(work) if request.structured_outputs is grammar else (),
             options={
                 "reasoning_ended": ended,
                 "reasoning_parser_kwargs": kwargs if self.names.reasoning else None,
