@@ -196,6 +196,12 @@ class QuotaWindow:
         return (number + 1) * self.kind.step_s + self.kind.period_s
 
     def _drop(self, now: float) -> None:
+        """Drop what has left the window; a use after ``now``, whose clock was set back, is one of now."""
+        latest = int(now // self.kind.step_s)
+        for step in reversed(self.steps):
+            if step[0] <= latest:
+                break
+            step[0] = latest
         while self.steps and self._leaves_at(self.steps[0][0]) <= now:
             self._used -= self.steps.pop(0)[1]
 

@@ -44,7 +44,15 @@ local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local function leaves(i, number) return (number + 1) * STEP[i] + PERIOD[i] end
 local function load(key)
   local raw = redis.call('GET', key)
-  return raw and cmsgpack.unpack(raw) or {{{{{{}}, {{}}, {{}}}}, {{}}}}
+  local account = raw and cmsgpack.unpack(raw) or {{{{{{}}, {{}}, {{}}}}, {{}}}}
+  for i, steps in ipairs(account[1]) do
+    local latest = (STEP[i] or 0) > 0 and math.floor(now / STEP[i]) or math.huge
+    for n = #steps, 1, -1 do
+      if steps[n][1] <= latest then break end
+      steps[n][1] = latest  -- the clock was set back
+    end
+  end
+  return account
 end
 local function save(key, account)
   redis.call('SET', key, cmsgpack.pack(account), 'EX', {KEPT_S})

@@ -140,6 +140,15 @@ def test_usage_that_was_stored_and_loaded_decides_as_before(steps: list[tuple[st
         stored = loaded.encode()
 
 
+def test_a_clock_that_is_set_back_by_hours_does_not_lengthen_a_minute(rig: QuotaRig) -> None:
+    rig.clock.now = 20_000.0
+    assert [rig.enter("a", PER_MINUTE) is None for _ in range(4)] == [True, True, True, False]
+    rig.clock.now = 2_000.0
+    assert rig.enter("a", PER_MINUTE) is not None, "what was used still counts"
+    rig.clock.now += 61.0
+    assert rig.enter("a", PER_MINUTE) is None
+
+
 def test_keys_do_not_share_their_limits(rig: QuotaRig) -> None:
     assert [rig.enter("a", PER_MINUTE) is None for _ in range(4)] == [True, True, True, False]
     assert rig.enter("b", PER_MINUTE) is None

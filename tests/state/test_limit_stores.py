@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import redis
 
@@ -35,6 +36,18 @@ class Stores:
     def let_lapse(self, holder: str) -> None:
         raise AssertionError("each kind has its own")
 
+    def set_back(self, hours: int) -> None:
+        """Move what key ``k`` has used, as if the clock had been set back since."""
+        windows, held = msgspec.msgpack.decode(self.account())
+        for kind, steps in zip(LIMITS, windows, strict=True):
+            for step in steps:
+                step[0] += hours * 3_600 // kind.step_s
+        self.account(msgspec.msgpack.encode([windows, held]))
+
+    def account(self, changed: bytes | None = None) -> bytes:
+        """What is stored of key ``k``, which ``changed`` replaces."""
+        raise AssertionError("each kind has its own")
+
 
 class OnRedis(Stores):
     def __init__(self, server: RedisServer) -> None:
@@ -44,6 +57,13 @@ class OnRedis(Stores):
     def let_lapse(self, holder: str) -> None:
         with redis.Redis.from_url(self._server.url) as client:
             client.zadd("sluice:{test}:limit-holders", {holder: time.time() - 1.0})
+
+    def account(self, changed: bytes | None = None) -> bytes:
+        with redis.Redis.from_url(self._server.url) as client:
+            if changed is not None:
+                client.set("sluice:{test}:limit:k", changed)
+            stored: bytes = client.get("sluice:{test}:limit:k")
+            return stored
 
 
 class OnSqlite(Stores):
@@ -57,6 +77,13 @@ class OnSqlite(Stores):
                 "UPDATE limit_holders SET lease = ? WHERE holder = ?", (time.time() - 1.0, holder)
             )
             assert changed.rowcount == 1
+
+    def account(self, changed: bytes | None = None) -> bytes:
+        with sqlite3.connect(self._path) as connection:
+            if changed is not None:
+                connection.execute("UPDATE limit_tallies SET kept = ?", (changed,))
+            [[stored]] = connection.execute("SELECT kept FROM limit_tallies")
+            return bytes(stored)
 
 
 @pytest.fixture(params=["redis", "sqlite"])
@@ -100,6 +127,23 @@ async def test_two_processes_share_one_count_of_requests(stores: Stores) -> None
     assert excess.wait_s is not None and 30 < excess.wait_s <= 61
     figures = verdicts[-1].figures[0]
     assert figures is not None and 30 < figures.reset_s <= 61
+
+
+async def test_when_the_clock_was_set_back_by_hours_what_was_used_leaves_its_window_as_if_used_now(
+    stores: Stores,
+) -> None:
+    for number in range(5):
+        await take(stores.one, QuotaRequest(requests=1))
+        held = tokens(10, number=number)
+        await take(stores.one, held)
+        await stores.one.settle("p1", number + 1, [Settlement("k", ALL, held.hold, None, 10)])
+    stores.set_back(5)
+    refused = await take(stores.other, QuotaRequest(requests=1))
+    assert remaining(refused) == [0, 50, 950]
+    assert refused.excess is not None and 30 < (refused.excess.wait_s or 0) <= 61
+    assert [one.reset_s <= 61 for one in refused.figures[:2] if one is not None] == [True, True]
+    await stores.one.settle("p1", 9, [Settlement("k", ALL, None, None, 20)])
+    assert remaining(await take(stores.other, QuotaRequest())) == [0, 30, 930]
 
 
 async def test_tokens_that_one_process_holds_are_not_available_to_another(stores: Stores) -> None:
