@@ -1,6 +1,7 @@
 """The LoRA slots of an engine: adapters load on first use or ahead; idle ones in least demand are evicted."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -173,7 +174,8 @@ class LoraSlots:
 
     async def _give_up(self, adapter_id: str, reason: str) -> None:
         self.residency.unloaded(adapter_id)
-        await self._engine.unload_adapter(adapter_id)
+        with contextlib.suppress(errors.AdapterNotLoaded):  # unloaded for a caller that was cancelled
+            await self._engine.unload_adapter(adapter_id)
         self._emit(AdapterUnloaded(adapter_id, reason))
 
     def _decide(self, adapter: Adapter) -> Ready | Full | LoadDecision:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adapters.errors import AdapterNotHere
 from adapters.events import AdapterAsked
 from adapters.values import Adapter
-from engine.errors import AdapterNotFound, NoAdapterRoom
+from engine.errors import AdapterNotFound, AdapterNotLoaded, NoAdapterRoom
 from gateway.backends.lora_slots import LoraSlots
 from resilience.failures import BackendFailure, FailureKind
 
@@ -47,6 +47,25 @@ class FakeEngine:
         del self.adapters[adapter_id]
 
 
+class SteppingEngine(FakeEngine):
+    """Carries unloads out when it ``settles``, between two steps, also those whose caller was cancelled."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__(places)
+        self.unloads: list[tuple[str, asyncio.Future[None]]] = []
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        self.unloads.append((adapter_id, asyncio.get_running_loop().create_future()))
+        await self.unloads[-1][1]
+
+    def settle(self) -> None:
+        for adapter_id, settled in self.unloads:
+            if self.adapters.pop(adapter_id, None) is None:
+                settled.set_exception(AdapterNotLoaded(f"adapter {adapter_id!r} is not loaded"))
+            elif not settled.done():
+                settled.set_result(None)
+
+
 def adapter(name: str, path: str | None = None) -> Adapter:
     return Adapter(name, 1, "demo", path or f"folder/{name}")
 
@@ -77,6 +96,20 @@ async def test_the_longest_idle_adapter_makes_room() -> None:
     slots = LoraSlots(engine, 2)
     await use(slots, "a", "b", "a", "c")
     assert engine.log == ["load a", "load b", "unload b", "load c"]
+
+
+async def test_a_caller_that_leaves_while_room_is_made_fails_no_load_of_the_next_one() -> None:
+    engine = SteppingEngine(1)
+    slots = LoraSlots(engine, 1)
+    await use(slots, "a")
+    async with asyncio.TaskGroup() as tasks:
+        leaving = tasks.create_task(use(slots, "b"))
+        await until(lambda: len(engine.unloads) == 1)
+        leaving.cancel()
+        tasks.create_task(use(slots, "c"))
+        await until(lambda: len(engine.unloads) == 2)
+        engine.settle()
+    assert engine.log == ["load a", "load c"]
 
 
 async def test_an_adapter_in_use_is_not_taken_away_and_the_refusal_says_to_come_back() -> None:
