@@ -166,6 +166,8 @@ class Engine:
                 sequence.matcher = Matcher(built.result())
                 complete = sequence.matcher.resume(sequence.request.partial_token_ids)
             except InvalidGrammar as error:
+                # A cached future keeps the error, and with a traceback the frames of its requests.
+                error.__traceback__ = None
                 ended.append(self._fail(sequence, error.code, str(error)))
                 continue
             if complete:

@@ -1,5 +1,6 @@
 """Structured output follows the requested grammar, whatever the model prefers."""
 
+import gc
 import json
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from engine.engine import Engine
 from engine.errors import InvalidGrammar
 from engine.grammars import prepare_check
+from engine.sequence import Sequence
 from engine.structured import MASK_TOKEN_S, MAX_GRAMMARS, MAX_GRAMMARS_BYTES, Grammars, Matcher
 from engine.values import GenerationRequest, GrammarKind, SamplingParams, SequenceEnd, StructuredOutput
 from tests.engine.support import EOS, Answer, greedy, make_tokenizer, random_prompts, run_to_end
@@ -189,6 +191,18 @@ def test_an_invalid_grammar_ends_its_request_alone_and_names_the_problem(
     assert f"the {shape.value} is not valid" in bad.last.detail and problem in bad.last.detail
     assert "\n" not in bad.last.detail and len(bad.last.detail) < 400
     assert (good.text, len(plain.token_ids)) == ("yes", 5)
+
+
+def test_requests_refused_for_the_same_shape_leave_nothing_in_memory(engine: Engine) -> None:
+    def sequences() -> int:
+        gc.collect()
+        return sum(isinstance(one, Sequence) for one in gc.get_objects())
+
+    before = sequences()
+    for _ in range(3):
+        [answer] = answers(engine, shaped(GrammarKind.REGEX, "(never built"))
+        assert answer.finish_reason is SequenceEnd.ERROR
+    assert sequences() == before
 
 
 def test_preemptions_do_not_change_a_structured_answer(make_engine: MakeEngine) -> None:
