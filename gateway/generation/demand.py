@@ -65,14 +65,16 @@ def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream
     """Return the demand of a request that was admitted before and has ``done`` tokens of its answer.
 
     It queues before new requests, in the high class, for as long as the route waits for a restart; a long
-    queue does not shorten its answer.
+    queue does not shorten its answer. A whole answer of the low class, such as a batch's line, stays low: no
+    caller has a part of it, and it must not go before callers.
     """
     limits = demand.limits or AdmissionLimits()
     wait_s = min(job.target.route.resume.max_wait_s, job.deadline - now)
     input_tokens = demand.input_tokens + done
+    stays_low = demand.priority < 0 and not job.request.stream
     return structs.replace(
         demand,
-        priority=max(demand.priority, 1),
+        priority=demand.priority if stays_low else 1,
         input_tokens=input_tokens,
         max_output_tokens=max(1, demand.max_output_tokens - done),
         deadline=None,

@@ -16,6 +16,7 @@ from accounting.values import UsageRow
 from adapters.registry import AdapterRegistry
 from adapters.values import Adapter
 from admission.controller import AdmissionController
+from admission.events import AdmissionEvent
 from admission.values import AdmissionLimits
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Plan
@@ -135,6 +136,7 @@ class JourneyRig:
     cache: ResponseCache
     limits: LegLimits
     skipped: list[LegSkipped]
+    admissions: list[AdmissionEvent]
 
     async def run(self, request: GenerateRequest) -> RecordingSink:
         sink = RecordingSink()
@@ -267,8 +269,9 @@ def build_rig(
         KnownNames(made, versions.ids, registry.ids),
     )
     in_flight, outbox, records = InFlightRequests(), Outbox(), list[RequestRecord]()
+    admissions: list[AdmissionEvent] = []
     admission = AdmissionController(
-        limits, load=fleet.load, clock=clock, emit=lambda event: None, random=random.Random(2)
+        limits, load=fleet.load, clock=clock, emit=admissions.append, random=random.Random(2)
     )
     served = models or Models(ModelText(tokenizer, max_model_len, Canonicalizer()))
     events: list[ResilienceEvent] = []
@@ -340,4 +343,5 @@ def build_rig(
         cache,
         limits_of_legs,
         skipped,
+        admissions,
     )

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect as connect_socket
 
+from admission.events import Admitted
 from admission.values import AdmissionLimits, BackendLoad
 from gateway.app import create_app
 from gateway.backends.port import BackendState, Continue
@@ -143,6 +144,17 @@ async def test_an_answer_waits_for_its_engine_to_come_back(build_rig: Build, ask
     assert second.token_ids == first.token_ids
     assert first.sampling.max_tokens is not None
     assert second.sampling.max_tokens == first.sampling.max_tokens - 2
+
+
+@pytest.mark.parametrize(
+    ("priority", "stream", "then"), [(-1, False, -1), (-1, True, 1), (0, False, 1), (0, True, 1)]
+)
+async def test_a_whole_answer_of_the_low_class_does_not_go_before_callers_when_its_engine_is_back(
+    build_rig: Build, ask: Ask, priority: int, stream: bool, then: int
+) -> None:
+    rig = build_rig(backends=[restarting(breaking(3, GONE), WHOLE)], spelling=SPELLING)
+    check_whole(rig, await rig.run(ask(priority=priority, stream=stream)))
+    assert [one.priority for one in rig.admissions if isinstance(one, Admitted)] == [priority, then]
 
 
 async def test_an_answer_that_was_not_begun_waits_too_and_is_not_degraded(build_rig: Build, ask: Ask) -> None:
