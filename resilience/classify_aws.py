@@ -48,6 +48,8 @@ _TOO_LONG = (
     "context limit",
 )
 _NO_ACCESS = "operation not allowed"  # the account may not use the model
+# Only the configuration has a guardrail, so none of a request is at fault.
+_GUARDRAIL = ("guardrail identifier", "guardrailidentifier", "guardrail version", "guardrailversion")
 # Words of its text that may be shown: they are the contract's, so none is a secret of the prompt.
 _SUBJECTS = re.compile(
     r"image|document|video|tool|schema|temperature|top_p|max_tokens|stop_?sequence|prefill|guardrail|cache"
@@ -133,6 +135,8 @@ def _of_answer(response: Mapping[str, Any]) -> tuple[FailureKind, str]:
             return FailureKind.TOKEN_LIMIT_EXCEEDED, "the prompt is longer than the model takes"
         if _NO_ACCESS in text:
             return FailureKind.ACCESS_DENIED, f"access denied ({code}): see `sluice doctor`"
+        if any(sign in text for sign in _GUARDRAIL):
+            return FailureKind.ACCESS_DENIED, f"it does not take the configured guardrail ({code})"
         if any(sign in text for sign in _NO_MODEL):
             return FailureKind.MODEL_NOT_FOUND, "there is no such model, or only by an inference profile"
         subjects = ", ".join(dict.fromkeys(_SUBJECTS.findall(text)))

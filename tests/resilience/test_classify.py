@@ -208,6 +208,13 @@ def client_error(code: str, message: str = "no", status: int = 400) -> aws.Clien
             client_error("ValidationException", "The provided model identifier is invalid."),
             FailureKind.MODEL_NOT_FOUND,
         ),
+        (
+            client_error(
+                "ValidationException",
+                "The guardrail identifier or version provided in the request does not exist.",
+            ),
+            FailureKind.ACCESS_DENIED,
+        ),
         (aws.ReadTimeoutError(endpoint_url="u"), FailureKind.TIMEOUT),
         (aws.ConnectTimeoutError(endpoint_url="u"), FailureKind.BACKEND_UNAVAILABLE),
         (aws.EndpointConnectionError(endpoint_url="u"), FailureKind.BACKEND_UNAVAILABLE),
