@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -207,6 +208,15 @@ def test_a_rollback_by_clicks_is_in_force(page: Any, live: LiveGateway, tmp_path
     until(page, lambda: page.inner_text("main p b") == "3")
     shown = httpx.get(f"{live.url}/admin/routing", headers={"authorization": f"Bearer {ADMIN_KEY}"}).json()
     assert list(shown["config"]["routes"]) == ["self_hosted_generation"]
+
+
+def test_a_backend_without_a_weight_has_its_whole_route(page: Any, live: LiveGateway) -> None:
+    config = httpx.get(f"{live.url}/admin/routing", headers=live.headers).json()["config"]
+    config["routes"]["bare"] = {"backends": [{"name": "local"}]}
+    httpx.put(f"{live.url}/admin/routing", headers=live.headers, json={"config": config}).raise_for_status()
+    show(page, live, "routing")
+    assert "100 %" in page.inner_text("tr:has-text('bare')")
+    assert page.locator("text=Promote local").count() == 0
 
 
 def test_a_canary_is_compared_with_the_stable_backend_and_aborted_by_clicks(tmp_path: Path) -> None:
@@ -516,6 +526,19 @@ def test_the_playground_streams_the_answers_of_two_models_next_to_each_other(
     until(page, lambda: len(sent) == 4 and page.query_selector("form [role=alert]") is None)
     until(page, lambda: page.inner_text("main").count("tokens in") == 2)
     assert [one["tools"][0]["function"]["name"] for one in sent[2:]] == ["find", "find"]
+
+
+def test_the_playground_shows_reasoning_under_the_name_that_the_gateway_gives_it(
+    page: Any, live: LiveGateway
+) -> None:
+    deltas = {"reasoning": "By its author."}, {"reasoning_content": " So:"}, {"content": "Miura"}
+    events = [f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas]
+    page.route("**/v1/chat/completions", lambda asked: asked.fulfill(body="".join(events)))
+    show(page, live, "playground")
+    page.fill("textarea[name=message]", "Who wrote Berserk?")
+    page.click("text=Send")
+    until(page, lambda: page.locator("section pre >> text=Miura").count() == 1)
+    assert page.locator("section details pre").text_content() == "By its author. So:"
 
 
 def test_axe_finds_nothing_in_any_view_on_small_screens_dark_and_light(page: Any, live: LiveGateway) -> None:

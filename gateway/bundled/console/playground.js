@@ -27,14 +27,15 @@ async function generate(body, signal, show) {
         const chunk = JSON.parse(data);
         if (chunk.error) throw new Error(chunk.error.message);
         const { delta = {}, finish_reason } = chunk.choices?.[0] ?? {};
+        const reasoning = delta.reasoning ?? delta.reasoning_content ?? "";  // by server.reasoning_field
         const calls = [...answer.calls];
         for (const call of delta.tool_calls ?? []) {
           const before = calls[call.index] ?? { name: "", given: "" };
           calls[call.index] = { name: before.name + (call.function?.name ?? ""), given: before.given + (call.function?.arguments ?? "") };
         }
         tell({
-          text: answer.text + (delta.content ?? ""), reasoning: answer.reasoning + (delta.reasoning_content ?? ""), calls,
-          first: answer.first ?? (delta.content || delta.reasoning_content || delta.tool_calls ? performance.now() - began : undefined),
+          text: answer.text + (delta.content ?? ""), reasoning: answer.reasoning + reasoning, calls,
+          first: answer.first ?? (delta.content || reasoning || delta.tool_calls ? performance.now() - began : undefined),
           usage: chunk.usage ?? answer.usage, finish: finish_reason ?? answer.finish,
         });
       }

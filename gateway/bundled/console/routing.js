@@ -13,7 +13,7 @@ export function Routing({ role }) {
   });
   return html`<h2>Routing</h2>
     <${Asked} state=${state}>${(data) => html`<p>Revision <b>${data.revision}</b> by ${data.author} since ${at(data.in_force_since)} (UTC): ${data.comment || data.action}</p>
-      <${Table} rows=${Object.entries(data.config.routes).flatMap(([route, config]) => config.backends.map((one) => ({ route, ...one, fallback: (config.fallback ?? []).join(", ") })))}
+      <${Table} rows=${Object.entries(data.config.routes).flatMap(([route, config]) => config.backends.map((one) => ({ route, weight: 100, ...one, fallback: (config.fallback ?? []).join(", ") })))}
         by=${(one) => `${one.route}/${one.name}`} empty="No route." columns=${[["route", (one) => one.route], ["backend", (one) => one.name],
           ["share", (one) => html`<svg width="90" height="12" role="img" aria-label=${`${one.weight} percent`}><rect class="bar" width=${.9 * one.weight} height="12" /></svg> ${number(one.weight, 1)} %`, "number"],
           ["fallback", (one) => one.fallback || "–"],
