@@ -16,7 +16,7 @@ class ReplayContract(Protocol):
         """The JSON to post."""
 
     def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
-        """Update ``reading`` from one event; ``texts`` grows by one for a piece of text."""
+        """Update ``reading`` from one event; ``texts`` grows by one for a piece of text or reasoning."""
 
 
 class Native:
@@ -37,7 +37,7 @@ class Native:
 
     def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
         match event.get("type"):
-            case "token":
+            case "token" | "reasoning":
                 reading.texts += bool(event.get("delta"))
             case "done":
                 usage = mapping_of(event.get("usage"))
@@ -75,7 +75,8 @@ class OpenAI:
             reading.code = error_code(event) or "error"
             return
         for choice in event.get("choices") or ():
-            reading.texts += bool(mapping_of(mapping_of(choice).get("delta")).get("content"))
+            delta = mapping_of(mapping_of(choice).get("delta"))
+            reading.texts += any(map(delta.get, ("content", "reasoning", "reasoning_content")))
             reading.finish_reason = mapping_of(choice).get("finish_reason") or reading.finish_reason
         if isinstance(usage := event.get("usage"), Mapping):
             reading.input_tokens = _count(usage.get("prompt_tokens"))

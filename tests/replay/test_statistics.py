@@ -1,8 +1,11 @@
+from typing import Any
+
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.replay.contract import Native, OpenAI, ReplayContract
 from ops.replay.load import ReplayRun
 from ops.replay.options import ReplaySlo
 from ops.replay.outcome import ReplayedRequest, spread
@@ -37,6 +40,22 @@ def test_percentiles_rise_and_stay_inside_the_sample(sample: list[float]) -> Non
 
 def test_no_values_have_no_percentiles() -> None:
     assert (spread([]).count, spread([]).p50) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("contract", "event"),
+    [
+        (Native(), {"type": "reasoning", "delta": "Hm"}),
+        (OpenAI("qwen3"), {"choices": [{"delta": {"reasoning": "Hm"}}]}),
+        (OpenAI("qwen3"), {"choices": [{"delta": {"reasoning_content": "Hm"}}]}),
+    ],
+)
+def test_the_first_token_of_a_model_that_reasons_is_one_of_its_reasoning(
+    contract: ReplayContract, event: dict[str, Any]
+) -> None:
+    reading = ReplayedRequest(0, 0.0, 0.0, 1, 1)
+    contract.read(event, reading)
+    assert reading.texts == 1
 
 
 def test_time_per_token_counts_from_the_first_to_the_last_text() -> None:
