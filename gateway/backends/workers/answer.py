@@ -387,7 +387,9 @@ class CompletionReader:
         wait_s = self._queue_wait_s
         if self._work.sampling.logprobs is not None and not self._has_logprobs:
             self._warnings += ("the worker gave no log-probabilities",)
-        if not (self._custom_tools or self._tools.began or any(tool.strict for tool in self._work.tools)):
+        if (tools := self._work.tools) and not (
+            self._custom_tools or self._tools.began or any(tool.strict for tool in tools)
+        ):
             self._warnings += form_warnings(self._work)
         if self._sluice is not None:
             first, wait_s = self._of_sluice(self._sluice, first)
