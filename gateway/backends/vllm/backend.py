@@ -133,6 +133,8 @@ class VllmBackend(OnVllm):
             features |= {Feature.IMAGES}
         if engine is not None and not engine.shape.takes_seeds:
             features -= {Feature.SEED}
+        if engine is not None and engine.shape.speculates:
+            features -= {Feature.MIN_P, Feature.LOGIT_BIAS}
         return features if self.slots.places else features - {Feature.LORA}
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:

@@ -30,6 +30,8 @@ class EngineShape(EngineFacts):
 
     ``takes_seeds``: false where a seeded prompt that is computed in parts would end vLLM (0.32 on a CPU).
 
+    ``speculates``: vLLM refuses ``min_p`` and ``logit_bias`` then.
+
     Each of its data-parallel ``engines`` has ``max_num_seqs`` and ``total_blocks`` of its own.
     """
 
@@ -39,3 +41,4 @@ class EngineShape(EngineFacts):
     takes_images: bool = False
     pools: bool = False
     takes_seeds: bool = True
+    speculates: bool = False

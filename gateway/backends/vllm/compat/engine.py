@@ -81,6 +81,7 @@ class VllmEngine:
             pools=config.model_config.runner_type == "pooling",
             takes_seeds=config.device_config.device_type != "cpu"
             or not config.scheduler_config.enable_chunked_prefill,
+            speculates=config.speculative_config is not None,
             details={
                 "vllm": version,
                 "device": str(config.device_config.device_type),
