@@ -28,6 +28,7 @@ from tests.workers.raw_worker import (
     follow,
     make_pool,
     pool,
+    refuses,
     until,
     work,
 )
@@ -154,6 +155,34 @@ async def test_without_a_list_of_models_the_reason_is_what_the_worker_answered(
     assert [line["reason"] for line in logs if line["event"] == "worker not usable"] == [reason]
     [found] = await serving.serving[0].inspect(None, 1, generate=False)
     assert found.faults == (reason,)
+    await worker.die()
+
+
+@pytest.mark.parametrize("model", ["base", None])
+async def test_a_base_url_without_v1_makes_its_worker_not_ready_and_the_reason_says_what_is_missing(
+    model: str | None,
+) -> None:
+    worker = RawWorker([refuses(404)], models=lambda: listing(("base", 4096)))
+    await worker.start()
+    serving = make_pool(worker.url.removesuffix("/v1"), model=model)
+    with structlog.testing.capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            loops = group.create_task(serving.run())
+            await until(lambda: "append /v1" in serving.serving[0].absence.reason)
+            assert serving.serving[0].state is not BackendState.READY
+            loops.cancel()
+    assert len([line for line in logs if line["event"] == "worker not usable"]) == 1
+    await worker.die()
+
+
+async def test_a_base_url_whose_paths_answer_without_a_list_of_models_stays_in_service() -> None:
+    worker = RawWorker([refuses(400)], models=lambda: listing(("base", 4096)))
+    await worker.start()
+    serving = make_pool(worker.url.removesuffix("/v1"))
+    async with asyncio.TaskGroup() as group:
+        loops = group.create_task(serving.run())
+        await until(lambda: serving.serving[0].state is BackendState.READY)
+        loops.cancel()
     await worker.die()
 
 

@@ -25,6 +25,7 @@ MAX_SHOWN = 10
 # Most models of one pool: each has metrics, a queue and a circuit breaker of its own.
 MAX_MODELS = 256
 KEY_REFUSED: Final = "refuses the key; set api_key_env or api_key_file to where its key is"
+LACKS_V1: Final = "has OpenAI's API under /v1; append /v1 to its address in base_urls"
 _GENERATING: Final = ("/chat/completions", "/completions")
 _OTHERS: Final = ("/embeddings", "/rerank", "/score", "/audio/transcriptions")
 
@@ -129,6 +130,20 @@ def why_no_list(status: int) -> str:
     if status in (401, 403):
         return KEY_REFUSED
     return f"does not list its models (status {status}); does base_urls end in /v1? If so, name one as model"
+
+
+async def lacks_v1(client: WorkerClient, timeout_s: float) -> bool:
+    """Whether the worker has OpenAI's API under ``/v1`` of its base URL and not at it. Raises TransportError.
+
+    An empty request costs nothing, and each server refuses it; only one without the path does so with 404.
+    """
+    listed = (await client.get(f"{client.prefix}/v1/models", timeout_s=timeout_s)).read(read_models)
+    if listed is None or not listed.data:
+        return False
+    for path in (*_GENERATING, *_OTHERS):
+        if (await client.get(client.prefix + path, timeout_s=timeout_s, body=b"{}")).status != 404:
+            return False
+    return True
 
 
 async def generates(client: WorkerClient, timeout_s: float) -> bool:

@@ -13,7 +13,14 @@ from gateway.backends.workers.dialect import Dialect
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.inspection import ServedModel, generates, read_models, why_no_list
+from gateway.backends.workers.inspection import (
+    LACKS_V1,
+    ServedModel,
+    generates,
+    lacks_v1,
+    read_models,
+    why_no_list,
+)
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
@@ -142,6 +149,7 @@ class Worker:
             return True
         try:
             answer = await self._models()
+            lacks = answer.status == 404 and await lacks_v1(self.watcher, self._section.probe_timeout_seconds)
         except TransportError:
             return False
         listed = answer.read(read_models)
@@ -154,11 +162,13 @@ class Worker:
             # With a dialect and a model configured the list is not needed.
             return self._is_sluice is not None and self._section.model is not None
         reason = await self._pool.listed(self.url, None if listed is None else listed.data)
+        if lacks:
+            reason = LACKS_V1
+        elif reason is not None and answer.status != 200:
+            reason = why_no_list(answer.status)
         before, self._unusable = self._unusable, reason
         if reason is None:
             return True
-        if answer.status != 200:
-            self._unusable = reason = why_no_list(answer.status)
         if reason != before:
             self._log.warning("worker not usable", reason=reason)
         self.unavailable_reason = reason
