@@ -109,8 +109,10 @@ class ModelRunner:
         ordered = [chunks[index] for index in order]
         starts = np.array([chunk.start for chunk in ordered])
         logits, sums = self._compute(ordered, starts, [len(group) for group in members])
-        # One row per chunk. Its last token attends to all tokens before it, so a NaN of any is here too.
+        # One row per chunk. Its last token attends to all tokens before it, so a NaN of any is here too, but
+        # for what the last layer adds to them, which only an embedding has.
         failed = set(_rows_not_finite(logits))
+        failed |= {at for at, total in sums.items() if not total.isfinite().all()}
         if failed:
             logits = logits.nan_to_num(0.0, 0.0, 0.0)
         sampling = [at for at, chunk in enumerate(ordered) if chunk.is_last and at not in sums]

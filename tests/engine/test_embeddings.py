@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from engine.engine import Engine
 from engine.errors import PromptTooLong
 from engine.limits import check_request
 from engine.values import GenerationRequest, SequenceEnd
-from tests.engine.support import greedy, random_prompts, run_prompts, run_to_end
+from tests.engine.support import greedy, random_prompts, run_prompts, run_to_end, write_tiny_model
 
 MakeEngine = Callable[..., Engine]
 Floats = NDArray[np.float32]
@@ -132,3 +133,23 @@ def test_an_aborted_text_leaves_nothing(make_engine: MakeEngine) -> None:
     assert engine.abort("a")
     engine.check_integrity()
     assert engine.signals.kv_usage == 0
+
+
+def test_a_text_with_a_token_that_overflows_in_the_last_layer_fails_alone(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    token, folder = 7, write_tiny_model(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    # The first dimension is zero but for this token, and the last layer's MLP reads it alone.
+    weights["model.embed_tokens.weight"][:, 0] = torch.eye(512)[token] * 1e4
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name][0] = 0.0
+        if name in ("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight"):
+            weights[name].zero_()[0, 0] = 1.0
+    weights["model.layers.1.mlp.down_proj.weight"][:, 0] = 3e38
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    requests = [embedding("bad", (5, token, 9)), embedding("good", (5, 8, 9))]
+    answers = run_to_end(make_engine(folder), requests)
+    last = [one.last for one in answers.values()]
+    assert [one.error for one in last if one is not None] == ["nan_output", None]
