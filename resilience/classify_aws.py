@@ -21,6 +21,7 @@ def names_of(error: BaseException) -> tuple[str, ...]:
 # Error codes of Bedrock and of the signature check. In streams they begin with a small letter.
 _CODES: Mapping[str, FailureKind] = {
     "ThrottlingException": FailureKind.THROTTLED,
+    "Throttling": FailureKind.THROTTLED,  # of STS, with status 400
     "TooManyRequestsException": FailureKind.THROTTLED,
     "ServiceQuotaExceededException": FailureKind.THROTTLED,
     "ModelTimeoutException": FailureKind.TIMEOUT,
@@ -35,6 +36,7 @@ _CODES: Mapping[str, FailureKind] = {
     "InvalidSignatureException": FailureKind.ACCESS_DENIED,
     "InvalidIdentityToken": FailureKind.ACCESS_DENIED,  # of STS, to a role's web identity
     "ExpiredTokenException": FailureKind.ACCESS_DENIED,
+    "IDPCommunicationError": FailureKind.BACKEND_UNAVAILABLE,  # of STS, with status 400
 }
 
 # Parts of a ValidationException's text (lower case here), which alone shows the cause.
@@ -65,6 +67,9 @@ _CREDENTIALS = frozenset(
         "botocore.NoAuthTokenError",
         "botocore.TokenRetrievalError",
         "botocore.ProfileNotFound",
+        "botocore.ConfigNotFound",
+        "botocore.ConfigParseError",
+        "botocore.InvalidConfigError",
         "botocore.SSOError",
         "botocore.LoginError",
         "botocore.MetadataRetrievalError",

@@ -194,6 +194,8 @@ def client_error(code: str, message: str = "no", status: int = 400) -> aws.Clien
     ("error", "kind"),
     [
         (client_error("ServiceQuotaExceededException"), FailureKind.THROTTLED),
+        (client_error("Throttling"), FailureKind.THROTTLED),
+        (client_error("IDPCommunicationError"), FailureKind.BACKEND_UNAVAILABLE),
         (client_error("ExpiredTokenException", status=403), FailureKind.ACCESS_DENIED),
         (client_error("UnrecognizedClientException", status=403), FailureKind.ACCESS_DENIED),
         (client_error("SomethingNew", status=502), FailureKind.BACKEND_UNAVAILABLE),
@@ -225,6 +227,9 @@ def client_error(code: str, message: str = "no", status: int = 400) -> aws.Clien
         (aws.PartialCredentialsError(provider="env", cred_var="x"), FailureKind.ACCESS_DENIED),
         (aws.ProfileNotFound(profile="x"), FailureKind.ACCESS_DENIED),
         (aws.UnauthorizedSSOTokenError(), FailureKind.ACCESS_DENIED),
+        (aws.ConfigNotFound(path="p"), FailureKind.ACCESS_DENIED),
+        (aws.ConfigParseError(path="p", error="e"), FailureKind.ACCESS_DENIED),
+        (aws.InfiniteLoopConfigError(source_profile="x", visited_profiles=[]), FailureKind.ACCESS_DENIED),
         (aws.ParamValidationError(report="r"), FailureKind.INTERNAL),
         (aws.NoRegionError(), FailureKind.INTERNAL),
         (aws.IncompleteReadError(actual_bytes=1, expected_bytes=2), FailureKind.STREAM_BROKEN),
