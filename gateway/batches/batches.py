@@ -14,6 +14,7 @@ from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import Caller
 from gateway.errors import NotFound, WindowTooShort
 
+CANCELLABLE: Final = ("validating", "in_progress")
 LINE_BYTES: Final = 1_024
 """Assumed size of a line in a file that has not been read yet, to estimate how long its lines take."""
 
@@ -67,11 +68,13 @@ class Batches:
 
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """Cancel a batch: no further line starts. A batch that has ended stays as it is."""
-        row = await self._get(tenant, batch_id, "batch_id")
-        body = with_changes(row.body, cancelling_at=int(self.files.now()))
-        await self.files.store.change(
-            batch_id, ("validating", "in_progress"), status="cancelling", ending="cancelled", body=body
-        )
+        changed = False
+        while not changed and (row := await self._get(tenant, batch_id, "batch_id")).status in CANCELLABLE:
+            body = with_changes(row.body, cancelling_at=int(self.files.now()))
+            # Only if it is as it was read: the end of its validation adds to the body.
+            changed = await self.files.store.change(
+                batch_id, (row.status,), status="cancelling", ending="cancelled", body=body
+            )
         return await self.show(tenant, batch_id)
 
     async def _check_window(self, file_bytes: int, window: float) -> None:

@@ -22,7 +22,7 @@ from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
 from accounting.values import UsageRow
-from gateway.batches.batches import Batches
+from gateway.batches.batches import Batches, with_changes
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
@@ -538,6 +538,22 @@ async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(rig: Batch
     assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
     assert ended["request_counts"] == {"total": 10, "completed": len(output), "failed": 0}
     assert len(await rig.rows()) == len(output)
+
+
+async def test_a_batch_whose_validation_ends_while_it_is_cancelled_keeps_its_model(rig: BatchRig) -> None:
+    class ValidatedMeanwhile(BatchStore):
+        async def get(self, tenant: str, batch_id: str) -> BatchRow | None:
+            row = await super().get(tenant, batch_id)
+            assert row is not None
+            body = with_changes(row.body, model="demo", in_progress_at=5)
+            await self.change(batch_id, ("validating",), status="in_progress", body=body)
+            return row
+
+    rig.store_type = ValidatedMeanwhile
+    batches = Batches(rig.files())
+    shown = await batches.cancel("acme", await rig.create_batch(batches, 1))
+    assert (shown["status"], shown["model"], shown["in_progress_at"]) == ("cancelling", "demo", 5)
+    await batches.files.store.close()
 
 
 async def test_a_line_that_ends_while_another_one_is_given_back_is_given_back_too(rig: BatchRig) -> None:
