@@ -38,6 +38,8 @@ REMEMBERED_CHARS: Final = 1_024
 # A longer text without the end of a sentence is data, not prose, and is not searched; so one search takes at
 # most some milliseconds.
 MAX_SENTENCE_CHARS: Final = 4_096
+MAX_LINE_CHARS: Final = 65_536
+"""A longer line is data too. No other thread runs while one pattern searches one text: 0.9 s for 4 MB."""
 
 
 class VolatileKind(StrEnum):
@@ -116,14 +118,15 @@ class VolatileFinder:
 
         Deterministic and idempotent. All text except white space is in ``stable`` or in ``moved``, in order.
         """
-        if not MAY_BE_VOLATILE.search(text):
+        if len(text) <= MAX_LINE_CHARS and not MAY_BE_VOLATILE.search(text):
             return Separated(text)
         lines: list[_Line] = []
         has_fences = "```" in text or "~~~" in text
         fenced = False
         for line in text.split("\n"):
             is_fence = has_fences and FENCE.match(line) is not None
-            plain = _Line((line,), ((),)) if fenced or is_fence else self._lines.get(line)
+            data = fenced or is_fence or len(line) > MAX_LINE_CHARS
+            plain = _Line((line,), ((),)) if data else self._lines.get(line)
             lines.append(plain or self._search(line))
             fenced ^= is_fence
         if not any(line.hit for line in lines):

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.prompts.canonical import normalize
-from gateway.prompts.volatile import MAX_SENTENCE_CHARS, Separated, VolatileFinder, VolatileKind
+from gateway.prompts.volatile import (
+    MAX_LINE_CHARS,
+    MAX_SENTENCE_CHARS,
+    Separated,
+    VolatileFinder,
+    VolatileKind,
+)
 
 
 def separate(text: str) -> Separated:
@@ -173,6 +179,11 @@ def test_a_run_of_text_without_an_end_is_data_and_stays() -> None:
     assert separate(text) == Separated(text)
 
 
+def test_a_line_longer_than_any_prose_is_data_and_stays_beside_lines_that_are_searched() -> None:
+    data = "Today is 2026-11-20. " * (MAX_LINE_CHARS // 21 + 1) + "So it is over."
+    assert separate(f"{data}\nToday is 2026-11-20.\nBe kind.").stable == f"{data}\nBe kind."
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
@@ -189,5 +200,5 @@ def test_the_search_time_grows_linearly_with_the_length_of_any_text(unit: str) -
         finder.separate(text)
         return time.thread_time() - began
 
-    small = max(min(took_s(49_152) for _ in range(2)), 0.002)
-    assert took_s(393_216) < 40 * small
+    small = max(min(took_s(MAX_LINE_CHARS // 8) for _ in range(2)), 0.002)
+    assert took_s(MAX_LINE_CHARS) < 40 * small
