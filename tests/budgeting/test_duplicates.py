@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.duplicates import merge_chunks, same_text
+from budgeting.duplicates import MAX_FOLDED_CHARS, merge_chunks, same_text
 from budgeting.values import EvidenceChunk
 from tests.budgeting import strategies
 
@@ -91,3 +91,11 @@ def test_every_id_is_listed_once_and_every_text_is_sent(chunks: list[EvidenceChu
 
 def _twice(chunks: list[EvidenceChunk], one: EvidenceChunk) -> bool:
     return sum(other.chunk_id == one.chunk_id for other in chunks) > 1
+
+
+def test_texts_longer_than_any_passage_are_duplicates_only_as_they_are_written() -> None:
+    long = "Vinland " * (MAX_FOLDED_CHARS // 8 + 1)
+    assert len(merge_chunks([chunk("a", long), chunk("b", long)]).kept) == 1
+    assert len(merge_chunks([chunk("a", long), chunk("b", long.lower())]).kept) == 2
+    short = long[:MAX_FOLDED_CHARS]
+    assert len(merge_chunks([chunk("a", short), chunk("b", short.lower())]).kept) == 1
