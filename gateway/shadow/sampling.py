@@ -47,8 +47,7 @@ class Copy:
     @property
     def size_bytes(self) -> int:
         """The estimated size in memory: texts (at most 4 bytes per character) and token ids."""
-        prompt = sum(len(message.content) for message in self.plan.messages)
-        prompt += sum(len(call.arguments) for one in self.plan.messages for call in one.tool_calls)
+        prompt = sum(len(text) for message in self.plan.messages for text in message.texts)
         prompt += sum(len(tool.parameters or "") + len(tool.description or "") for tool in self.plan.tools)
         evidence = sum(len(chunk.text) for chunk in self.request.chunks)
         answer = len(self.answer.output_text) + len(self.answer.reasoning or "")

@@ -322,6 +322,8 @@ async def test_a_queue_is_bounded_by_the_bytes_of_its_copies(build: Build, ask: 
     await rig.run(ask())
     copy = rig.shadow.queue.take()
     assert isinstance(copy, Copy)
+    thoughtful = structs.replace(copy.plan, messages=(Message(Role.ASSISTANT, "", reasoning="Hm " * 100),))
+    assert replace(copy, plan=thoughtful).size_bytes >= 1_200
     line = ShadowQueue(1_000, 3 * copy.size_bytes)
     assert [line.offer(copy) for _ in range(4)] == [True, True, True, False]
     assert line.size_bytes == 3 * copy.size_bytes
