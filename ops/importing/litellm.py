@@ -67,6 +67,7 @@ _LIMITS = "limits are of keys: sluice keys create --rpm --tpm"
 _RETRIES = "a request has at most 4 further calls, over workers and fallbacks together"
 _AT_ONCE = "admission limits what runs at once: docs/admission.md"
 _MONEY = 1_000_000
+_WEIGHTS = ("weight", "rpm", "tpm")
 _NEEDED = ("input", "output")
 _PRICES = {
     "input": "input_cost_per_token",
@@ -222,7 +223,13 @@ class _Model:
             if found is None:
                 return
             base, section = found
-        weight = self._first("weight", "rpm", "tpm")
+        for key in (*_WEIGHTS, "order", *_PRICES.values()):
+            if str(params.get(key)).startswith(FROM_ENVIRONMENT):
+                if (value := self._text(key)) is None:
+                    setup.unsupported(f"{self.where}.{key}", NOT_SET)
+                else:
+                    params[key] = value
+        weight = self._first(*_WEIGHTS)
         order = int(params.pop("order", 1))
         self._prices(section)
         self._model_section(model)
@@ -453,14 +460,17 @@ def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
 
 
 def _fall_back(setup: ImportedSetup, place: str, name: str, others: Any) -> None:
+    if any(isinstance(one, dict) and one.keys() != {"model"} for one in others or ()):
+        setup.unsupported(f"{place}.{name}", "a fallback gets the request as it is, without further fields")
+    others = [one.get("model") if isinstance(one, dict) else one for one in others or ()]
     # "*" is for models that have no fallbacks of their own.
     groups = [one for one in setup.groups.values() if one.name == name or (name == "*" and not one.fallbacks)]
-    missing = [one for one in others or () if one not in setup.groups]
+    missing = [one for one in others if one not in setup.groups]
     if missing or not groups:
         what = ", ".join(map(str, missing)) or ("a model without fallbacks" if name == "*" else name)
         setup.unsupported(f"{place}.{name}", f"{what} was not imported")
     for group in groups:
-        found = [one for one in others or () if one in setup.groups and one != group.name]
+        found = [one for one in others if one in setup.groups and one != group.name]
         group.fallbacks += found
         if found:
             setup.carried(f"{place}.{name}", f"routes.{group.name}.fallback: {', '.join(found)}")

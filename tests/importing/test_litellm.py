@@ -339,6 +339,24 @@ def test_a_setting_that_is_null_or_from_the_environment_is_no_reason_to_refuse_t
     assert outcomes["litellm_settings.cooldown_time"] is ImportOutcome.UNSUPPORTED
 
 
+def test_numbers_from_the_environment_and_fallbacks_with_fields_are_imported_or_reported(
+    tmp_path: Path,
+) -> None:
+    numbers = {"rpm": "os.environ/RPM", "tpm": "os.environ/GONE", "input_cost_per_token": "os.environ/USD"}
+    models = [{"model_name": name, "litellm_params": {"model": name, **numbers}} for name in "ab"]
+    fallbacks = [{"a": [{"model": "b"}]}, {"b": [{"model": "a", "temperature": 0}]}]
+    source = {"model_list": models, "litellm_settings": {"fallbacks": fallbacks}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(source))
+    setup = read_litellm(tmp_path / "config.yaml", {"RPM": "60", "USD": "0.000002"})
+    settings, _ = configurations(setup)
+    assert settings["backends"]["a"]["price"]["input_usd_per_million"] == 2.0
+    assert {name: group.fallbacks for name, group in setup.groups.items()} == {"a": ["b"], "b": ["a"]}
+    assert setup.groups["a"].deployments[0].weight == 60
+    unsupported = {note.place for note in setup.notes if note.outcome is ImportOutcome.UNSUPPORTED}
+    assert {"model_list[0].litellm_params.tpm", "litellm_settings.fallbacks.b"} <= unsupported
+    assert "litellm_settings.fallbacks.a" not in unsupported
+
+
 @pytest.mark.parametrize("mode", ["embedding", "rerank", "audio_transcription"])
 def test_a_model_for_other_work_that_the_gateway_serves_is_imported(tmp_path: Path, mode: str) -> None:
     params = {"model": "hosted_vllm/bge-m3", "api_base": "http://gpu-1:8000/v1"}
