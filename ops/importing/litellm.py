@@ -12,6 +12,7 @@ from ops.importing.values import (
     Deployment,
     ImportedSetup,
     ImportOutcome,
+    ModelGroup,
     UnreadableSource,
     is_address,
     values_of,
@@ -229,7 +230,7 @@ class _Model:
                     setup.unsupported(f"{self.where}.{key}", NOT_SET)
                 else:
                     params[key] = value
-        weight = self._first(*_WEIGHTS)
+        weight = self._weight()
         order = int(params.pop("order", 1))
         self._prices(section)
         self._model_section(model)
@@ -378,20 +379,24 @@ class _Model:
         if section:
             self.setup.sections.setdefault("models", {}).setdefault(model, {}).update(section)
 
-    def _first(self, *keys: str) -> float:
-        """The weight: the value of the first of these keys that is set, otherwise 1."""
-        weight = None
-        for key in keys:
-            value = self.params.pop(key, None)
+    def _weight(self) -> float:
+        """The weight: LiteLLM weighs all deployments by the first of the keys that the first of them has."""
+        given = {key: self.params.pop(key, None) for key in _WEIGHTS}
+        group = self.setup.groups.setdefault(self.name, ModelGroup(self.name))
+        if not group.deployments:
+            group.weighed_by = next((key for key in _WEIGHTS if given[key] is not None), None)
+        for key, value in given.items():
             if value is None:
                 continue
-            weight = _weight(key, value) if weight is None else weight
             place = f"{self.where}.{key}"
-            if key == "weight":
+            given[key] = _weight(key, value)
+            if key == group.weighed_by == "weight":
                 self.setup.carried(place, "routes.<name>.backends[].weight, in percent")
+            elif key == "weight":
+                self.setup.different(place, "has no effect, as the first deployment of the model has none")
             else:
                 self.setup.different(place, f"taken as weight where there is none; {_LIMITS}")
-        return 1.0 if weight is None else weight
+        return 1.0 if group.weighed_by is None else given[group.weighed_by] or 0.0
 
     def _text(self, key: str) -> str | None:
         """A value that is not secret; a reference to the environment is resolved."""

@@ -68,12 +68,13 @@ class Deployment:
 
 @dataclass(slots=True)
 class ModelGroup:
-    """A model as callers name it."""
+    """A model as callers name it; ``weighed_by`` is the source's key of its deployments' weights."""
 
     name: str
     deployments: list[Deployment] = field(default_factory=list)
     aliases: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
+    weighed_by: str | None = None
 
 
 @dataclass(slots=True)

@@ -357,6 +357,24 @@ def test_numbers_from_the_environment_and_fallbacks_with_fields_are_imported_or_
     assert "litellm_settings.fallbacks.a" not in unsupported
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "weights"),
+    [
+        ({"weight": 3, "rpm": 60}, {"rpm": 600, "weight": 1}, [3, 1]),
+        ({"rpm": 60}, {"rpm": 30, "weight": 9}, [60, 30]),
+        ({"weight": 3}, {"rpm": 600}, [3, 0]),
+        ({}, {"rpm": 600}, [1, 1]),
+    ],
+)
+def test_the_deployments_of_a_model_are_weighed_by_one_key_that_of_the_first(
+    tmp_path: Path, first: dict[str, int], second: dict[str, int], weights: list[float]
+) -> None:
+    models = [{"model_name": "a", "litellm_params": {"model": "b", **keys}} for keys in (first, second)]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models}))
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    assert [one.weight for one in setup.groups["a"].deployments] == weights
+
+
 @pytest.mark.parametrize("mode", ["embedding", "rerank", "audio_transcription"])
 def test_a_model_for_other_work_that_the_gateway_serves_is_imported(tmp_path: Path, mode: str) -> None:
     params = {"model": "hosted_vllm/bge-m3", "api_base": "http://gpu-1:8000/v1"}
