@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from gateway.config.backends import BedrockSection, OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import ServerConfig, Settings
 from gateway.config.yaml_file import explain
@@ -58,9 +59,10 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         raise UnreadableSource(
             "no model could be imported:\n" + "\n".join(f"{note.place}: {note.text}" for note in setup.notes)
         )
-    for group in groups if setup.timeout_s else ():
-        common = {"total_timeout_seconds": setup.timeout_s}
-        group.deployments = [replace(one, section={**common, **one.section}) for one in group.deployments]
+    for group in groups:
+        group.deployments = [
+            replace(one, section=_with_timeouts(one.section, setup.timeout_s)) for one in group.deployments
+        ]
     backends: dict[str, Any] = {}
     members = {group.name: list(_backends(group, backends)) for group in groups}
     routes: dict[str, Any] = {}
@@ -90,6 +92,17 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         raise ConfigError(explain(error, Settings, lambda loc: FILES[0])) from None
     make_revision(1, routing, KnownNames(backends, (), None), source=FILES[1])
     return settings, routing
+
+
+def _with_timeouts(section: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+    """The section with its total timeout, if any, which no shorter default for the first token cuts."""
+    total_s = section.get("total_timeout_seconds", timeout_s)
+    openai = section["kind"] == "openai"
+    key, kind = (
+        ("first_token_timeout_seconds", OpenAIBackend) if openai else ("read_timeout_seconds", BedrockSection)
+    )
+    longer = {key: total_s} if total_s > kind.model_fields[key].default else {}
+    return {**({"total_timeout_seconds": total_s} if total_s else {}), **longer, **section}
 
 
 def _timeout_ms(group: ModelGroup, fallbacks: int) -> float:

@@ -271,7 +271,7 @@ def test_the_profile_endpoint_and_timeouts_of_a_bedrock_model_are_carried(tmp_pa
         "aws_profile_name": "team",
         "aws_bedrock_runtime_endpoint": "https://vpce.example",
         "aws_role_name": "arn:aws:iam::1:role/r",
-        "timeout": 30,
+        "timeout": 90,
     }
     (tmp_path / "config.yaml").write_text(
         yaml.safe_dump({"model_list": [{"model_name": "a", "litellm_params": params}]})
@@ -283,7 +283,8 @@ def test_the_profile_endpoint_and_timeouts_of_a_bedrock_model_are_carried(tmp_pa
         "region": "eu-west-1",
         "profile": "team",
         "endpoint_url": "https://vpce.example",
-        "total_timeout_seconds": 30.0,
+        "total_timeout_seconds": 90.0,
+        "read_timeout_seconds": 90.0,
     }
     said = {note.place.rpartition(".")[2]: note.text for note in setup.notes}
     assert "role_arn" in said["aws_role_name"]
@@ -317,7 +318,7 @@ def test_a_timeout_from_the_environment_is_carried_or_reported_as_one_without_it
     )
     setup = read_litellm(tmp_path / "config.yaml", {"SLOW": "90"})
     backend = configurations(setup)[0]["backends"]["a"]
-    assert backend["total_timeout_seconds"] == 90 and "first_token_timeout_seconds" not in backend
+    assert backend["total_timeout_seconds"] == backend["first_token_timeout_seconds"] == 90
     outcomes = {note.place.rpartition(".")[2]: note.outcome for note in setup.notes}
     assert outcomes["timeout"] is ImportOutcome.CARRIED
     assert outcomes["stream_timeout"] is ImportOutcome.UNSUPPORTED
@@ -448,6 +449,8 @@ def test_a_timeout_is_of_each_call_and_the_route_leaves_time_for_the_calls_after
     settings, routing = configurations(read_litellm(tmp_path / "config.yaml", {}))
     calls = {name: backend["total_timeout_seconds"] for name, backend in settings["backends"].items()}
     assert calls == {"slow": 900, "quick": 5, "plain": 20}
+    first = {name: one.get("first_token_timeout_seconds") for name, one in settings["backends"].items()}
+    assert first == {"slow": 900, "quick": None, "plain": None}, "no shorter default ends the slow one's call"
     longest = {name: route["timeout_ms"] for name, route in routing["routes"].items()}
     assert longest == {"slow": 4_500_000, "quick": 60_000, "plain": 100_000}
     assert settings["server"] == {"request_timeout_seconds": 4500}, "no shorter one of the gateway ends them"
