@@ -128,7 +128,8 @@ SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
     "alerting": (_D, "alert on /metrics; rules are in deploy/"),
     "tag_filtering": (_U, "no selection by tag"),
 }
-_MODES = frozenset({"chat", "completion", "responses", "embedding", "rerank", "audio_transcription"})
+_GENERATING = frozenset({"chat", "completion", "responses"})
+_MODES = _GENERATING | {"embedding", "rerank", "audio_transcription"}
 _NUMBERS = frozenset({"timeout", "request_timeout", "allowed_fails", "cooldown_time"})
 _TIMEOUTS = {"timeout": "total_timeout_seconds", "stream_timeout": "first_token_timeout_seconds"}
 
@@ -235,6 +236,7 @@ class _Model:
         self._prices(section)
         self._model_section(model)
         setup.add(self.name, Deployment(base, section, weight, order))
+        setup.groups[self.name].generates = mode in _GENERATING
         setup.carried(self.place, f"{self.name!r} is answered by {model!r}" + (f" at {base}" if base else ""))
         for key in params:
             setup.note(f"{self.where}.{key}", *PARAMS.get(key, NOT_SENT))

@@ -75,6 +75,7 @@ class ModelGroup:
     aliases: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     weighed_by: str | None = None
+    generates: bool = True
 
 
 @dataclass(slots=True)

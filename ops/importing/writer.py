@@ -66,6 +66,7 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
     backends: dict[str, Any] = {}
     members = {group.name: list(_backends(group, backends)) for group in groups}
     routes: dict[str, Any] = {}
+    generating: list[str] = []
     for group in groups:
         first = min(order for _, _, order in members[group.name])
         weights = {backend: weight for backend, weight, order in members[group.name] if order == first}
@@ -73,7 +74,9 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
         others = [backend for other in group.fallbacks for backend, _, _ in members.get(other, ())]
         targets = dict.fromkeys([*weights, *(one[0] for one in later), *others])
         fallback = [one for one in targets if [one] != list(weights)]
-        routes[_free(group.name, routes)] = {
+        route = _free(group.name, routes)
+        generating += [route] if group.generates else []
+        routes[route] = {
             "models": [one for one in (group.name, *group.aliases) if _MODEL_NAME.fullmatch(one)],
             "backends": _percent(weights),
             "fallback": fallback,
@@ -85,7 +88,7 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
     if longest > ServerConfig().request_timeout_seconds:
         server = setup.sections.get("server", {})
         settings["server"] = {**server, "request_timeout_seconds": longest}
-    routing = {"routes": routes, "openai_route": next(iter(routes))}
+    routing = {"routes": routes, "openai_route": next(iter(generating or routes))}
     try:
         Settings.model_validate(settings)
     except ValidationError as error:

@@ -380,8 +380,12 @@ def test_the_deployments_of_a_model_are_weighed_by_one_key_that_of_the_first(
 def test_a_model_for_other_work_that_the_gateway_serves_is_imported(tmp_path: Path, mode: str) -> None:
     params = {"model": "hosted_vllm/bge-m3", "api_base": "http://gpu-1:8000/v1"}
     entry = {"model_name": "a", "litellm_params": params, "model_info": {"mode": mode}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": [entry]}))
-    assert "a" in configurations(read_litellm(tmp_path / "config.yaml", {}))[0]["backends"]
+    chat = {"model_name": "b", "litellm_params": params}
+    for models, default in (([entry], "a"), ([entry, chat], "b")):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_list": models}))
+        settings, routing = configurations(read_litellm(tmp_path / "config.yaml", {}))
+        assert "a" in settings["backends"]
+        assert routing["openai_route"] == default, "a request without a known model is for one that generates"
 
 
 @pytest.mark.parametrize(
