@@ -141,11 +141,11 @@ def _meaning(error: Exception) -> str:
     if isinstance(error, hub.RepositoryNotFoundError):
         return "there is no such folder here, and no such model on the hub that HF_TOKEN may read"
     if isinstance(error, hub.RevisionNotFoundError):
-        return "the model has no such revision; check the part after @ in engine.model"
+        return "the model has no such revision; check the part after @"
     if isinstance(error, (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)):
         return (
             "not in the hub's cache (HF_HOME), and the hub is not reached or HF_HUB_OFFLINE is set; fetch it "
-            "once with the network, or give engine.model a folder or s3:// prefix"
+            "once with the network, or name a folder or s3:// prefix in its place"
         )
     if isinstance(error, hub.HfHubHTTPError):
         status = getattr(error.response, "status_code", 0)
@@ -156,8 +156,8 @@ def _meaning(error: Exception) -> str:
         return f"HF_HOME: {error.strerror}; set it to a folder that has space and that this user may write"
     text = " ".join(str(error).split())[:300]
     return (
-        f"there is no such folder here, and the hub does not answer ({type(error).__name__}: {text}); give "
-        "engine.model an existing folder, or check the network, HF_ENDPOINT and the proxy"
+        f"there is no such folder here, and the hub does not answer ({type(error).__name__}: {text}); name "
+        "an existing folder in its place, or check the network, HF_ENDPOINT and the proxy"
     )
 
 
