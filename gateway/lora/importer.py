@@ -32,6 +32,7 @@ class AdapterImport:
     projection: AdapterProjection
     source: AdapterSource
     base_model: str
+    again_s: float = AGAIN_S
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("adapters")
@@ -47,7 +48,7 @@ class AdapterImport:
             self.tried = True
             if aliases_done:
                 return
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(self.again_s)
 
     def _fits(self, adapter: Adapter) -> bool:
         if adapter.base_model == self.base_model:
@@ -70,7 +71,8 @@ class AdapterImport:
         try:
             await self._register(adapter)
         except BackendUnavailable as error:
-            self._log.warning("adapter not imported yet", adapter=name, reason=error.message)
+            if not self.tried:
+                self._log.warning("adapter not imported yet", adapter=name, reason=error.message)
             return False
         except AdapterError as error:
             self._log.error("adapter of adapters.file refused", adapter=name, reason=str(error))

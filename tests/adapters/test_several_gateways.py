@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from adapters import changes
 from adapters.catalogue import AdapterState, CatalogueError
@@ -308,6 +310,21 @@ async def test_the_registrys_file_is_taken_in_once_and_does_not_undo_what_operat
         await one.importing(listed).run()
         assert uses(one, "style") == "v2"
         assert one.projection.catalogue.version("v1").state is AdapterState.RETIRED
+
+
+async def test_a_file_that_waits_for_the_store_is_logged_once_an_adapter_and_taken_in_later(
+    tmp_path: Path,
+) -> None:
+    streams = MemoryStreams()
+    async with gateway(streams, tmp_path / "1") as one, asyncio.TaskGroup() as group:
+        streams.down = True
+        listed = replace(one.importing(content(("v1", write(tmp_path, "a")))), again_s=0.01)
+        with capture_logs() as logs:
+            group.create_task(listed.run())
+            await asyncio.sleep(0.5)
+            streams.down = False
+            await until(lambda: "v1" in one.projection.catalogue.versions)
+        assert [line["event"] for line in logs].count("adapter not imported yet") == 1
 
 
 async def test_other_content_under_a_name_of_the_file_is_refused_and_the_old_one_stays(
