@@ -65,10 +65,9 @@ class StreamFollower(StreamProjection):
             async with asyncio.timeout(timeout_s):
                 await self._catch_up()
         except (StateUnavailable, TimeoutError):
+            what = "the local copy is in force" if self.number else "there is no local copy"
             self._log.warning(
-                "state store unreachable at the start; the local copy is in force",
-                stream=self.stream,
-                number=self.number,
+                f"state store unreachable at the start; {what}", stream=self.stream, number=self.number
             )
 
     async def run(self) -> None:

@@ -117,6 +117,17 @@ async def test_a_gateway_starts_with_the_last_good_state_while_the_store_is_away
     assert sum("state store is back" in line["event"] for line in logs) == 1
 
 
+async def test_a_start_without_the_store_and_without_a_local_copy_says_that_there_is_none(
+    tmp_path: Path,
+) -> None:
+    streams = MemoryStreams()
+    streams.down = True
+    with capture_logs() as logs:
+        async with following(memory(streams), Projection(), copy=LocalCopy(tmp_path, "s")):
+            pass
+    assert logs[-1]["event"] == "state store unreachable at the start; there is no local copy"
+
+
 async def test_a_store_that_hangs_does_not_keep_a_gateway_from_starting(tmp_path: Path) -> None:
     class Hanging(MemoryStateStore):
         async def read(self, stream: str, **_: object) -> list[Record]:  # type: ignore[override]
