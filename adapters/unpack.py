@@ -1,5 +1,6 @@
 """Unpacks an adapter's archive into an empty folder: only plain files, inside the folder, not too many."""
 
+import errno
 import gzip
 import tarfile
 import zlib
@@ -19,6 +20,7 @@ _MAX_HEADER_BYTES = 1 << 20
 # Most characters of an entry's whole name, as in file systems; the name also creates folders.
 _MAX_NAME = 255
 _GZIP = b"\x1f\x8b"
+_OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 
 
 def is_archive(path: Path) -> bool:
@@ -30,7 +32,8 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
     Blocks.
 
     Sizes in the archive are not trusted: bytes are counted as they are written. Raises AdapterRejected:
-    ``not_found``, ``outside_folder`` (absolute, ``..``, links, devices), ``too_large``, ``bad_archive``.
+    ``not_found``, ``outside_folder`` (absolute, ``..``, links, devices), ``too_large``, ``bad_archive``;
+    OSError: the disk is at fault.
     """
     if not archive.is_file():
         raise AdapterRejected(Rejection.NOT_FOUND, f"{archive.name}: no such file")
@@ -55,6 +58,8 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
                             )
                         out.write(piece)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            raise
         raise AdapterRejected(
             Rejection.BAD_ARCHIVE, f"{archive.name}: cannot be unpacked ({type(error).__name__})"
         ) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import tarfile
 from pathlib import Path
 
@@ -33,6 +35,20 @@ def test_the_same_content_from_a_folder_and_from_an_archive_is_kept_once(tmp_pat
     first, second = store.take(source, crafted.base()), store.take(archive, crafted.base())
     assert first.sha256 == second.sha256
     assert [one.name for one in store.folder.iterdir() if one.name != ".parts"] == [first.sha256]
+
+
+def test_a_disk_that_cannot_hold_an_archive_s_files_is_not_the_archive_s_fault(tmp_path: Path) -> None:
+    store, archive = AdapterStore(tmp_path / "store"), tmp_path / "a.tar"
+    with tarfile.open(archive, "w") as packed:
+        packed.add(crafted.write(tmp_path / "a"), "a")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError) as failed:
+            store.take(archive, crafted.base())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert failed.value.errno == errno.EFBIG
 
 
 def test_what_does_not_pass_leaves_nothing_behind(tmp_path: Path) -> None:
