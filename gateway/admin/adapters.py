@@ -263,9 +263,12 @@ class AdapterAdmin:
         """Keep a version loaded in every process, or no longer."""
 
         def pinning(catalogue: Catalogue) -> bytes | None:
-            if catalogue.version(adapter_id).pinned == pinned:
+            version = catalogue.version(adapter_id)
+            if version.pinned == pinned:
                 return None
-            count = sum(one.pinned for one in catalogue.versions.values())
+            # Engines of other base models have places of their own.
+            base = version.base_model
+            count = sum(one.pinned and one.base_model == base for one in catalogue.versions.values())
             places = self.loader.least_places
             if pinned and places and count + 1 >= max(places, 2):
                 raise CatalogueError(

@@ -440,6 +440,19 @@ async def test_a_pin_loads_the_adapter_and_the_last_place_is_left_to_others(tmp_
             assert (await one.admin.pin("a", False, who="key"))["pinned"] is False
 
 
+async def test_pins_of_another_base_model_s_gateways_take_no_place_of_this_one(tmp_path: Path) -> None:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        await active(one, tmp_path, "a")
+        verified = await one.source.take(write(tmp_path, "other"))
+        for event in (
+            lambda book: changes.register(book, "other", verified, base_model="huge", location="other"),
+            lambda book: changes.pin(book, "other", True),
+        ):
+            await one.projection.change(event, author="key")
+        async with RunningLoader(one, FakeEngine(), 2):
+            assert (await one.admin.pin("a", True, who="key"))["pinned"] is True
+
+
 async def test_a_retired_version_is_unloaded_when_its_last_request_has_ended(tmp_path: Path) -> None:
     async with gateway(MemoryStreams(), tmp_path / "1") as one:
         await active(one, tmp_path, "a")
