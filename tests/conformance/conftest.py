@@ -11,12 +11,12 @@ import pytest_asyncio
 
 from budgeting.values import Message, Role
 from engine.build import build_engine
-from engine.values import EngineConfig
+from engine.values import EngineConfig, GenerationRequest
 from gateway.contracts.features import Feature
 from tests.conformance.bedrock import bedrock
 from tests.conformance.harness import DEMO_MODEL, Specimen, demo_tokenizer, in_one_task
 from tests.conformance.specimens import HAS_VLLM, embedded, scripted, sluice_worker, vllm_worker
-from tests.engine.support import greedy, reference_greedy, run_prompts
+from tests.engine.support import greedy, reference_greedy, run_to_end
 from tests.ray.replicas import ray_replica
 
 # Starting vLLM takes half a minute on a quiet machine.
@@ -43,6 +43,7 @@ QUESTIONS = (
 )
 END_TOKEN = 2
 LONG_QUESTION = "Tell me about a manga with a dragon, at length."
+PENALIZED_TOKENS = 24
 PENALTIES = {
     Feature.PRESENCE_PENALTY: 2.0,
     Feature.FREQUENCY_PENALTY: 2.0,
@@ -96,14 +97,15 @@ def penalized() -> dict[str, str]:
     """The model's answer under each penalty, by its name, from the embedded engine, whose own tests prove it."""
     engine = build_engine(EngineConfig(str(DEMO_MODEL), num_threads=1, num_blocks=128, seed=0))
     asked = {"none": {}, **{feature.value: {feature.value: value} for feature, value in PENALTIES.items()}}
-    return {
-        name: said(
-            run_prompts(
-                engine, [chat(LONG_QUESTION)], greedy(40, logit_bias=((END_TOKEN, -100.0),), **options)
-            )[0]
+    requests = [
+        GenerationRequest(
+            name,
+            chat(LONG_QUESTION),
+            greedy(PENALIZED_TOKENS, logit_bias=((END_TOKEN, -100.0),), **options),
         )
         for name, options in asked.items()
-    }
+    ]
+    return {name: said(answer.token_ids) for name, answer in run_to_end(engine, requests).items()}
 
 
 def chat(question: str) -> tuple[int, ...]:
