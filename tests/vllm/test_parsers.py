@@ -298,11 +298,12 @@ WEATHER = Tool(
 def tokenizer() -> Any:
     """The demo model's tokenizer, with the marks of all formats added."""
     from transformers import AutoTokenizer
+    from vllm.tokenizers.hf import get_cached_tokenizer
 
     made = AutoTokenizer.from_pretrained(str(DEMO_MODEL))
     made.add_tokens(list(MARKS))
     made.init_kwargs["response_template"] = RESPONSE_TEMPLATE
-    return made
+    return get_cached_tokenizer(made)  # as vLLM's own: each new parser asks for the whole vocabulary
 
 
 @cache
