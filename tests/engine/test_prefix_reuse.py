@@ -19,7 +19,7 @@ from tests.engine.support import (
 )
 
 MakeEngine = Callable[..., Engine]
-MAX_TOKENS = 16
+MAX_TOKENS = 10
 
 
 def sharing_prompts() -> list[tuple[int, ...]]:
