@@ -121,12 +121,12 @@ def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Setti
             "send_priority": True,
             "share_prefix_across_tenants": settings.engine.share_prefix_across_tenants,
             "max_running": settings.engine.max_num_seqs,
+            "total_timeout_seconds": max(600.0, settings.server.request_timeout_seconds),
             # Loading a model takes minutes; the ejection time must not grow meanwhile.
             "eject_max_seconds": 5.0,
         }
-        if data["backends"][name].get("price") is not None:
-            pool["price"] = data["backends"][name]["price"]
-        data["backends"][name] = pool
+        own = data["backends"][name]
+        data["backends"][name] = pool | {key: own[key] for key in ("price", "unknown_fields")}
     return Settings.model_validate(data)
 
 
@@ -142,6 +142,7 @@ def worker_of(settings: Settings, placement: WorkerPlacement, routing: Path) -> 
             "port": placement.port,
             "drain_seconds": WORKER_DRAIN_S,
             "max_body_bytes": WORKER_BODY_BYTES,
+            "request_timeout_seconds": whole["server"]["request_timeout_seconds"],
             "log_json": whole["server"]["log_json"],
         },
         "engine": whole["engine"],

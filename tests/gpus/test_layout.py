@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.routing.file import RoutingConfig
@@ -102,6 +103,19 @@ def test_in_front_a_backend_on_the_engine_becomes_a_pool_and_the_others_stay() -
 def test_without_an_engine_there_is_nothing_to_spread() -> None:
     with pytest.raises(ConfigError, match="needs an engine"):
         front_of(Settings.model_validate({"engine": {"kind": "none"}, "backends": {}}), SEATS)
+
+
+def test_unknown_fields_are_taken_as_by_an_engine_in_process() -> None:
+    settings = Settings.model_validate({"backends": {"local": {"kind": "engine", "unknown_fields": "drop"}}})
+    assert front_of(settings, SEATS).backends["local"].unknown_fields == "drop"
+
+
+def test_a_request_may_take_as_long_at_a_worker_as_at_the_gateway_in_front(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"server": {"request_timeout_seconds": 1_800}})
+    worker = Settings.model_validate(worker_of(settings, SEATS[1], tmp_path / "routing.yaml"))
+    assert worker.server.request_timeout_seconds == 1_800
+    pool = front_of(settings, SEATS).backends["local"]
+    assert isinstance(pool, OpenAIBackend) and pool.total_timeout_seconds == 1_800
 
 
 def test_a_workers_configuration_is_valid_on_loopback_and_keeps_no_accounts(tmp_path: Path) -> None:
