@@ -70,9 +70,12 @@ def prompt_messages(prompt: CanonicalPrompt) -> tuple[Message, ...]:
 
 
 def latest_turn(turns: Sequence[Message]) -> int:
-    """Index at which the latest turn starts: that of the last user message, else of the last message."""
+    """Index at which the latest turn starts: that of the last user message, else of the last message.
+
+    A user message right after a tool's result, as in one message of Anthropic's, continues the turn.
+    """
     for index in range(len(turns) - 1, -1, -1):
-        if turns[index].role is Role.USER:
+        if turns[index].role is Role.USER and not (index and turns[index - 1].role is Role.TOOL):
             return index
     return max(0, len(turns) - 1)
 

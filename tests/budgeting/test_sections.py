@@ -9,7 +9,8 @@ REVIEW = EvidenceChunk("r_2", "review", "Great art.", 0.5)
 
 
 def turns(roles: str) -> tuple[Message, ...]:
-    return tuple(Message(USER if role == "u" else ASSISTANT, f"{role}{at}") for at, role in enumerate(roles))
+    named = {"u": USER, "a": ASSISTANT, "t": Role.TOOL}
+    return tuple(Message(named[role], f"{role}{at}") for at, role in enumerate(roles))
 
 
 def test_evidence_and_context_are_written_in_one_fixed_form() -> None:
@@ -36,6 +37,12 @@ def test_evidence_stands_just_before_the_latest_user_turn() -> None:
 def test_a_prompt_of_nothing_is_no_messages() -> None:
     assert prompt_messages(CanonicalPrompt()) == ()
     assert arrange(CanonicalPrompt(system=("S",), context="a: 1"), ()).cuts == (1, 1, 1, 2)
+
+
+def test_words_beside_a_tools_result_leave_the_result_in_the_latest_turn() -> None:
+    talk = turns("uauatu")
+    assert latest_turn(talk) == 2
+    assert exchanges(talk) == [0]
 
 
 def test_the_latest_turn_starts_at_the_last_user_message() -> None:
