@@ -263,6 +263,19 @@ async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice(
         assert canary["canary_requests"] == 40
 
 
+async def test_after_the_clock_was_set_back_by_hours_another_goes_on_as_soon_as_before() -> None:
+    async with processes() as found:
+        one, other = found
+        one.time.now = other.time.now = one.time.now + 5 * 3600.0
+        await one.admin.start(ORDER, who=ME)
+        await until(lambda: other.driver.state is not None)
+        await window(found)
+        one.time.now = other.time.now = one.time.now - 5 * 3600.0
+        for _ in range(4):
+            await window([other])
+        assert other.driver.lease is not None and other.driver.lease.holder == "proc_1"
+
+
 async def test_a_stored_verdict_that_was_not_applied_is_applied_by_the_next_process() -> None:
     async with processes() as found:
         one, other = found
