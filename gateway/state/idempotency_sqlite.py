@@ -65,8 +65,8 @@ class SqliteIdempotencyStore:
                 return found
             other: tuple[str] | None = connection.execute(
                 "SELECT fingerprint FROM reply_claims WHERE tenant = ? AND key = ? AND token != ?"
-                " AND until >= ?",
-                (tenant, key, claim.token, now),
+                " AND until BETWEEN ? AND ?",  # a later one is of a clock that was set back
+                (tenant, key, claim.token, now, now + 2 * CLAIM_S),
             ).fetchone()
             if other is None and not reads_only:
                 connection.execute("DELETE FROM reply_claims WHERE until < ?", (now,))

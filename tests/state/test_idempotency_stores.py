@@ -124,6 +124,20 @@ def here_only(store: IdempotencyStore) -> bool:
     return isinstance(store, SqliteIdempotencyStore) and str(store._file.path) == ":memory:"
 
 
+async def test_a_claim_of_a_gateway_that_ended_does_not_last_longer_when_the_clock_is_set_back(
+    tmp_path: Path,
+) -> None:
+    time = Time()
+    store = SqliteIdempotencyStore(tmp_path / "s.db", unix_time=time)
+    time.now += 5 * 3600.0
+    assert await store.get("acme", "k", Claim("1", "print")) is None
+    time.now -= 5.0
+    assert await store.get("acme", "k", Claim("2", "print")) == ("print", None), "a small step voids none"
+    time.now -= 5 * 3600.0
+    assert await store.get("acme", "k", Claim("2", "print")) is None
+    await store.close()
+
+
 async def test_replies_survive_a_restart(make: Make) -> None:
     for store in [make(Time()), make(Time())]:
         await store.put("acme", "k", "print", REPLY)
