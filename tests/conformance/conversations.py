@@ -485,7 +485,10 @@ def documented() -> dict[str, list[str]]:
 
 OTHER_EVENTS = {
     "a custom tool": "vLLM gets it as a function with one string argument, and the demo model does not end that string",
-    "a schema or a call": "vLLM constrains the whole answer to the schema, so the model cannot call a tool",
+    "no parallel calls": "a vLLM worker takes any JSON as the arguments of a forced call of a tool that is not strict; "
+    "the demo model writes a list, which is no call, so that the answer ends with an error",
+    "a schema or a call": "the answer has the form; a vLLM worker constrains the whole answer to it, so the model cannot "
+    "call a tool, unless it runs with `--tool-strict-level parameter`",
 }
 INTRODUCTION = f"""# Conversations on every backend
 
