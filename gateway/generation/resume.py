@@ -132,6 +132,13 @@ def _tokens_of(event: Delta) -> Delta:
     return Delta("", event.tokens, *figures)
 
 
+class ResumeMismatch(BackendFailure):
+    """A resuming call did not repeat what the caller has."""
+
+    def __init__(self) -> None:
+        super().__init__(FailureKind.STREAM_BROKEN, "the repeated text differs from the delivered text")
+
+
 class SplicedStream:
     """Passes on the part of a resuming call's output that the caller does not have."""
 
@@ -145,7 +152,7 @@ class SplicedStream:
     async def take(self, delta: Delta) -> None:
         """Pass one chunk on.
 
-        Raises BackendFailure ``stream_broken`` if the chunk contradicts what the caller has.
+        Raises ResumeMismatch if the chunk contradicts what the caller has.
         """
         try:
             if self._events is not None:
@@ -153,7 +160,7 @@ class SplicedStream:
             elif not self._splice.joined:
                 delta = replace(delta, text=self._splice.take(delta.text, delta.token_ids))
         except Mismatch:
-            raise _mismatch() from None
+            raise ResumeMismatch from None
         await self._stream.take(delta)
 
     async def end(self) -> None:
@@ -163,10 +170,6 @@ class SplicedStream:
                 self._events.end()
             held = self._splice.end()
         except Mismatch:
-            raise _mismatch() from None
+            raise ResumeMismatch from None
         if held:
             await self._stream.take(Delta(held, 0))
-
-
-def _mismatch() -> BackendFailure:
-    return BackendFailure(FailureKind.STREAM_BROKEN, "the repeated text differs from the delivered text")

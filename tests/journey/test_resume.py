@@ -19,6 +19,7 @@ from admission.events import Admitted
 from admission.values import AdmissionLimits, BackendLoad
 from gateway.app import create_app
 from gateway.backends.port import BackendState, Continue
+from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import (
     Contract,
     FinishReason,
@@ -398,6 +399,28 @@ async def test_an_undelivered_broken_answer_is_generated_anew_rather_than_resume
     assert answer.usage.output_tokens == rig.outbox.rows[0].output_tokens == 2
     [work] = rig.backends["far"].calls
     assert work.partial is None
+
+
+@pytest.mark.parametrize("differs", [False, True], ids=["refuses", "repeats other words"])
+async def test_a_whole_answer_that_a_backend_cannot_resume_is_made_anew_there_at_once(
+    build_rig: Build, ask: Ask, differs: bool
+) -> None:
+    events = frozenset({Continue.EVENTS}) if differs else frozenset()
+    fresh = Script(("Quite", " another."), token_ids=(0, 1))
+    begun = breaking(6, GONE)
+    if differs:
+        fresh = Script(events=(Reasoning("Well.", 1), Delta("Quite another.", 1)), token_ids=(0, 1))
+        begun = Script(
+            events=(Reasoning("Hm.", 1), *fresh.events), token_ids=(0, 1), failure=GONE, breaks_after=1
+        )
+    far = backend(fresh, name="far", continues=EXACT | events)
+    engine = restarting(begun, restart_s=None, continues=events)
+    rig = build_rig(backends=[engine, far], route={"fallback": ["far"]}, spelling=SPELLING)
+    answer = (await rig.run(ask())).answer
+    assert answer is not None and answer.output_text == "Quite another."
+    assert answer.usage.output_tokens == rig.outbox.rows[0].output_tokens == 2
+    assert [work.partial is None for work in far.calls] == [False, True]
+    assert not engine.waited_for.is_set()
 
 
 @pytest.mark.parametrize(
