@@ -163,8 +163,9 @@ class Engine:
         ended = []
         for sequence, built in [item for item in self._building.items() if item[1].done()]:
             try:
-                sequence.matcher = Matcher(built.result())
-                complete = sequence.matcher.resume(sequence.request.partial_token_ids)
+                grammar = built.result()
+                sequence.matcher = Matcher(grammar)
+                complete = sequence.matcher.resume(self._grammars.partial_ids(sequence.request, grammar))
             except InvalidGrammar as error:
                 # A cached future keeps the error, and with a traceback the frames of its requests.
                 error.__traceback__ = None

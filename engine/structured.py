@@ -9,6 +9,7 @@ JSON has one line, with at most one space after a comma or colon: without this l
 white space without end.
 """
 
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,8 +22,11 @@ from tokenizers import Tokenizer
 
 from engine.errors import InvalidGrammar
 from engine.grammars import Grammar, build_grammar, parser_limits, problem_of
-from engine.values import StructuredOutput
+from engine.values import GenerationRequest, GrammarKind, StructuredOutput
 
+_JSON = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA})
+# Strings, and white space that may end a number, are kept; other white space is not.
+_SPACED = re.compile(rb'("(?:[^"\\]|\\.)*+"?|(?<=[0-9])\s+\Z)|\s+', re.DOTALL)
 # Most cached grammars, by number and by memory; the least recently used is evicted first.
 MAX_GRAMMARS = 64
 MAX_GRAMMARS_BYTES = 256 << 20
@@ -98,6 +102,15 @@ class Grammars:
                 self._bytes -= self._built.popitem(last=False)[0].grammar_bytes
         self._built.move_to_end(shape)
         return future
+
+    def partial_ids(self, request: GenerationRequest, grammar: Grammar) -> Sequence[int]:
+        """The tokens of a partial answer; JSON in which another engine wrote more white space, without it."""
+        token_ids, shape = request.partial_token_ids, request.sampling.structured
+        if shape is None or shape.kind not in _JSON or self._tokenizer is None:
+            return token_ids
+        if grammar.deep_copy().validate_tokens([*token_ids]) == len(token_ids):
+            return token_ids
+        return self._tokenizer.tokenize_bytes(_SPACED.sub(rb"\1", self._tokenizer.decode_bytes([*token_ids])))
 
     def _build(self, shape: StructuredOutput) -> Grammar:
         if self._tokenizer is None:

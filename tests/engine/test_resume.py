@@ -127,6 +127,31 @@ def test_a_partial_answer_of_another_format_is_refused(engine: Engine) -> None:
     assert (rest.finish_reason, rest.last.error) == (SequenceEnd.ERROR, "invalid_grammar")
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        '\n\n{\t"title" :\r\n "新しい',
+        '{  "title": "Vagabond"  ,\n "volumes":  ',
+        '{"title": "Vagabond",\n  "volumes": 12\n}\n',
+    ],
+)
+def test_json_that_another_engine_began_with_other_white_space_is_resumed(
+    engine: Engine, tokenizer: Tokenizer, begun: str
+) -> None:
+    partial = tuple(tokenizer.encode(begun, add_special_tokens=False).ids)
+    request = GenerationRequest("spaced", PROMPT, WAYS["schema"], partial_token_ids=partial)
+    rest = run_to_end(engine, [request])["spaced"]
+    assert rest.finish_reason is SequenceEnd.STOP
+    answer = json.loads(begun + rest.text)
+    assert answer["title"] in ("Vagabond", "新しい漫画") and isinstance(answer["volumes"], int)
+
+
+def test_a_number_that_another_engine_ended_is_not_continued(engine: Engine, tokenizer: Tokenizer) -> None:
+    partial = tuple(tokenizer.encode('{"title": "Vagabond", "volumes": 12 ', add_special_tokens=False).ids)
+    request = GenerationRequest("ended", PROMPT, WAYS["schema"], partial_token_ids=partial)
+    assert run_to_end(engine, [request])["ended"].finish_reason is SequenceEnd.ERROR
+
+
 def test_a_resumed_answer_survives_a_preemption(make_engine: MakeEngine) -> None:
     small = make_engine(num_blocks=10, enable_prefix_caching=False)
     sampling = replace(SAMPLED, max_tokens=40)
