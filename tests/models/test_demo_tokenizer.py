@@ -26,10 +26,12 @@ messages = st.lists(
 )
 
 
+# As a service without transformers makes it.
+TEMPLATE = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
+
+
 def render(conversation: list[dict[str, str]], prompt: bool = False) -> str:
-    """Render the template as a service without transformers does."""
-    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
-    return template.render(messages=conversation, add_generation_prompt=prompt)
+    return TEMPLATE.render(messages=conversation, add_generation_prompt=prompt)
 
 
 @pytest.fixture(scope="module")
