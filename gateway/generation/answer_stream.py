@@ -87,6 +87,7 @@ class AnswerStream:
 
     def _empty(self) -> None:
         self._fresh = True
+        self._unsent = _NOTHING  # the first piece, until its turn to be sent
         self._before_resume: tuple[AnswerOrigin | None, list[int], int] = (None, [], 0)
         self._parts: list[list[str]] = [[] for _ in range(self._choices)]
         self.chars = 0
@@ -154,16 +155,16 @@ class AnswerStream:
         if self._buffer is not None and self._buffer.holding:
             return self._buffer.take(delta)
         if not self.committed:
-            self.committed = bool(text or delta.logprobs)
             if self._on_first is not None:
-                on_first, self._on_first = self._on_first, None
+                on_first, self._on_first, self._unsent = self._on_first, None, delta
                 return self._first_sent(delta, on_first)
+            self.committed = bool(text or delta.logprobs)
         return self._sink.delta(delta)
 
     async def _first_sent(self, delta: Delta, on_first: Callable[[int | None], None]) -> None:
         """Send the first piece before admission learns of it; if the caller reads slowly, it learns first."""
         soon = asyncio.get_running_loop().call_soon(on_first, delta.cached_tokens)
-        await self._sink.delta(delta)
+        await self._send_unsent()
         soon.cancel()
         on_first(delta.cached_tokens)  # nothing the second time
 
@@ -226,7 +227,12 @@ class AnswerStream:
         if self._buffer is not None:
             await self._buffer.commit()
         if self._streamed:
-            await self._sink.delta(_NOTHING)
+            await self._send_unsent()
+
+    async def _send_unsent(self) -> None:
+        delta, self._unsent = self._unsent, _NOTHING
+        self.committed = self.committed or bool(delta.text or delta.logprobs)
+        await self._sink.delta(delta)
 
     async def _release(self, delta: Delta) -> None:
         if self.first_at is None:

@@ -198,6 +198,11 @@ class Exchange(EdgeRequest, eq=False, kw_only=True):
             connection.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    @property
+    def waits_first(self) -> bool:
+        """Whether a cancelled send has sent nothing: our server waits for a slow reader before it writes."""
+        return self.disconnect is not None and self.disconnect.write is not None
+
     def body(self, data: bytes, *, more: bool) -> Awaitable[None]:
         return self.send({"type": "http.response.body", "body": data, "more_body": more})
 

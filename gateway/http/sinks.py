@@ -76,6 +76,7 @@ class StreamSink:
         self._open = False
         self._silent = True  # whether nothing was sent since the last check of keep_alive
         self._pinging: asyncio.Event | None = None
+        self._unsent = b""  # what is on its way; a deadline may end the wait for the headers or a slow reader
         self.ended = False
 
     def planned(self, plan: Plan, model: str) -> None:
@@ -102,10 +103,12 @@ class StreamSink:
             return TAKEN
         if not data:
             return TAKEN
-        if self._open and self._pinging is None:  # does what _send does, without a coroutine
-            self._silent = False
-            return TAKEN if self._exchange.write(data) else self._exchange.body(data, more=True)
-        return self._send(data)
+        if self._open and self._pinging is None and not self._unsent:
+            self._silent = False  # does what _send does, without a coroutine
+            if self._exchange.write(data):
+                return TAKEN
+        self._unsent += data
+        return self._send()
 
     @property
     def pings(self) -> bool:
@@ -124,21 +127,27 @@ class StreamSink:
             quiet = 0
             self._pinging = asyncio.Event()
             try:
-                await self._send(self._frames.ping, is_ping=True)
+                await self._piece(self._frames.ping, more=True)
             finally:
                 self._pinging.set()
                 self._pinging = None
 
-    async def _send(self, data: bytes, *, is_ping: bool = False) -> None:
-        if self._pinging is not None and not is_ping:
+    async def _send(self) -> None:
+        if self._pinging is not None:
             await self._pinging.wait()
-        self._silent = self._silent and is_ping
-        await self._piece(data, more=True)
+        self._silent = False
+        sent = False
+        try:
+            await self._piece(self._unsent, more=True)
+            sent = True
+        finally:
+            if sent or (self._open and not self._exchange.waits_first):
+                self._unsent = b""
 
     async def finish(self, answer: Answer) -> None:
         await self._end()
         await self._keep(self._asked, self._frames, answer)
-        await self._piece(self._frames.finish(answer), more=False)
+        await self._piece(self._unsent + self._frames.finish(answer), more=False)
 
     async def fail(self, error: PublicError) -> None:
         await self._end()

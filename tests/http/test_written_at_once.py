@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 from gateway.contracts.dialect import Header
 from gateway.contracts.events import Delta
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.values import Caller, CallerRole
+from gateway.contracts.values import Caller, CallerRole, GenerateRequest
 from gateway.errors import DeadlineExceeded, public_error
 from gateway.http.connections import ConnectionTable
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, Exchange, Reply
@@ -22,7 +22,7 @@ from gateway.http.protocol import GatewayProtocol
 from gateway.http.sinks import StreamSink
 from gateway.requests.in_flight import InFlightRequests
 from gateway.server import end_connections
-from gateway.testing import fake_services
+from gateway.testing import answer_for, fake_services
 
 
 def connection(sent: list[bytes]) -> ClientDisconnect:
@@ -199,6 +199,48 @@ async def test_under_another_server_an_answer_is_sent_as_two_messages() -> None:
     assert sent[1] == {"type": "http.response.body", "body": b"{}", "more_body": False}
 
 
+def stream_sink(exchange: Exchange) -> tuple[StreamSink, GenerateRequest]:
+    async def keep(*_: object) -> None:
+        """Nothing is stored."""
+
+    [dialect, *_] = dialects_of(exchange.services).values()
+    caller = Caller("acme", CallerRole.CALLER, "key_1")
+    origin = RequestOrigin("req_1", "gen_1", caller, 0.0, 0, "0" * 32)
+    asked = dialect.parse(b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true}', origin)
+    return StreamSink(exchange, dialect, asked, keep), asked.request
+
+
+@pytest.mark.parametrize("waits_for", ["limits", "reader"])
+async def test_a_piece_that_a_deadline_stops_on_its_way_goes_out_with_the_end(waits_for: str) -> None:
+    sent: list[bytes] = []
+    ready = asyncio.Event()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        await ready.wait()  # as uvicorn does, before it writes
+        sent.append(message.get("body", b""))
+
+    async def limits() -> list[Header]:
+        await ready.wait()
+        return []
+
+    disconnect = connection(sent)
+    exchange = Exchange.open({"headers": [], SCOPE_KEY: disconnect}, send, fake_services())
+    if waits_for == "limits":
+        exchange.limit_headers = limits
+    sink, request = stream_sink(exchange)
+    if waits_for == "reader":
+        ready.set()
+        await sink.delta(Delta("Hello", 1))
+        ready.clear()
+        assert disconnect.flow is not None
+        disconnect.flow.pause_writing()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sink.delta(Delta(" world", 1)), 0.01)
+    ready.set()
+    await sink.finish(answer_for(request, "Hello world"))
+    assert b"".join(sent).count(b" world") == 1
+
+
 async def test_a_stream_that_is_ended_while_the_limits_for_its_head_are_read_gets_its_error() -> None:
     sent: list[str] = []
     known = asyncio.Event()
@@ -210,17 +252,9 @@ async def test_a_stream_that_is_ended_while_the_limits_for_its_head_are_read_get
         await known.wait()
         return []
 
-    async def keep(*_: object) -> None:
-        """Nothing is stored."""
-
-    services = fake_services()
-    exchange = Exchange.open({"headers": []}, send, services)
+    exchange = Exchange.open({"headers": []}, send, fake_services())
     exchange.limit_headers = limits
-    [dialect, *_] = dialects_of(services).values()
-    caller = Caller("acme", CallerRole.CALLER, "key_1")
-    origin = RequestOrigin("req_1", "gen_1", caller, 0.0, 0, "0" * 32)
-    asked = dialect.parse(b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true}', origin)
-    sink = StreamSink(exchange, dialect, asked, keep)
+    sink, _ = stream_sink(exchange)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(sink.delta(Delta("Hello", 1)), 0.01)
     known.set()

@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect as connect_socket
 from admission.events import Admitted
 from admission.values import AdmissionLimits, BackendLoad
 from gateway.app import create_app
-from gateway.backends.port import BackendState, Continue
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import (
     Contract,
@@ -450,6 +450,43 @@ async def test_a_deadline_ends_the_wait_with_what_there_is(build_rig: Build, ask
     assert sink.answer.output_text == sink.text == "Vinland Saga"
     assert sink.answer.usage.output_tokens == rig.outbox.rows[0].output_tokens == 4
     assert rig.in_use() == []
+
+
+class LateBackend(ScriptedBackend):
+    """Its first piece is received in the turn of the event loop in which the deadline passes."""
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        waiting: list[Any] = []
+
+        def pass_deadline() -> None:
+            assert work.deadline is not None
+            time.sleep(max(0.0, work.deadline - loop.time()) + 0.02)
+            loop.call_soon(arrive)
+
+        def arrive() -> None:
+            waiting.append(out(Delta("Hello", 1)))
+            arrived.set()
+
+        loop.call_soon(pass_deadline)
+        try:
+            await arrived.wait()
+            await waiting.pop()
+        finally:
+            for one in waiting:
+                one.close()
+        raise AssertionError("the deadline has passed")
+
+
+async def test_a_first_piece_in_the_turn_of_the_deadline_is_given_and_billed(
+    build_rig: Build, ask: Ask
+) -> None:
+    rig = build_rig(backends=[LateBackend("local")], route={"fallback": []})
+    sink = await rig.run(ask(stream=True, deadline=time.monotonic() + 0.2))
+    assert sink.answer is not None, sink.error
+    assert sink.answer.finish_reason is FinishReason.DEADLINE
+    assert sink.text == sink.answer.output_text == "Hello"
+    assert rig.outbox.rows[0].output_tokens == 1
 
 
 async def test_a_deadline_in_a_continuation_ends_it_with_what_there_is(build_rig: Build, ask: Ask) -> None:
