@@ -218,6 +218,26 @@ async def test_a_trickle_ends_by_the_total_timeout(bedrock: StandIn, make: MakeB
     await wait_idle(backend, bedrock)
 
 
+async def test_the_total_timeout_ends_a_call_after_the_piece_that_a_slow_reader_takes_not_in_it(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make(total_timeout_seconds=0.5)
+    backend._transport.warm()
+    bedrock.script(Behaviour(pieces=("drop",) * 40, delay_s=0.1))
+    begun, taken = 0, 0
+
+    async def out(delta: Delta) -> None:
+        nonlocal begun, taken
+        begun += 1
+        await asyncio.sleep(0.7)
+        taken += 1
+
+    with pytest.raises(BackendFailure) as caught:
+        await backend.generate(work(), out)
+    assert caught.value.kind is FailureKind.TIMEOUT and begun == taken > 0
+    await wait_idle(backend, bedrock)
+
+
 async def test_a_refused_connection_is_an_unavailable_backend_and_missing_credentials_are_denied_access(
     make: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

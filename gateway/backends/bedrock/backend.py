@@ -28,6 +28,7 @@ from gateway.backends.port import (
 )
 from gateway.config.backends import BedrockSection
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from resilience.failures import BackendFailure, FailureKind, invalid_input
@@ -136,12 +137,12 @@ class BedrockBackend:
                 f"{self._max_input_tokens} (max_input_tokens)",
             )
         started_at = self._clock()
-        async with self._in_time(), self._call(request) as call:
+        async with self._in_time() as limit, self._call(request) as call:
             share = rough_tokens(own) / rough_tokens(sent)
             waited_s = self._clock() - started_at
             estimated_input = round(estimate.expected * share) + work.image_tokens
             reader = ConverseReader(tools, waited_s, estimated_input, share, work.sampling.stop)
-            return await self._relay(call, reader, sent, out)
+            return await self._relay(call, reader, sent, partial(_send_whole, limit, out))
 
     @contextlib.asynccontextmanager
     async def _call(self, request: Mapping[str, Any]) -> AsyncIterator[EventBatches]:
@@ -165,10 +166,10 @@ class BedrockBackend:
             await call.wait_thread_ended()
 
     @contextlib.asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
+    async def _in_time(self) -> AsyncIterator[asyncio.Timeout]:
         try:
             async with asyncio.timeout(self._total_timeout_s) as limit:
-                yield
+                yield limit
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -214,6 +215,19 @@ class BedrockBackend:
             call.end(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"))
         self._calls.discard(call)
         self._lanes.leave()
+
+
+async def _send_whole(limit: asyncio.Timeout, out: DeltaSink, piece: Delta) -> None:
+    """Send a piece; a limit that passes meanwhile ends the call afterwards.
+
+    The answer may be resumed after such a failure, and would lack a piece whose sending was cancelled.
+    """
+    ends_at = limit.when()
+    limit.reschedule(None)
+    await out(piece)
+    limit.reschedule(ends_at)
+    if ends_at is not None and ends_at <= asyncio.get_running_loop().time():
+        await asyncio.sleep(0)  # the limit cancels it
 
 
 class _InvokingBackend(BedrockBackend):
