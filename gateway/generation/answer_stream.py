@@ -60,6 +60,7 @@ class AnswerStream:
         first_at: when the first chunk for the caller arrived.
         admission_wait_s: seconds in admission's queues, including queues that finally refused the request.
         queue_wait_s: seconds in the backend's own queue.
+        buffer: holds the first chunks of a stream back.
         resumes: the points at which other calls resumed the answer, in order.
         events: the answer's events; ``None`` while it is only text.
         ended: whether the answer's events were checked at its end; not needed for text only.
@@ -75,7 +76,7 @@ class AnswerStream:
         self._streamed = request.stream
         self._choices = request.sampling.n
         self._arrived_at = request.arrived_at
-        self._buffer: CommitBuffer | None = None
+        self.buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
         self.resumes: list[ResumeFact] = []
         self.steps = TraceSteps(clock, request.arrived_at, span)
@@ -152,8 +153,8 @@ class AnswerStream:
         self.chars += len(text)
         if not self._streamed:
             return TAKEN
-        if self._buffer is not None and self._buffer.holding:
-            return self._buffer.take(delta)
+        if self.buffer is not None and self.buffer.holding:
+            return self.buffer.take(delta)
         if not self.committed:
             if self._on_first is not None:
                 on_first, self._on_first, self._unsent = self._on_first, None, delta
@@ -170,7 +171,7 @@ class AnswerStream:
 
     def _first_piece(self, delta: Delta) -> None:
         self._fresh = False
-        holding = self._buffer is not None and self._buffer.holding
+        holding = self.buffer is not None and self.buffer.holding
         if self.first_at is None and not holding:
             self.first_at = self._clock()
         if self._on_first is not None and (holding or self.committed or not self._streamed):
@@ -218,14 +219,13 @@ class AnswerStream:
 
     # Commit
 
-    def hold(self, chunks: int, seconds: float) -> CommitBuffer:
-        self._buffer = CommitBuffer(self._release, chunks=chunks, seconds=seconds, clock=self._clock)
-        return self._buffer
+    def hold(self, chunks: int, seconds: float) -> None:
+        self.buffer = CommitBuffer(self._release, chunks=chunks, seconds=seconds, clock=self._clock)
 
     async def commit(self) -> None:
         """Send what is held; the sink may cancel an answer here that is not its own any more."""
-        if self._buffer is not None:
-            await self._buffer.commit()
+        if self.buffer is not None:
+            await self.buffer.commit()
         if self._streamed:
             await self._send_unsent()
 
@@ -256,8 +256,8 @@ class AnswerStream:
         """Discard the answer so far; another one is generated from the start. Not allowed after a commit."""
         if self.committed:
             raise RuntimeError("the caller has a part of this answer; it cannot be taken back")
-        if self._buffer is not None:
-            self._buffer.discard()
+        if self.buffer is not None:
+            self.buffer.discard()
         self._empty()
 
     def resume(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:

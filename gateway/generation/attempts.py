@@ -15,7 +15,6 @@ from gateway.backends.port import Backend, PartialAnswer, Work
 from gateway.contracts.features import Feature
 from gateway.contracts.values import NATIVE, GenerateRequest, Sampling
 from gateway.generation.answer_stream import AnswerOrigin, AnswerStream
-from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.job import Job
 from gateway.generation.resume import resumes_exactly, resumption_on
 from observability.trace_steps import TraceStep
@@ -44,7 +43,6 @@ class Attempts(Struct, eq=False):
     _spelling: Callable[[str], Spelling]
     notes: list[str] = []
     _shortened: Plan | None = None
-    buffer: CommitBuffer | None = None
     step: TraceStep | None = None
 
     async def next(self, this: Attempt) -> tuple[Work, Resumption | None]:
@@ -129,7 +127,7 @@ class Attempts(Struct, eq=False):
         rules = self._job.target.route.resume
         exactly = rules.enabled and resumes_exactly(self.backend, self._job)
         if rules.commit_chunks and not exactly:
-            self.buffer = self.stream.hold(rules.commit_chunks, rules.commit_s)
+            self.stream.hold(rules.commit_chunks, rules.commit_s)
 
     def _seed(self, number: int) -> int:
         """Return another seed than the request's, equal for each repetition of the request."""

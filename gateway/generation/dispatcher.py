@@ -149,7 +149,7 @@ class Dispatcher:
         generating = self._output_guard.generate(
             attempts.backend, work, out, may_retry=may_retry, note=attempts.notes.append
         )
-        buffer = attempts.buffer
+        buffer = attempts.stream.buffer
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
 
 

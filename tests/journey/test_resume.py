@@ -608,6 +608,25 @@ async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
     assert rig.in_use() == []
 
 
+async def test_the_commit_buffer_lets_go_in_time_when_a_slow_backend_resumes_the_answer(
+    build_rig: Build, ask: Ask
+) -> None:
+    silent = replace(WHOLE, delay_s=3600.0)
+    rig = build_rig(
+        backends=[backend(breaking(1), continues=frozenset()), backend(silent, name="far")],
+        route={"fallback": ["far"], "resume": {"commit_chunks": 3, "commit_ms": 20}},
+        spelling=SPELLING,
+    )
+    sink = RecordingSink()
+    async with asyncio.TaskGroup() as tasks:
+        journey = tasks.create_task(rig.journey.run(ask(stream=True), sink))
+        async with asyncio.timeout(15):
+            await sink.first_delta.wait()
+        assert sink.text == "Vin"
+        journey.cancel()
+    assert rig.in_use() == []
+
+
 async def test_an_answer_that_can_be_resumed_exactly_is_not_held_back(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(backends=[backend(replace(WHOLE, delay_s=0.1))], spelling=SPELLING)
     sink = RecordingSink()
