@@ -148,7 +148,7 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
     try:
         return await parser.parse()
     except MultiPartException as error:
-        raise InvalidRequest(f"the form cannot be read: {error.message}", param="file") from None
+        raise InvalidRequest(f"the form cannot be read: {error.message}") from None
     except ClientDisconnect:
         raise ClientGone from None
 

@@ -168,16 +168,22 @@ async def test_what_is_no_form_or_has_no_file_is_refused(serving: Any) -> None:
     async with serving() as client:
         other = await client.post("/v1/files", json={"purpose": "batch"})
         assert fault(other) == (415, "invalid_request", "content-type")
+        text = await client.post("/v1/files", data={"purpose": "batch", "file": "text"}, files={"x": b""})
+        assert fault(text) == (400, "invalid_request", "file")
+
+
+async def test_a_form_that_cannot_be_read_is_not_called_a_fault_of_its_file(serving: Any) -> None:
+    async with serving() as client:
         for sent in (
-            await client.post("/v1/files", data={"purpose": "batch", "file": "text"}, files={"x": b""}),
             await client.post(
                 "/v1/files", content=b"--x\r\nbroken", headers={"content-type": "multipart/form-data"}
             ),
             await client.post(
                 "/v1/files", files={"file": b"a"}, data={f"field{number}": "x" for number in range(20)}
             ),
+            await client.post("/v1/files", files={"file": b"a"}, data={"purpose": "x" * 66_000}),
         ):
-            assert fault(sent) == (400, "invalid_request", "file")
+            assert fault(sent) == (400, "invalid_request", None)
 
 
 async def test_files_are_bounded_and_take_a_share_of_their_tenant(serving: Any) -> None:
