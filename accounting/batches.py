@@ -52,13 +52,17 @@ class BatchStore(FurtherTables):
 
     async def add_file(self, row: FileRow, tenant_bytes: int) -> bool:
         """Store a file; false when the tenant's files would exceed ``tenant_bytes`` in total."""
-        taken = select(func.coalesce(func.sum(files.c.bytes), 0)).where(files.c.tenant == row.tenant)
+        taken = select(func.sum(files.c.bytes)).where(files.c.tenant == row.tenant)
         async with self._transaction() as connection:
-            if (await connection.execute(taken)).scalar_one() + row.bytes > tenant_bytes:
-                return False
+            # Uploads of a tenant follow each other, so that none counts without another one's row.
+            if connection.dialect.name == "postgresql":
+                await connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(row.tenant))))
             await connection.execute(delete(files).filter_by(file_id=row.file_id))
             await connection.execute(insert(files).values(asdict(row)))
-        return True
+            fits = bool((await connection.execute(taken)).scalar_one() <= tenant_bytes)
+            if not fits:
+                await connection.rollback()
+        return fits
 
     async def file(self, tenant: str, file_id: str, now: float) -> FileRow | None:
         """The file; ``None`` when it is not there, has expired, or is another tenant's."""
