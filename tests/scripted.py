@@ -24,6 +24,7 @@ class Script:
     """What one call does: the pieces of each text, the seconds before each piece, and how the call ends.
 
     A piece is one token with probability one half. ``token_ids`` are those of the pieces, if there are any.
+    With ``cached_at_end`` the cached tokens are reported at the end only, as by workers.
     With a ``failure`` the call breaks off after ``breaks_after`` pieces of its own, at the end when ``None``.
     A call that resumes an answer plays the pieces after the partial answer.
 
@@ -36,6 +37,7 @@ class Script:
     failure: BackendFailure | None = None
     finish_reason: FinishReason = FinishReason.STOP
     cached_tokens: int = 0
+    cached_at_end: bool = False
     token_ids: tuple[int, ...] = ()
     breaks_after: int | None = None
     events: tuple[Delta, ...] = ()
@@ -98,6 +100,7 @@ class ScriptedBackend:
                 text = piece[max(0, skipped) :]
                 skipped = max(0, skipped - len(piece))
                 cached_tokens, wait_s = (script.cached_tokens, 0.0) if number == first else (None, None)
+                cached_tokens = None if script.cached_at_end else cached_tokens
                 logprobs = (TokenLogprob(piece.encode(), EVEN),) if reported else ()
                 ids = script.token_ids[number : number + 1]
                 for index in range(n):

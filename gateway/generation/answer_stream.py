@@ -263,6 +263,7 @@ class AnswerStream:
     def resume(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
         """Prepare for a call that resumes the answer after these tokens (``None``: they are not known)."""
         self._before_resume = self.origin, self._ids, self.tokens
+        self._cached_tokens = self.cached_tokens  # a worker reports them with the last chunk only
         stored = self._logprobs.get(0)
         if stored is not None:
             self._sent_logprobs = max(self._sent_logprobs, len(stored))
