@@ -140,7 +140,7 @@ def _lark(tool: Tool) -> str | None:
 
 
 def arguments_schema(tool: Tool) -> object:
-    """The schema of a call's arguments: an object, unless the tool's own schema has another type."""
+    """The schema of a call's arguments, an object."""
     if tool.kind is ToolKind.CUSTOM:
         form = input_format(tool)
         if form is None:

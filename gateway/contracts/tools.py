@@ -102,7 +102,13 @@ def _placed(one: ToolBody, at: str) -> tuple[str, Tool]:
 def function_tool(
     name: str, description: str | None, schema: Mapping[str, Any] | None, strict: bool | None, at: str
 ) -> Tool:
-    """A function; its schema is the body's field ``at``."""
+    """A function; its schema is the body's field ``at``.
+
+    Raises InvalidRequest: the schema is too large, or excludes an object, which a call's arguments are.
+    """
+    kinds = None if schema is None else schema.get("type")
+    if kinds is not None and "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise not_allowed(at, "has another type than object", "the type object, or none")
     text = None if schema is None else canonical_json(bounded_schema(schema, at))
     return Tool(name, ToolKind.FUNCTION, description, text, strict)
 

@@ -157,6 +157,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a name twice", {"tools": [named("f"), named("f")]}, "tools.1.function.name"),
     ("an unknown field", {"tools": function(mood=1)}, "tools.0.function.mood"),
     ("no schema", {"tools": function(parameters=5)}, "tools.0.function.parameters"),
+    (
+        "a text as arguments",
+        {"tools": function(parameters={"type": "string"})},
+        "tools.0.function.parameters",
+    ),
+    (
+        "a list as arguments",
+        {"tools": function(parameters={"type": ["array", "null"]})},
+        "tools.0.function.parameters",
+    ),
     ("too deep", {"tools": function(parameters=deep(40))}, "tools.0.function.parameters"),
     ("too long", {"tools": function(parameters={"const": "x" * 70_000})}, "tools.0.function.parameters"),
     (
