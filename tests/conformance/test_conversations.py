@@ -64,8 +64,7 @@ async def test_forty_conversations_end_on_each_backend_as_the_document_says(
 
 
 MOST_TIES = 2
-# The answers have fewer pieces than this.
-MOST_PIECES = 36
+UNBROKEN = 1_000
 
 
 class BreakingBackend(DelegatingBackend):
@@ -73,7 +72,7 @@ class BreakingBackend(DelegatingBackend):
 
     def __init__(self, backend: Backend, after: int) -> None:
         self._backend = backend
-        self.after = after
+        self.after = self.left = after
         self.calls = 0
 
     @property
@@ -84,14 +83,12 @@ class BreakingBackend(DelegatingBackend):
         self.calls += 1
         if self.calls > 1:
             return await self.delegate.generate(work, out)
-        left = self.after
 
         async def some(delta: Delta) -> None:
-            nonlocal left
-            if not left:
+            if not self.left:
                 raise BackendFailure(FailureKind.PREEMPTED, "broken on purpose")
-            if left < self.after or delta.text:
-                left -= 1
+            if self.left < self.after or delta.text:
+                self.left -= 1
             await out(delta)
 
         return await self.delegate.generate(work, some)
@@ -106,7 +103,9 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
     ways, features = backend.continues, backend.features
     if not specimen.computes or Continue.EVENTS not in ways or Feature.TOOLS not in features:
         pytest.skip("it has no tool calls, or does not resume them")
-    whole = await answer_of(rig_of(specimen, backend), specimen, name)
+    unbroken = BreakingBackend(backend, UNBROKEN)
+    whole = await answer_of(rig_of(specimen, unbroken), specimen, name)
+    pieces = UNBROKEN - unbroken.left
     turns = asyncio.Semaphore(CONCURRENCY)
     modes: list[str] = []
 
@@ -120,7 +119,7 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
         return breaking.calls > 1
 
     async with asyncio.TaskGroup() as group:
-        places = [group.create_task(broken(after)) for after in range(1, MOST_PIECES)]
+        places = [group.create_task(broken(after)) for after in range(1, pieces + 1)]
     assert (
         sum(place.result() for place in places) == len(modes) > 3
     )  # a busy engine gives several tokens at once
@@ -146,7 +145,7 @@ async def test_an_input_whose_grammar_names_control_tokens_is_resumed_without_th
     }
     inputs, calls = [], 0
     for after in (0, 3, 6, 9, 12, 15):
-        breaking = BreakingBackend(specimen.backend, after or MOST_PIECES)
+        breaking = BreakingBackend(specimen.backend, after or UNBROKEN)
         sink = await rig_of(specimen, breaking).run(
             parsed({"model": "demo", "temperature": 0, **body}).request
         )
