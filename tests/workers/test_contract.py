@@ -769,6 +769,33 @@ def test_a_budget_of_thinking_is_named_when_the_worker_was_started_without_reaso
     assert (failure.kind, failure.param) == (FailureKind.INVALID_INPUT, "thinking_token_budget")
 
 
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (
+            "Model 'm' does not support Matryoshka embeddings; dimensions must be unset"
+            " (received dimensions=8).",
+            "dimensions",
+        ),
+        ("Model 'm' only supports dimensions in range [1, 384], got 512.", "dimensions"),
+        (
+            "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation"
+            " size.",
+            "truncate_prompt_tokens",
+        ),
+        ("max_tokens_per_doc (5000) must be less than max_model_len (1024).", "max_tokens_per_doc"),
+        ("max_tokens_per_query (5000) must be less than max_model_len (1024).", "max_tokens_per_query"),
+    ],
+)
+def test_what_vllm_refuses_about_vectors_and_scores_is_named_and_is_no_long_prompt(
+    message: str, field: str
+) -> None:
+    body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
+    failure = failure_of(400, json.dumps(body).encode(), "", model="m")
+    assert (failure.kind, failure.param) == (FailureKind.INVALID_INPUT, field)
+    assert str(failure).endswith(f"the worker refused the request: {field}")
+
+
 def test_a_broken_image_is_refused_with_the_name_of_the_messages() -> None:
     message = "Failed to load image: image file is truncated"
     body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}

@@ -49,16 +49,26 @@ _TOO_LONG = (
 )
 # Parts of a service's message that refuses the fields which dialect vllm adds.
 _VLLM_FIELDS = ("cache_salt", "return_token_ids", "stream_interval", "continuous_usage_stats")
-# Parts of vLLM's messages, which name no field, when its model does not take the images, or one is broken.
-_NO_IMAGES = ("multimodal model", "may be provided in one prompt", "failed to load image")
+# The fields that vLLM refuses without naming them, by parts of its messages.
+_UNNAMED: Mapping[str, str] = {
+    "multimodal model": "messages",
+    "may be provided in one prompt": "messages",
+    "failed to load image": "messages",
+    "thinking_token_budget is set but reasoning_config": "thinking_token_budget",
+    "matryoshka": "dimensions",
+    "supports dimensions in": "dimensions",
+    "truncate_prompt_tokens value is": "truncate_prompt_tokens",
+    "max_tokens_per_doc (": "max_tokens_per_doc",
+    "max_tokens_per_query (": "max_tokens_per_query",
+}
+# Where texts are cut: too long a value is not too long a prompt.
+_CUTS = ("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query")
 # The beginning of vLLM's message when its engine is dead, also while it stops: the server then ends too.
 _ENGINE_DEAD = "enginecore encountered an issue"
 # The beginning of llama-cpp-python's message, with status 500, for a body that it refuses.
 _REFUSED_BODY = re.compile(r"\d+ validation errors?:\s+\{.*?'loc': \('body', '(\w+)'")
 # A part of vLLM's message for tools when it was started without their options.
 _NO_TOOLS = "--tool-call-parser"
-# A part of its message for a budget of thinking when it was started without the options of reasoning.
-_NO_REASONING = "thinking_token_budget is set but reasoning_config"
 
 _STATUS_OF_TYPE: Mapping[str, int] = {
     "invalid_request_error": 400,
@@ -178,7 +188,9 @@ def _failure(
     if status == 403 and "input was flagged" in words:  # OpenRouter
         return invalid_input("the worker's moderation refused the request", "messages")
     if status in (400, 422):
-        if any(sign in words for sign in _TOO_LONG):
+        if param is None:
+            param = next((name for part, name in _UNNAMED.items() if part in words), None)
+        if param not in _CUTS and any(sign in words for sign in _TOO_LONG):
             return BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED, "prompt and answer are longer than the worker takes"
             )
@@ -189,10 +201,6 @@ def _failure(
             return invalid_input(
                 f"the worker takes no tools: its vLLM was started without {options}", "tools"
             )
-        if param is None and any(sign in words for sign in _NO_IMAGES):
-            param = "messages"
-        if param is None and _NO_REASONING in words:
-            param = "thinking_token_budget"
         named = f": {param}" if param else ""
         hint = "; set max_tokens_field of its pool" if _refuses_limit_field(reported.param, words) else ""
         return invalid_input(f"the worker refused the request{named}{code}{hint}", param)
