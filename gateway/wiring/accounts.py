@@ -19,7 +19,7 @@ from gateway.config.settings import Settings
 from gateway.keys.ceilings import NANOUSD
 from gateway.wiring.backends import Engines
 from gateway.wiring.foundation import Foundation
-from resilience.leg_limits import Cost, free
+from resilience.leg_limits import Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +112,27 @@ def make_prices(settings: Settings) -> PriceBook:
 def leg_costs(
     settings: Settings, book: PriceBook, *, unix_time: Callable[[], float]
 ) -> Callable[[str], Cost]:
-    """Return a function from a fallback target to its cost function, by the ledger's price book as of now.
+    """Return a function from a fallback target to its cost function, by the prices in force at each call.
 
     The function raises ConfigError for a target with a spending limit but without a price.
     """
-    now = unix_time()
 
     def cost(name: str) -> Cost:
         pool, _, model = name.partition("/")
         if not model and (section := settings.backends.get(pool)) is not None:
             model = model_of(section, settings.engine_sections) or ""
-        found = book.price(now, name, model or None)
-        if found is None:
+
+        def price() -> Price | None:
+            return book.price(unix_time(), name, model or None)
+
+        if price() is None:
             limit = settings.fallback.limits.get(name)
             if limit is not None and limit.max_spend_usd_per_minute is not None:
                 raise ConfigError(
                     f"fallback.limits.{name}.max_spend_usd_per_minute needs a price: "
                     f"set backends.{name}.price, or name the backend or its model in the price file"
                 )
-            return free
-        return found.cost_nanousd
+        return lambda *tokens: 0 if (now := price()) is None else now.cost_nanousd(*tokens)
 
     return cost
 

@@ -225,6 +225,16 @@ def test_a_fallback_target_is_priced_by_the_same_book_as_rows(tmp_path: Path) ->
         before("local")
 
 
+def test_a_later_price_applies_to_a_fallback_target_from_its_date_on(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(FILE)
+    now = NOVEMBER - 1
+    settings = Settings.model_validate({"ledger": {"prices": str(tmp_path / "prices.yaml")}})
+    cost = leg_costs(settings, make_prices(settings), unix_time=lambda: now)("local")
+    assert cost(0, 10**6, 0, 0) == 0
+    now = NOVEMBER
+    assert cost(0, 10**6, 0, 0) == 80 * 10**6
+
+
 def test_a_fallback_target_or_shadow_is_priced_by_its_model_too(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text(FILE.replace("{backend: local, ", '{model: "anthropic.*", ', 1))
