@@ -121,7 +121,10 @@ class _Tensors:
         self._folder, self._dtype, self._device = folder, dtype, device
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
-            names = sorted(set(read_json(index).get("weight_map", {}).values()))
+            files = read_json(index).get("weight_map")
+            if not isinstance(files, dict):
+                raise ModelTruncated(f"{index} has no weight_map of tensor names to files")
+            names = sorted(set(files.values()))
         elif single.is_file():
             names = [single.name]
         else:
@@ -202,9 +205,8 @@ def _parse_rope_scaling(rope: dict[str, Any]) -> LinearScaling | Llama3Scaling |
 def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
-    eos = generation.get("eos_token_id", raw.get("eos_token_id"))
-    if eos is None:
-        return ()
+    found = (one.get("eos_token_id") for one in (generation, raw))
+    eos: Any = next((one for one in found if one is not None), [])
     return tuple(eos) if isinstance(eos, list) else (int(eos),)
 
 

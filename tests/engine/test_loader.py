@@ -65,6 +65,18 @@ def test_a_truncated_file_is_named(folder: Path, name: str, keep: float) -> None
     assert name in str(error)
 
 
+def test_an_index_without_a_map_of_its_files_is_named(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
+    error = start_error(folder)
+    assert isinstance(error, ModelTruncated) and "weight_map" in str(error)
+
+
+def test_a_generation_config_with_an_empty_end_token_leaves_that_of_the_model(folder: Path) -> None:
+    edit_config(folder, eos_token_id=7)
+    (folder / "generation_config.json").write_text('{"eos_token_id": null}')
+    assert read_config(folder).eos_token_ids == (7,)
+
+
 def test_another_architecture_is_named(folder: Path) -> None:
     edit_config(folder, architectures=["GPT2LMHeadModel"])
     error = start_error(folder)
