@@ -54,7 +54,7 @@ class ResponsesEndpoint(GenerationEndpoint):
         own = await asked_of(self._services, parse(ResponsesBody, short), origin)
         # A streaming client has events that a new run would not repeat; a front's tenant is not the key's.
         if own.background and not own.request.stream and not own.request.caller.by_front:
-            own = structs.replace(own, again=_packed(origin, body))
+            own = structs.replace(own, again=await asyncio.to_thread(_packed, origin, body))
         return own
 
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:

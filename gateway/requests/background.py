@@ -239,7 +239,7 @@ class BackgroundResponses:
                 retry_after_ms=RETRY_MS,
             )
         begun = BackgroundRun(asked, self.stored)
-        row = self.stored.packed(asked, begun.state())
+        row = await asyncio.to_thread(self.stored.packed, asked, begun.state())
         row = replace(row, alive_until=self.stored.now() + LEASE_S, again=asked.again)
         with self.counted():
             await self.stored.store.put(row)

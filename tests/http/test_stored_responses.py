@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
 from gateway.config.settings import ServerConfig
+from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, Draining, InvalidKey, public_error
 from gateway.http.responses import ResponsesRerun
@@ -46,6 +48,7 @@ class ResponsesRig:
     """A gateway with stored responses; ``now`` is its Unix time."""
 
     store_type = ResponseStore
+    stored_type = StoredResponses
 
     def __init__(self, connect: Connect, folder: Path, **section: Any) -> None:
         self.connect = connect
@@ -65,7 +68,7 @@ class ResponsesRig:
     @asynccontextmanager
     async def serving(self, journey: Any = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
         store = self.store_type(self.url, tenant_bytes=self.section.max_tenant_bytes)
-        keep = StoredResponses(store, self.section, lambda: self.now)
+        keep = self.stored_type(store, self.section, lambda: self.now)
         self.background = BackgroundResponses(keep, lambda: self.now, look_s=0.02)
         services = fake_services(
             journey or FakeJourney(pieces=("One ", "moment")),
@@ -701,6 +704,22 @@ async def test_a_heartbeat_does_not_pack_the_input_of_a_response_again(rig: Resp
         run = rig.background.of("acme", path.rpartition("/")[2])
         assert run is not None and run.row.size < 1_000
         assert text.encode() in zlib.decompress((await rig.row(path)).input)
+
+
+async def test_the_input_of_a_background_response_is_packed_beside_the_event_loop(rig: ResponsesRig) -> None:
+    threads = list[threading.Thread]()
+
+    class NotesThreads(StoredResponses):
+        def packed(
+            self, asked: ResponsesRequest, response: Mapping[str, Any], events: bytes | None = None
+        ) -> StoredResponse:
+            threads.append(threading.current_thread())
+            return super().packed(asked, response, events)
+
+    rig.stored_type = NotesThreads
+    async with rig.serving(held()) as client:
+        await made(client, background=True)
+    assert threads[0] is not threading.main_thread()
 
 
 class SlowToAnswer(ResponseStore):
