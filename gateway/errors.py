@@ -137,7 +137,7 @@ class RateLimited(GatewayError, status=429, code="rate_limited"):
 
 
 class QuotaExceeded(GatewayError, status=429, code="quota_exceeded"):
-    """The key's tokens of a day, or the tenant's space for files, are used up."""
+    """The key's tokens of a day, or the tenant's space for files or batches, are used up."""
 
 
 class BudgetExceeded(GatewayError, status=429, code="budget_exceeded"):

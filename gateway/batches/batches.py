@@ -12,9 +12,10 @@ from gateway.batches.files import Files
 from gateway.contracts.batches import BatchBody, window_s
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import Caller
-from gateway.errors import NotFound, WindowTooShort
+from gateway.errors import NotFound, QuotaExceeded, WindowTooShort
 
 CANCELLABLE: Final = ("validating", "in_progress")
+MAX_UNFINISHED: Final = 1_000  # most batches of one tenant that have not ended: each is looked at each second
 LINE_BYTES: Final = 1_024
 """Assumed size of a line in a file that has not been read yet, to estimate how long its lines take."""
 
@@ -28,9 +29,13 @@ class Batches:
 
     files: Files
     lines_per_s: Callable[[], float | None] = lambda: None
+    max_unfinished: int = MAX_UNFINISHED
 
     async def create(self, caller: Caller, batch_id: str, asked: BatchBody) -> dict[str, Any]:
-        """Create a batch; a gateway validates it soon. Raises NotFound, InvalidRequest, WindowTooShort."""
+        """Create a batch; a gateway validates it soon.
+
+        Raises NotFound, InvalidRequest, QuotaExceeded, WindowTooShort.
+        """
         file = await self.files.get(caller.tenant, asked.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise not_allowed("input_file_id", f"is a file for {file.purpose}", "a file for batch")
@@ -54,6 +59,11 @@ class Batches:
             orjson.dumps(stored),
         )
         await self._check_window(file.bytes, window)
+        unfinished = await self.files.store.unfinished()
+        if sum(one.tenant == caller.tenant for one in unfinished) >= self.max_unfinished:
+            raise QuotaExceeded(
+                f"{self.max_unfinished} batches of the tenant have not ended; wait for one, or cancel one"
+            )
         await self.files.store.add(row)
         self.files.submitted.set()
         return batch_body(row, BatchCounts())

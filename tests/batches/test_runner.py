@@ -607,6 +607,18 @@ async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(ri
     await files.store.close()
 
 
+async def test_a_tenants_batches_that_have_not_ended_are_bounded_in_number(rig: BatchRig) -> None:
+    files = rig.files()
+    batches = Batches(files, max_unfinished=2)
+    first = await rig.create_batch(batches, 1)
+    await rig.create_batch(batches, 1)
+    with pytest.raises(QuotaExceeded, match="2 batches of the tenant have not ended"):
+        await rig.create_batch(batches, 1)
+    await files.store.change(first, ("validating",), status="cancelled")
+    await rig.create_batch(batches, 1)
+    await files.store.close()
+
+
 async def test_a_file_is_not_deleted_under_a_batch_and_expires_later(rig: BatchRig) -> None:
     async with rig.gateway(Lines(is_ready=False)) as batches:
         batch_id = await rig.create_batch(batches, 1)
