@@ -7,6 +7,7 @@ from io import BytesIO
 from typing import Any, Final
 
 import orjson
+import structlog
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -15,7 +16,7 @@ from starlette.types import Message, Receive
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.contracts.refusals import path_of
-from gateway.errors import BodyTooLarge, InvalidRequest
+from gateway.errors import BackendUnavailable, BodyTooLarge, InvalidRequest
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.requests.body_memory import UNCOUNTED_BYTES
 
@@ -25,6 +26,7 @@ DISCARD_FACTOR: Final = 4
 first and reads afterwards gets its 413 rather than a reset connection."""
 FORM_BYTES: Final = 65_536  # most bytes of a form besides its file
 MAX_FIELDS: Final = 16
+RETRY_MS: Final = 1_000
 
 _ENCODING: Final = b"content-encoding"
 # Charsets of forms. Others may decode to what is no text, or fail in ways that the parser does not know.
@@ -114,7 +116,7 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
     with the size of each piece, and may raise.
 
     Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, InvalidRequest, ClientGone, TooManyBodies,
-    RateLimited.
+    RateLimited, BackendUnavailable (the disk).
     """
     exchange = Exchange.of(request.scope)
     check_encoding(exchange)
@@ -149,6 +151,11 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
         return await parser.parse()
     except MultiPartException as error:
         raise InvalidRequest(f"the form cannot be read: {error.message}") from None
+    except OSError as error:
+        structlog.get_logger("gateway.http").error("upload not written to TMPDIR", reason=str(error))
+        raise BackendUnavailable(
+            "the file cannot be stored now: its storage fails", retry_after_ms=RETRY_MS
+        ) from error
     except ClientDisconnect:
         raise ClientGone from None
 

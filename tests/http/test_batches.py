@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -202,6 +203,16 @@ async def test_files_are_bounded_and_take_a_share_of_their_tenant(serving: Any) 
         assert (await uploaded(client, b"x" * 2_000)).status_code == 200
         assert fault(await uploaded(client, b"x" * 2_000)) == (429, "quota_exceeded", None)
         assert (await uploaded(client, b"x" * 900)).status_code == 200
+
+
+async def test_an_upload_that_the_disk_does_not_take_is_told_to_come_again(
+    serving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    async with serving() as client:
+        refused = await uploaded(client, b"x" * 2_000_000)
+    assert fault(refused) == (503, "backend_unavailable", None)
+    assert "retry-after" in refused.headers
 
 
 async def test_uploads_in_progress_take_a_bounded_part_of_the_disk(serving: Any) -> None:
