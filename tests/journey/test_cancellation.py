@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from adapters.values import Adapter
-from budgeting.values import EvidenceChunk
+from budgeting.values import EvidenceChunk, Plan, SectionCounts
 from gateway.backends.port import BackendState
 from gateway.contracts.events import Delta
 from gateway.contracts.values import GenerateRequest
+from gateway.generation.answer_stream import AnswerOrigin, AnswerStream
 from resilience.failures import BackendFailure, FailureKind
 from resilience.time_limits import TimeLimit, TimeLimits
 from tests.journey.rig import JourneyRig, RecordingSink
@@ -184,6 +185,16 @@ class GivesUpAtTheEnd(RecordingSink):
             self.discarded = True
             task.cancel()
             await asyncio.sleep(0)
+
+
+async def test_a_first_piece_that_is_given_up_before_its_sending_begins_is_not_billed(ask: Ask) -> None:
+    stream = AnswerStream(ask(stream=True), RecordingSink(), lambda: 0.0)
+    plan = Plan((), (), SectionCounts(), 8, 0)
+    stream.started(AnswerOrigin("local", "scripted", "scripted", plan, 8), lambda cached: None)
+    sending = stream.take(Delta("Hello", 1))
+    assert isinstance(sending, Coroutine) and not stream.delivered
+    sending.close()
+    assert not stream.delivered
 
 
 async def test_an_answer_that_its_sink_gives_up_after_the_last_delta_is_not_billed(
