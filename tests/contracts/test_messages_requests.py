@@ -312,6 +312,15 @@ def test_a_json_schema_in_output_config_becomes_the_response_format() -> None:
         ),
         ({"system": [{"type": "document"}]}, "system.0.type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "x"}]}, "tools.0.type"),
+        (
+            {
+                "mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}],
+                "tools": [{"type": "mcp_toolset", "mcp_server_name": "x"}],
+            },
+            "mcp_servers",
+        ),
+        ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
         ({"tools": [{"name": "look"}]}, "tools.0.input_schema"),
         ({"tools": [LOOK, LOOK]}, "tools.1.name"),
         ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers"),

@@ -66,7 +66,7 @@ class InputTool(StrictObject):
     """A tool that the caller runs."""
 
     type: Name | None = None
-    name: Name
+    name: Name | None = None
     description: Text | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None

@@ -186,8 +186,8 @@ def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
 def _tool(one: InputTool, at: str) -> Tool:
     if one.type not in (None, "custom"):
         _not_served(one, at, "'custom' or none")
-    schema = required(one.input_schema, f"{at}.input_schema")
-    return function_tool(one.name, one.description, schema, one.strict, f"{at}.input_schema")
+    name, schema = required(one.name, f"{at}.name"), required(one.input_schema, f"{at}.input_schema")
+    return function_tool(name, one.description, schema, one.strict, f"{at}.input_schema")
 
 
 def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice | None:
