@@ -150,6 +150,13 @@ class BackendFailure(Exception):
         return self.policy.health in _COUNTED and not self.isolated
 
 
+class CannotResume(BackendFailure):
+    """A backend cannot resume a partial answer, or repeated it in other words; it may make a new one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(FailureKind.STREAM_BROKEN, message)
+
+
 def invalid_input(message: str, param: str | None = None) -> BackendFailure:
     """The failure for a request that the backend cannot take."""
     return BackendFailure(FailureKind.INVALID_INPUT, message, param=param)

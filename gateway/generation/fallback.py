@@ -19,9 +19,9 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_after_wait, demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
 from gateway.generation.job import Job, replanning_warning, warning_of, without_adapter
-from gateway.generation.resume import ResumeMismatch, modes_on
+from gateway.generation.resume import modes_on
 from resilience.errors import DeadlinePassed
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, CannotResume, FailureKind
 from resilience.fallback_policy import (
     DEGRADED,
     RESPONSE_CACHE,
@@ -278,7 +278,7 @@ class FallbackChain:
             # A refusal to resume is not the request's fault; degenerate output is not resumed.
             cannot_resume = isinstance(failure, BackendFailure) and not failure.policy.other_backend
             gave = stream.chars > chars_before
-            differs = isinstance(failure, ResumeMismatch)
+            differs = isinstance(failure, CannotResume)
             if resumes and not gave and not stream.committed and (cannot_resume or differs):
                 stream.rewind()  # the same backend is asked for a new answer
                 return None

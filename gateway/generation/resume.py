@@ -7,7 +7,7 @@ from gateway.backends.port import Backend, Continue
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import CannotResume
 from resilience.resume import (
     Mismatch,
     ResumeMode,
@@ -19,6 +19,8 @@ from resilience.resume import (
     resume_modes,
     without_open_character,
 )
+
+_DIFFERS = "the repeated text differs from the delivered text"
 
 
 def modes_on(backend: Backend, job: Job, stream: AnswerStream) -> tuple[ResumeMode, ...]:
@@ -132,13 +134,6 @@ def _tokens_of(event: Delta) -> Delta:
     return Delta("", event.tokens, *figures)
 
 
-class ResumeMismatch(BackendFailure):
-    """A resuming call did not repeat what the caller has."""
-
-    def __init__(self) -> None:
-        super().__init__(FailureKind.STREAM_BROKEN, "the repeated text differs from the delivered text")
-
-
 class SplicedStream:
     """Passes on the part of a resuming call's output that the caller does not have."""
 
@@ -152,7 +147,7 @@ class SplicedStream:
     async def take(self, delta: Delta) -> None:
         """Pass one chunk on.
 
-        Raises ResumeMismatch if the chunk contradicts what the caller has.
+        Raises CannotResume if the chunk contradicts what the caller has.
         """
         try:
             if self._events is not None:
@@ -160,7 +155,7 @@ class SplicedStream:
             elif not self._splice.joined:
                 delta = replace(delta, text=self._splice.take(delta.text, delta.token_ids))
         except Mismatch:
-            raise ResumeMismatch from None
+            raise CannotResume(_DIFFERS) from None
         await self._stream.take(delta)
 
     async def end(self) -> None:
@@ -170,6 +165,6 @@ class SplicedStream:
                 self._events.end()
             held = self._splice.end()
         except Mismatch:
-            raise ResumeMismatch from None
+            raise CannotResume(_DIFFERS) from None
         if held:
             await self._stream.take(Delta(held, 0))

@@ -30,7 +30,7 @@ from gateway.contracts.values import (
 )
 from gateway.testing import CALLER_KEY, fake_services, serving
 from resilience.events import Resumed
-from resilience.failures import BackendFailure, FailureKind
+from resilience.failures import BackendFailure, CannotResume, FailureKind
 from resilience.fallback_policy import MAX_RESUMES
 from tests.journey.rig import JourneyRig, PieceTokenizer, RecordingSink, RestartingBackend
 from tests.journey.test_cancellation import cancel_at_every_turn
@@ -401,9 +401,13 @@ async def test_an_undelivered_broken_answer_is_generated_anew_rather_than_resume
     assert work.partial is None
 
 
-@pytest.mark.parametrize("differs", [False, True], ids=["refuses", "repeats other words"])
+@pytest.mark.parametrize(
+    ("differs", "refusals"),
+    [(False, 0), (False, 1), (True, 0)],
+    ids=["refuses the ids", "refuses", "repeats other words"],
+)
 async def test_a_whole_answer_that_a_backend_cannot_resume_is_made_anew_there_at_once(
-    build_rig: Build, ask: Ask, differs: bool
+    build_rig: Build, ask: Ask, differs: bool, refusals: int
 ) -> None:
     events = frozenset({Continue.EVENTS}) if differs else frozenset()
     fresh = Script(("Quite", " another."), token_ids=(0, 1))
@@ -413,7 +417,8 @@ async def test_a_whole_answer_that_a_backend_cannot_resume_is_made_anew_there_at
         begun = Script(
             events=(Reasoning("Hm.", 1), *fresh.events), token_ids=(0, 1), failure=GONE, breaks_after=1
         )
-    far = backend(fresh, name="far", continues=EXACT | events)
+    refused = breaking(0, CannotResume("a strict tool's call"))
+    far = backend(*[refused] * refusals, fresh, name="far", continues=EXACT | events)
     engine = restarting(begun, restart_s=None, continues=events)
     rig = build_rig(backends=[engine, far], route={"fallback": ["far"]}, spelling=SPELLING)
     answer = (await rig.run(ask())).answer

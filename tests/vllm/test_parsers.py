@@ -17,13 +17,14 @@ from msgspec import structs
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role, Tool, ToolChoice, ToolChoiceMode
 from engine.errors import InvalidConfig
-from gateway.backends.port import Work
+from gateway.backends.port import PartialAnswer, Work
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.compat import parsers, start
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.contracts.events import AnswerFold, Delta
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from gateway.generation.resume import EventSplice
+from resilience.failures import CannotResume
 from tests.conformance.harness import DEMO_MODEL, REPOSITORY, demo_tokenizer
 from tests.vllm.conftest import needs_vllm
 
@@ -620,6 +621,13 @@ def test_a_parser_without_structural_tags_warns_that_the_form_of_an_answer_forbi
     parsed = parsers_of(ParserNames("hermes")).parsed(asked, StructuredOutputsParams(json={"type": "object"}))
     assert parsed is not None
     assert bool(parsed.warnings) is warned
+
+
+def test_a_call_that_a_grammar_constrains_is_not_resumed() -> None:
+    required = request(ToolChoice(ToolChoiceMode.REQUIRED))
+    begun = structs.replace(required, partial=PartialAnswer("Let", (300,)))
+    with pytest.raises(CannotResume):
+        parsers_of(ParserNames("hermes")).parsed(begun, None)
 
 
 def test_without_tools_or_reasoning_nothing_is_parsed() -> None:

@@ -15,7 +15,7 @@ from gateway.backends.tool_bodies import form_warnings, message_body, tool_field
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.contracts.values import template_variables
-from resilience.failures import BackendFailure, FailureKind, invalid_input
+from resilience.failures import CannotResume, invalid_input
 
 # Parsers that read something else from a stream than from the whole answer, however the stream is cut.
 MISREADING_TOOLS = frozenset({"functiongemma", "jamba", "phi4_mini_json"})
@@ -133,7 +133,7 @@ class Parsers:
             text = " ".join(str(error).split())[:MAX_MESSAGE]
             raise invalid_input(text, "tools") from error
         if work.partial_ids and request.structured_outputs is not None:
-            raise BackendFailure(FailureKind.STREAM_BROKEN, "vLLM cannot resume a constrained answer")
+            raise CannotResume("vLLM cannot resume a constrained answer")
         prompt = list(joined(work.token_ids))
         ended = request.resolve_reasoning_ended(parsers[0], prompt)
         return AnswerParser(
