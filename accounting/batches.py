@@ -243,9 +243,9 @@ class BatchStore(FurtherTables):
             (row["number"], row["place"], row["custom_id"], row["output"]) for row in await self._rows(query)
         ]
 
-    async def forget_outputs(self, batch_id: str) -> None:
-        """Delete the outputs after they were written to files; the counts stay."""
-        await self._change(update(lines).filter_by(batch_id=batch_id).values(output=None))
+    async def forget_lines(self, batch_id: str) -> None:
+        """Delete the lines after their outputs were written to files."""
+        await self._change(delete(lines).filter_by(batch_id=batch_id))
 
     def _own(self, line: BatchLine) -> Any:
         mine = {"status": "running", "owner": self._owner}

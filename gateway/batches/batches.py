@@ -109,6 +109,8 @@ class Batches:
         return row
 
     async def _with_counts(self, row: BatchRow) -> dict[str, Any]:
+        if (ended := orjson.loads(row.body).get("counts")) is not None:
+            return batch_body(row, BatchCounts(ended["by_status"], LineTokens(**ended["tokens"])))
         return batch_body(row, await self.files.store.counts(row.batch_id))
 
 

@@ -77,12 +77,16 @@ async def finish(files: Files, batch: BatchRow) -> None:
     output = await _results(files, batch, "output", ("done",), ending)
     errors = await _results(files, batch, "error", ("failed", "unrun"), ending)
     ended = with_changes(
-        body, output_file_id=output, error_file_id=errors, **{f"{ending}_at": int(files.now())}
+        body,
+        output_file_id=output,
+        error_file_id=errors,
+        counts=await store.counts(batch.batch_id),
+        **{f"{ending}_at": int(files.now())},
     )
     if await store.change(
         batch.batch_id, (batch.status,), status=ending, body=ended, owner=None, lease_until=None
     ):
-        await store.forget_outputs(batch.batch_id)
+        await store.forget_lines(batch.batch_id)
         _log.info("batch ended", batch=batch.batch_id, status=ending)
 
 

@@ -607,6 +607,21 @@ async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(ri
     await files.store.close()
 
 
+async def test_the_lines_of_a_batch_that_has_ended_are_no_longer_in_the_database_and_its_counts_are(
+    rig: BatchRig,
+) -> None:
+    async with rig.gateway(Lines()) as batches:
+        batch_id = await rig.create_batch(batches, 3)
+        await until(batches, batch_id, "completed")
+        store = batches.files.store
+        async with asyncio.timeout(30):
+            while (await store.counts(batch_id)).by_status:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        shown = (await batches.page("acme", after=None, limit=1))[0]
+    assert shown["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    assert (shown["usage"]["input_tokens"], shown["usage"]["output_tokens"]) == (30, 6)
+
+
 async def test_a_tenants_batches_that_have_not_ended_are_bounded_in_number(rig: BatchRig) -> None:
     files = rig.files()
     batches = Batches(files, max_unfinished=2)
