@@ -1,6 +1,6 @@
 """Admission as the journey uses it: ``async with admit(demand) as slot``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -72,11 +72,12 @@ class AdmissionController:
         """The gate of one backend, for display."""
         return self._queue(backend).gate
 
-    def forget(self, backend: str) -> None:
-        """Drop the gate of a removed backend, unless a request waits or runs there."""
-        queue = self._queues.get(backend)
-        if queue is not None and not queue.gate.tickets and not queue.gate.in_flight:
-            del self._queues[backend]
+    def keep(self, backends: Iterable[str]) -> None:
+        """Drop the gates of other backends, unless a request waits or runs there."""
+        for name in self._queues.keys() - set(map(self.gate_name, backends)):
+            gate = self._queues[name].gate
+            if not gate.tickets and not gate.in_flight:
+                del self._queues[name]
 
     @property
     def gates(self) -> Mapping[str, BackendGate]:
@@ -89,7 +90,7 @@ class AdmissionController:
         return {name: queue.gate for name, queue in self._queues.items()}
 
     def _queue(self, backend: str) -> AdmissionQueue:
-        # The number of gates is bounded by that of the backends: `forget` drops the gate of a removed one.
+        # The number of gates is bounded by that of the backends: `keep` drops that of a removed one.
         engine = self.gate_name(backend)
         queue = self._queues.get(engine)
         if queue is None:

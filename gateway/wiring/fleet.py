@@ -43,7 +43,6 @@ class FleetParts:
         return {name: one for name, one in self.sources.items() if isinstance(one, ServingPool)}
 
     def refresh(self) -> None:
-        before = set(self.backends)
         self.backends.clear()
         self.models_of.clear()
         for name, source in self.sources.items():
@@ -51,8 +50,7 @@ class FleetParts:
             self.backends |= {one.name: self.wrap(one) for one in serving}
             if len(serving) > 1:
                 self.models_of[name] = tuple([one.name for one in serving])
-        for gone in before - self.backends.keys():
-            self.admission.forget(gone)
+        self.admission.keep(self.backends)
         taken = {*self.aliases, *self.backends, *(one.model for one in self.backends.values())}
         found: dict[tuple[str, str], set[str]] = {}
         for pool in self.pools.values():

@@ -401,3 +401,17 @@ async def test_an_admission_event_beyond_the_forecast_has_its_reason() -> None:
         pass
     [admitted] = [event for event in rig.events if isinstance(event, Admitted)]
     assert admitted.beyond == "idle_engine"
+
+
+async def test_the_gate_of_a_backend_that_is_gone_is_dropped_once_its_last_request_has_ended() -> None:
+    rig, done = Rig(), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.hold(done))
+        await settle()
+        rig.controller.keep(["other"])
+        assert list(rig.controller.gates) == ["local"]
+        done.set()
+    rig.controller.keep(["local"])
+    assert list(rig.controller.gates) == ["local"]
+    rig.controller.keep(["other"])
+    assert not rig.controller.gates
