@@ -55,8 +55,9 @@ class LoraServer(RawWorker):
         self.broken = b""
         self.allowed = allowed
         self.load_s = load_s
-        self.may_load, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_load, self.may_unload, self.may_answer = (asyncio.Event() for _ in range(3))
         self.may_load.set()
+        self.may_unload.set()
         self.may_answer.set()
 
     def list_models(self) -> bytes:
@@ -81,6 +82,7 @@ class LoraServer(RawWorker):
         name = request.body["lora_name"]
         if request.path == "/v1/unload_lora_adapter":
             self.unloads.append(name)
+            await self.may_unload.wait()
             known = name in self.listed
             self.listed.discard(name)
             return (200, b"Success") if known else (404, b'{"error": {"code": 404}}')
@@ -147,6 +149,22 @@ async def test_new_weights_under_an_old_id_get_a_name_that_no_cache_knows() -> N
     assert old != new
     assert worker.asked == [old, new, old]
     assert worker.listed == {old}, "names that nothing leads to are taken back"
+
+
+async def test_old_weights_whose_unloading_was_cancelled_are_unloaded_by_the_next_load() -> None:
+    worker = LoraServer()
+    async with loading(worker) as backend:
+        await ask(backend)
+        worker.may_unload.clear()
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(ask(backend, ONCE_MORE))
+            await until(lambda: bool(worker.unloads))
+            asked.cancel()
+        worker.may_unload.set()
+        await until(lambda: loaded_name(MANGA, None) not in worker.listed)
+        worker.listed.add(loaded_name(MANGA, None))  # as if the request had not reached the worker
+        assert await ask(backend, ONCE_MORE) == "Hello"
+    assert worker.listed == {loaded_name(ONCE_MORE, None)}
 
 
 async def test_an_adapter_that_a_worker_has_forgotten_is_loaded_again_for_the_same_request() -> None:

@@ -179,10 +179,10 @@ class WorkerLoras:
                 raise self._refused(adapter, path, status, body)
             self._log.info("adapter loaded on worker", adapter=adapter.adapter_id, name=name)
         old = self._loaded.get(adapter.adapter_id)
-        self._loaded[adapter.adapter_id] = (adapter.path, name, self.changes + 1)
         if old is not None and old[1] != name:
             self._listed -= {old[1]}
-            await self._unload(adapter.adapter_id, old[1])
+            await self._unload(adapter.adapter_id, old[1])  # a cancelled call leaves this to the next load
+        self._loaded[adapter.adapter_id] = (adapter.path, name, self.changes + 1)
 
     async def unload_adapter(self, adapter_id: str) -> None:
         """Unload the adapter's name; the worker's requests in flight finish on its weights."""
