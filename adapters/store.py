@@ -37,7 +37,7 @@ class AdapterStore:
         return self.folder / sha256
 
     def has(self, sha256: str) -> bool:
-        return (self.path(sha256) / CONFIG_FILE).is_file()
+        return all((self.path(sha256) / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
 
     def take(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
         """Copy, check and store the adapter in a folder or an archive.
@@ -86,7 +86,8 @@ class AdapterStore:
             os.replace(folder, target)
         except OSError:
             if not self.has(sha256):  # another process may have been first with the same content
-                raise
+                shutil.rmtree(target, ignore_errors=True)  # its weights were deleted
+                os.replace(folder, target)
 
 
 def _remove_left(parts: Path, *, now: float) -> None:

@@ -27,6 +27,15 @@ def test_an_adapter_is_kept_under_its_content_and_cannot_be_changed_by_its_sourc
     assert not os.access(path / "adapter_model.safetensors", os.W_OK) or os.geteuid() == 0
 
 
+def test_an_adapter_whose_weights_were_deleted_is_stored_again(tmp_path: Path) -> None:
+    store, source = AdapterStore(tmp_path / "store"), crafted.write(tmp_path / "a")
+    verified = store.take(source, crafted.base())
+    (store.path(verified.sha256) / "adapter_model.safetensors").unlink()
+    assert not store.has(verified.sha256)
+    store.take(source, crafted.base())
+    assert store.check(store.path(verified.sha256), crafted.base(), sha256=verified.sha256) == verified
+
+
 def test_the_same_content_from_a_folder_and_from_an_archive_is_kept_once(tmp_path: Path) -> None:
     store, source = AdapterStore(tmp_path / "store"), crafted.write(tmp_path / "a")
     archive = tmp_path / "a.tar.gz"
