@@ -22,6 +22,13 @@ from resilience.response_cache_values import (
 # uvloop raises RuntimeError where redis-py writes to a connection that has just been closed.
 _ERRORS = (RedisError, OSError, RuntimeError)
 _read_place = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
+_NO_BYTES = msgspec.msgpack.encode(b"")
+# The same question may have had a slightly different vector, so its row is found by how it begins.
+_REMOVE_ROW = """
+for _, row in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
+  if string.sub(row, 1, #ARGV[1]) == ARGV[1] then redis.call('LREM', KEYS[1], 1, row) end
+end
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,8 @@ class RedisStore:
                     pipeline.set(self._name(entry.key), row, px=ttl_ms)
                     if entry.shelf is not None:
                         shelf = self._shelf(entry.shelf)
+                        begins = msgspec.msgpack.encode((entry.key, b"")).removesuffix(_NO_BYTES)
+                        pipeline.eval(_REMOVE_ROW, 1, shelf, begins)
                         pipeline.lpush(shelf, msgspec.msgpack.encode((entry.key, entry.vector)))
                         pipeline.ltrim(shelf, 0, MAX_SHELF - 1)
                         pipeline.pexpire(shelf, ttl_ms)

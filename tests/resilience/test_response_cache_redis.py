@@ -81,6 +81,16 @@ async def test_similar_questions_are_shared_newest_first_and_bounded(server: Red
             await one.shelf("t")
 
 
+async def test_a_question_that_is_asked_again_and_again_displaces_no_other_question(
+    server: RedisServer,
+) -> None:
+    async with store_on(server) as store:
+        await store.put([replace(entry("rare"), shelf="s", vector=bytes(8))])
+        for n in range(MAX_SHELF + 5):
+            await store.put([replace(entry("often"), shelf="s", vector=bytes([n]) * 8)])
+        assert await store.shelf("s") == [("often", bytes([MAX_SHELF + 4]) * 8), ("rare", bytes(8))]
+
+
 async def test_entries_leave_redis_by_themselves(server: RedisServer) -> None:
     async with store_on(server, ttl_s=0.05) as store:
         await store.put([entry("a"), entry("b")])
