@@ -157,7 +157,7 @@ class Journey:
                 warnings = warnings_of(request, canonical, lease)
                 answer = respond(request, outcome, stream, timer, trace_id=trace_id, warnings=warnings)
                 account.settle(closing_row(row, answer, model=outcome.model))
-                self.fallback.remember(job, outcome, answer)
+                self.fallback.remember(job, outcome, answer, stream)
                 if tokens is not None:
                     tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
                 recorder.answered(answer, outcome.plan)

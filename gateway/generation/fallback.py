@@ -100,10 +100,11 @@ class FallbackChain:
                         return outcome
             raise
 
-    def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
+    def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer, stream: AnswerStream) -> None:
         """Store an answer to the unchanged prompt, to be served when no backend can answer."""
         as_asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
-        if as_asked and RESPONSE_CACHE in job.fallback:
+        cut = stream.steps.shortened and answer.finish_reason is FinishReason.LENGTH  # by a long queue
+        if as_asked and not cut and RESPONSE_CACHE in job.fallback:
             self.answers.remember(job, answer)
 
     async def _fall_back(

@@ -15,7 +15,7 @@ from admission.values import BackendLoad
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
 from gateway.contracts.events import Delta
-from gateway.contracts.values import Contract, GenerateRequest, Sampling
+from gateway.contracts.values import Contract, FinishReason, GenerateRequest, Sampling
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import Revision, make_revision
 from resilience.failures import BackendFailure, FailureKind
@@ -158,6 +158,18 @@ async def test_a_long_queue_shortens_answers_and_says_so(build_rig: Build, ask: 
     [warning] = last.answer.warnings
     assert "max_tokens was lowered to 7" in warning
     assert [work.sampling.max_tokens for work in rig.backends["local"].calls] == [100, 100, 7]
+
+
+async def test_an_answer_that_a_long_queue_cut_replaces_no_stored_one(build_rig: Build, ask: Ask) -> None:
+    slow = Slow(Script(), Script(), Script(("Hel",), finish_reason=FinishReason.LENGTH))
+    ladder = {"ladder": [{"depth": 1, "max_tokens": 1}]}
+    rig = build_rig(backends=[slow], route={"admission": ladder, "fallback": ["response_cache", "degraded"]})
+    whole, _, cut = await run_queued(rig, ask(), ask(), ask())
+    slow.state = BackendState.DEAD
+    stored = (await rig.run(ask(generation_id="gen_9"))).answer
+    assert whole.answer is not None and cut.answer is not None and stored is not None
+    assert cut.answer.output_text == "Hel"
+    assert (stored.output_text, stored.finish_reason) == (whole.answer.output_text, FinishReason.STOP)
 
 
 async def test_a_request_pushed_out_of_the_queue_is_answered_by_the_fallback_chain(
