@@ -137,7 +137,7 @@ class Journey:
             )
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
-            so_far = partial(partial_usage, row, job, stream, timer)
+            so_far = partial(partial_usage, row, stream, timer)
             expected = self.admission.expected_output(demand)
             cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
             tokens_held = demand.input_tokens + expected

@@ -138,7 +138,7 @@ def estimated_cost(
 
 
 def partial_usage(
-    row: UsageRow, job: Job, stream: AnswerStream, timer: StageTimer, error: BaseException
+    row: UsageRow, stream: AnswerStream, timer: StageTimer, error: BaseException
 ) -> PartialUsage:
     """Return the usage until ``error`` ended the request, and whether the caller has a part of the answer."""
     if isinstance(error, Exception):
@@ -151,7 +151,7 @@ def partial_usage(
         backend_name=origin.backend if origin else None,
         model=origin.model if origin else None,
         error_code=code,
-        input_tokens=job.plan.counts.total if origin else 0,
+        input_tokens=origin.plan.counts.total if origin else 0,
         output_tokens=stream.tokens,
         cached_tokens=stream.cached_tokens,
         reasoning_tokens=stream.reasoning_tokens,
