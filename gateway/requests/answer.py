@@ -148,6 +148,7 @@ def partial_usage(
     origin = stream.origin
     used = replace(
         row,
+        adapter_id=None if origin and origin.served_model == origin.model else row.adapter_id,
         backend_name=origin.backend if origin else None,
         model=origin.model if origin else None,
         error_code=code,

@@ -39,6 +39,16 @@ async def test_the_base_model_answers_and_the_answer_says_so(build_rig: Build, a
     assert rig.records[0].backend_version == "scripted" and rig.in_use() == []
 
 
+async def test_a_part_of_an_answer_of_the_base_is_not_billed_as_the_adapters(
+    build_rig: Build, ask: Ask
+) -> None:
+    broken = Script(breaks_after=2, failure=BackendFailure(FailureKind.STREAM_BROKEN, "gone"))
+    rig = build_rig(missing(), broken, adapters=[ADAPTER], route=BASE)
+    await rig.run(ask(adapter_id="jp_style_v1", stream=True))
+    [row] = rig.outbox.rows
+    assert (row.billable_output_tokens, row.adapter_id) == (2, None)
+
+
 async def test_an_answer_of_the_base_is_not_kept_as_the_adapters(build_rig: Build, ask: Ask) -> None:
     route = {"adapter_fallback": "base", "fallback": ["response_cache", "degraded"]}
     down = Script(pieces=(), failure=BackendFailure(FailureKind.INTERNAL, "down", no_retry_here=True))
