@@ -144,7 +144,7 @@ class Journey:
             urgent.end()  # the request may wait now; otherwise no turn of the loop passes
             reservation = await self.limiter.reserve(request.caller, tokens_held, cost, backend.model)
             with (
-                Settling(reservation, demand.input_tokens, stream) as tokens,
+                Settling(reservation, stream) as tokens,
                 self.accounts.open(row, so_far, paying(reservation, recorder.billed)) as account,
             ):
                 try:

@@ -291,7 +291,6 @@ class Settling(Struct, eq=False):
     """
 
     _held: TokenReservation | None
-    _input_tokens: int
     _stream: AnswerStream
 
     def __enter__(self) -> TokenReservation | None:
@@ -299,8 +298,8 @@ class Settling(Struct, eq=False):
 
     def __exit__(self, *_: object) -> None:
         if self._held is not None:
-            tokens = self._stream.tokens
-            self._held.settle(self._input_tokens + tokens if tokens else 0)
+            tokens, origin = self._stream.tokens, self._stream.origin
+            self._held.settle(origin.plan.counts.total + tokens if tokens and origin else 0)
 
 
 def paying(held: TokenReservation | None, billed: Callable[[UsageRow], None]) -> Callable[[UsageRow], None]:

@@ -207,7 +207,8 @@ class RequestRecorder(Struct, eq=False):
 
     def _input_without_answer(self) -> int:
         """The prompt's tokens if a backend was at work, as in the usage row of a broken request."""
-        return self._plan.counts.total if self._plan and self._stream.origin is not None else 0
+        origin = self._stream.origin
+        return 0 if origin is None else origin.plan.counts.total
 
     def _tool_calls(self) -> ToolCallCounts:
         """Count the tool calls by outcome; calls of an unchecked answer were cut, or failed with it."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from accounting.keys import KeyLimits
 from budgeting.values import EvidenceChunk
 from gateway.backends.port import Backend, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.values import Contract, FinishReason, GenerateRequest, Sampling
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.rig import JourneyRig
+from tests.journey.rig import CALLER, JourneyRig
 from tests.scripted import Script, ScriptedBackend
 
 Build = Callable[..., JourneyRig]
@@ -38,17 +40,21 @@ async def test_after_out_of_memory_the_prompt_is_shortened_and_the_answer_says_s
     assert counts.dropped_chunks or counts.cut_chunks
 
 
-async def test_a_part_of_an_answer_to_a_shortened_prompt_is_billed_with_the_prompt_that_was_sent(
+async def test_a_part_of_an_answer_to_a_shortened_prompt_is_billed_and_counted_with_the_prompt_that_was_sent(
     build_rig: Build, ask: Ask
 ) -> None:
     broken = Script(breaks_after=2, failure=BackendFailure(FailureKind.STREAM_BROKEN, "gone"))
     rig = build_rig(OOM, broken, route={"budgets": {"retrieval": 1400}})
     chunks = tuple(EvidenceChunk(f"m{i}", "catalog", "Vinland Saga has 27 volumes. " * 8) for i in range(12))
-    await rig.run(ask(chunks=chunks, stream=True))
+    caller = replace(CALLER, limits=KeyLimits(tokens_per_minute=10_000))
+    await rig.run(ask(chunks=chunks, stream=True, caller=caller))
     first, second = rig.backends["local"].calls
     [row] = rig.outbox.rows
     assert len(second.token_ids) <= len(first.token_ids) // 2
     assert (row.billable_input_tokens, row.billable_output_tokens) == (len(second.token_ids), 2)
+    assert rig.records[0].input_tokens == row.input_tokens
+    used = await rig.journey.limiter.used(caller.key_id, caller.limits)
+    assert used == {"tokens_per_minute": len(second.token_ids) + 2}
 
 
 async def test_a_prompt_is_shortened_once_and_what_cannot_be_cut_is_sent_as_it_is(
