@@ -93,7 +93,7 @@ class ResponseCache:
 
         Computing a vector may take half of ``timeout_s``.
         """
-        if self.clock() < self._rest_until:
+        if self._rests(self._rest_until, REST_S):
             self.emit(LookedUp(Lookup.ERROR))
             return None
         limit = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
@@ -154,7 +154,7 @@ class ResponseCache:
         return (Lookup.MISS if found is None else Lookup.SIMILAR), found
 
     async def _store_batch(self, batch: Sequence[_Waiting]) -> None:
-        if self.clock() < self._rest_until:
+        if self._rests(self._rest_until, REST_S):
             self.emit(AnswersLost(len(batch), "store"))
             return
         try:
@@ -215,7 +215,7 @@ class ResponseCache:
         self, tenant: str, model: str, questions: Sequence[Question], timeout_s: float
     ) -> Mapping[Question, bytes]:
         """Vectors of length 1 by question; empty if the embedder fails, is too slow or still pauses."""
-        if self.embedder is None or self.clock() < self._embedder_rest_until:
+        if self.embedder is None or self._rests(self._embedder_rest_until, EMBEDDER_REST_S):
             return {}
         try:
             async with asyncio.timeout(timeout_s):
@@ -239,6 +239,10 @@ class ResponseCache:
             if (entry := await self.store.get(key)) is not None:
                 return replace(entry.answer, similarity=similarity)
         return None
+
+    def _rests(self, until: float, for_s: float) -> bool:
+        """Whether a pause of ``for_s`` lasts; one of more than two is of a clock that was set back."""
+        return 0 < until - self.clock() <= 2 * for_s
 
     def _failed(self, error: StoreError | TimeoutError) -> None:
         self._rest_until = self.clock() + REST_S

@@ -147,6 +147,15 @@ async def test_a_broken_store_is_a_miss_told_once_and_left_alone_for_a_while() -
     assert rig.events[-2:] == [StoreIsBack(), LookedUp(Lookup.MISS)]
 
 
+async def test_a_store_that_broke_is_asked_again_though_the_clock_was_set_back() -> None:
+    rig = CacheRig(now=10_000.0)
+    rig.store.broken = True
+    await rig.cache.find(question("Who created Berserk?"))
+    rig.now, rig.store.broken = 6_400.0, False
+    await rig.remember("Who created Berserk?")
+    assert await rig.cache.find(question("Who created Berserk?")) == ANSWER
+
+
 async def test_answers_that_a_broken_store_cannot_take_are_lost_and_counted() -> None:
     rig = CacheRig()
     rig.store.broken = True
