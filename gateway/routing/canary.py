@@ -162,14 +162,16 @@ def resume(state: CanaryState, *, read_to: int, now: float) -> CanaryState:
 
 def judge(state: CanaryState, windows: Iterable[Counts], *, read_to: int, now: float) -> CanaryState:
     """Return the state after further ``windows``, oldest first."""
-    plan = state.plan
+    plan, since = state.plan, min(state.since, now)  # the clock may have been set back
     counts, evidence, seen = dict(state.counts), dict(state.evidence), state.canary_requests
     for window in windows:
         for check, one in window.items():
             counts[check] = counts.get(check, EvidenceWindow()) + one
             evidence[check] = evidence.get(check, Evidence()).seen(one, plan.tolerance)
         seen += window.get("error", EvidenceWindow()).canary
-    state = replace(state, counts=counts, evidence=evidence, canary_requests=seen, read_to=read_to)
+    state = replace(
+        state, since=since, counts=counts, evidence=evidence, canary_requests=seen, read_to=read_to
+    )
     worst = max(evidence, key=lambda check: evidence[check].log_e, default=None)
     if worst is not None and evidence[worst].log_e >= plan.bound:
         return end(state, Phase.ROLLED_BACK, _why(state, worst), now)
@@ -177,7 +179,7 @@ def judge(state: CanaryState, windows: Iterable[Counts], *, read_to: int, now: f
         return end(state, Phase.ROLLED_BACK, "it came to no end within a day", now)
     requests = counts.get("error", EvidenceWindow())
     if (
-        now - state.since < plan.step_s
+        now - since < plan.step_s
         or min(requests.canary, requests.baseline) < plan.min_samples
         or any(one.log_e >= math.log(SUSPICIOUS) for one in evidence.values())
     ):

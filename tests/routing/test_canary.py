@@ -51,6 +51,13 @@ def test_a_step_needs_time_and_requests_of_both_sides() -> None:
     assert (more.step, more.applied, more.counts, more.canary_requests) == (1, False, {}, 100)
 
 
+def test_a_step_ends_in_time_although_the_clock_was_set_back() -> None:
+    begun = in_force(running(), 10_000.0)
+    young = judge(begun, [GOOD], read_to=1, now=6_400.0)
+    assert young.step == begun.step
+    assert judge(young, [], read_to=1, now=6_460.0).step == begun.step + 1
+
+
 def test_a_good_canary_gets_the_whole_route() -> None:
     standing = running()
     for number in range(1, 4):
