@@ -110,7 +110,8 @@ class LegLimits:
         """A place in the leg for a request of at most that many tokens; ``None`` at its limit."""
         # A leg ``pool/model`` is one of the models of a pool, which share its bounds.
         bounds = self._legs.get(leg.partition("/")[0], self._unbounded)
-        reserved = bounds.limit.cost(input_tokens, output_tokens, 0, 0)
+        # Tokens that are written to a cache are the dearest.
+        reserved = bounds.limit.cost(input_tokens, output_tokens, 0, input_tokens)
         reason = bounds.try_enter(reserved)
         if reason is not None:
             self._emit(LegSkipped(leg, reason))

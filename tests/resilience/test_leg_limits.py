@@ -47,6 +47,13 @@ def test_a_price_counts_cached_tokens_apart_and_rounds_up() -> None:
     assert PRICE.cost_nanousd(10, 0, 50) == 10 * 100, "no more is cached than was sent"
 
 
+def test_a_prompt_that_may_be_written_to_a_cache_reserves_what_that_costs() -> None:
+    writes = Price(10**9, 5 * 10**9, 10**8, 2 * 10**9)
+    limit = LegLimit(max_spend_nanousd_per_minute=1_500_000, cost=writes.cost_nanousd)
+    assert LegLimitsRig(limit).enter(1_000) is None
+    assert LegLimitsRig(limit).enter(750) is not None
+
+
 def test_no_more_requests_than_allowed_are_in_a_leg_at_once() -> None:
     rig = LegLimitsRig(LegLimit(max_concurrency=2))
     first, second = rig.enter(), rig.enter()
