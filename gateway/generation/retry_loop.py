@@ -77,13 +77,15 @@ class RetryLoop:
         self.policy.budget.attempted(backend, self.clock())
         this = Attempt(1)
         while True:
-            if self.clock() >= (end := bounds.end):
+            if (now := self.clock()) >= bounds.end:
                 raise DeadlinePassed(backend=backend, attempts=this.number - 1)
             if not calls.take(backend):
                 raise BackendFailure(
                     FailureKind.BACKEND_UNAVAILABLE, "the request has made all its calls", isolated=True
                 )
-            limit = TimeLimit(self.limits, end - self.clock(), partial(bounds.moved_since, end))
+            # This attempt may discard the output of the one before.
+            end = min(bounds.end, max(bounds.first_token_deadline, now))
+            limit = TimeLimit(self.limits, end - now, partial(bounds.moved_since, end))
             try:
                 with limit:
                     result = await attempt(this)

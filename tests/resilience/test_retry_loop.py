@@ -269,6 +269,21 @@ async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() ->
     assert rig.events == []
 
 
+async def test_an_attempt_that_discards_the_output_before_it_ends_in_time_for_a_fallback() -> None:
+    begun = False
+
+    async def attempt(this: Attempt) -> str:
+        nonlocal begun
+        begun = this.number == 1
+        if this.number == 1:
+            raise failure(FailureKind.NAN_OUTPUT)
+        return await _forever(this)
+
+    async with asyncio.timeout(30):
+        with pytest.raises(DeadlinePassed, match="attempt 2"):
+            await RetryRig().loop.run(attempt, bounds(5000.0, lambda: begun, first=100.5))
+
+
 async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_the_deadline() -> None:
     async def attempt(_: Attempt) -> str:
         try:
