@@ -91,6 +91,11 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ("server: {port: 99999}", {}, ["server.port", "less than or equal to 65535", "99999"]),
         ("engine: {kind: magic}", {}, ["engine.kind", "'embedded'", "magic"]),
         ("engine: {max_model_len: NaN}", {}, ["engine.max_model_len", "valid integer"]),
+        ("engine: {seed: -1}", {}, ["engine.seed: Input should be greater than or equal to 0; given: -1"]),
+        *(
+            (f"engine: {{{key}: {10**30}}}", {}, [f"engine.{key}: Input should be less than"])
+            for key in ("seed", "num_blocks", "kv_cache_bytes")
+        ),
         (
             "engines: {a: {kind: none}}",
             {},

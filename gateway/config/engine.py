@@ -98,8 +98,8 @@ class EngineSection(Section):
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    kv_cache_bytes: Annotated[int, Field(ge=1 << 16)] | None = None
-    num_blocks: Annotated[int, Field(ge=1)] | None = None
+    kv_cache_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 50)] | None = None
+    num_blocks: Annotated[int, Field(ge=1, le=1 << 32)] | None = None
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     enable_prefix_caching: bool = True
     share_prefix_across_tenants: bool = False
@@ -116,7 +116,7 @@ class EngineSection(Section):
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] = 64
     tool_parser: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     reasoning_parser: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
     max_restarts_per_hour: Annotated[int, Field(ge=0, le=1000)] = 5
     hang_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
     stopped_seconds: Annotated[float, Field(ge=0.25, le=3600)] = 0.5
