@@ -123,6 +123,7 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ("- a list", {}, ["must be a mapping"]),
         ("a: [", {}, ["not valid YAML"]),
         ("a: \0", {}, ["not valid YAML", "#x0000", "position 3"]),
+        ('server:\n  host: "a\\0b"', {}, ["sluice.yaml, line 2: not valid YAML", "U+0000"]),
         ("[" * 5_000, {}, ["not valid YAML", "recursion depth"]),
         ("backends: {'bad name': {kind: engine}}", {}, ["backends"]),
         (

@@ -43,6 +43,13 @@ class UniqueKeyLoader(yaml.SafeLoader):
                 seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
+    def construct_scalar(self, node: Any) -> Any:
+        """Build the text. Raises ConstructorError if it has a NUL, with which no file can be opened."""
+        if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+            fault = "a text with the character U+0000; allowed: none"
+            raise yaml.constructor.ConstructorError(None, None, fault, node.start_mark)
+        return super().construct_scalar(node)
+
 
 def load_yaml(path: Path, error_type: Callable[[str], Exception], *, max_bytes: int = MAX_FILE_BYTES) -> Any:
     """Return the file's parsed content, not yet validated. Raises ``error_type``."""
