@@ -134,7 +134,7 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         (
             "chaos: {faults: [{backend: local, kind: slowly}]}",
             {},
-            ["chaos.faults[0].kind: Input should be 'slow' or 'hang'; given: 'slowly'"],
+            ["chaos.faults[0].kind: Input should be 'cuda_oom', ", "'slow' or 'hang'; given: 'slowly'"],
         ),
         (
             "server:",

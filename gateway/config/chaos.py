@@ -1,13 +1,16 @@
 """The section ``chaos``: faults injected on purpose, to test what callers get."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetPydanticSchema, model_validator
+from pydantic_core.core_schema import literal_schema
 
 from gateway.config.section import Section
 from resilience.failures import FailureKind
 
 MAX_RULES = 64  # the most rules; every call checks all of them
+# One list, not a union, of which an error would name a part alone.
+_Kind = Annotated[str, GetPydanticSchema(lambda *_: literal_schema([*map(str, FailureKind), "slow", "hang"]))]
 
 
 class FaultRule(Section):
@@ -18,7 +21,7 @@ class FaultRule(Section):
     """
 
     backend: Annotated[str, Field(min_length=1)]
-    kind: FailureKind | Literal["slow", "hang"]
+    kind: _Kind
     after_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     every: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     probability: Annotated[float, Field(gt=0, le=1)] | None = None

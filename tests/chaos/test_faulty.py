@@ -192,11 +192,13 @@ def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when
             "/admin/chaos", json={"faults": [{"backend": "local", "kind": "boom"}]}, headers=ADMIN
         )
         assert unknown.status_code == 422
+        assert unknown.json()["error"]["param"] == "faults.0.kind"
+        assert all(f"'{kind}'" in unknown.json()["error"]["message"] for kind in ("cuda_oom", "slow", "hang"))
         assert (
             client.get("/admin/chaos", headers={"Authorization": f"Bearer {CALLER_KEY}"}).status_code == 403
         )
         assert client.post("/admin/chaos", json=body).status_code == 401
-    assert plan.rules[0].kind is FailureKind.NAN_OUTPUT
+    assert plan.rules[0].kind == FailureKind.NAN_OUTPUT
     done, refused = (orjson.loads(record.data) for record in streams.records["audit"])
     assert (done["action"], done["target"], done["result"]) == ("chaos.replace", "local: nan_output", "done")
     assert refused["target"] == "gone: hang" and refused["result"].startswith("refused: invalid_request")
