@@ -54,7 +54,7 @@ Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/?#@\s]+)$")]
 class ServerConfig(Section):
     """The HTTP server."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     lame_duck_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
@@ -65,7 +65,7 @@ class ServerConfig(Section):
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     log_json: bool | None = None
     ping: Literal["alive", "once_ready"] = "alive"
-    admin_host: str | None = None
+    admin_host: Annotated[str, Field(min_length=1)] | None = None
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     public_metrics: bool = False
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
