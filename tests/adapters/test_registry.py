@@ -94,7 +94,7 @@ A = "{id: a, base_model: demo, path: p}"
         ),
         (
             'adapters: [{id: a, base_model: demo, path: "a\\0b"}]',
-            "adapters[0].path: String should match pattern",
+            "line 1: not valid YAML: a text with the character U+0000",
         ),
         (
             "adapters: [{id: 'a b', base_model: demo, path: p}]",
