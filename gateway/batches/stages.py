@@ -105,8 +105,9 @@ async def _results(
             data = b"".join(line + b"\n" for line in lines)
             size += len(data)
             await asyncio.to_thread(written.write, data)
-        if not size:
-            return None
+        now = await files.store.get(batch.tenant, batch.batch_id)
+        if not size or now is None or now.status != batch.status:
+            return None  # nothing, or another gateway ended the batch, and lines may be gone
         written.seek(0)
         await asyncio.to_thread(files.storage.put, file_id, written)
     kept_s = float(orjson.loads(batch.body)["output_seconds"])

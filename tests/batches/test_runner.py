@@ -7,7 +7,7 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +22,13 @@ from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
 from accounting.values import UsageRow
+from gateway.batches import stages
 from gateway.batches.batches import Batches, with_changes
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
 from gateway.batches.runner import LEASE_S, MAX_TAKEOVERS, BatchRunner
+from gateway.batches.stages import finish
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.contracts.batches import BatchBody
@@ -620,6 +622,37 @@ async def test_the_lines_of_a_batch_that_has_ended_are_no_longer_in_the_database
         shown = (await batches.page("acme", after=None, limit=1))[0]
     assert shown["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
     assert (shown["usage"]["input_tokens"], shown["usage"]["output_tokens"]) == (30, 6)
+
+
+class OutrunStore(BatchStore):
+    """Another gateway writes the result files and ends the batch while this one reads the second page."""
+
+    other: Files | None = None
+
+    async def results(
+        self, batch_id: str, statuses: Sequence[str], after: int, limit: int
+    ) -> list[tuple[int, int, str, bytes | None]]:
+        if after and self.other is not None:
+            other, self.other = self.other, None
+            [batch] = await other.store.unfinished()
+            await finish(other, batch)
+        return await super().results(batch_id, statuses, after, limit)
+
+
+async def test_result_files_that_another_gateway_has_written_meanwhile_stay_whole(
+    rig: BatchRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "PAGE", 1)
+    other, rig.store_type = rig.files("b"), OutrunStore
+    async with rig.gateway(Lines()) as batches:
+        store = batches.files.store
+        assert isinstance(store, OutrunStore)
+        store.other = other
+        shown = await until(batches, await rig.create_batch(batches, 3), "completed")
+        await until_true(lambda: store.other is None)
+        await asyncio.sleep(0.2)  # it reads the rest
+        assert len(results(batches, shown["output_file_id"])) == 3
+    await other.store.close()
 
 
 async def test_a_tenants_batches_that_have_not_ended_are_bounded_in_number(rig: BatchRig) -> None:
