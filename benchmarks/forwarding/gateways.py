@@ -208,7 +208,7 @@ def _vllm_router(port: int, worker_port: int) -> Recipe:
     return Recipe(
         (
             str(_environment_of(VLLM_ROUTER).parent / "vllm-router"),
-            "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1),
+            "--host", "127.0.0.1", "--port", str(port),
             "--worker-urls", f"http://127.0.0.1:{worker_port}", "--policy", "round_robin",
             "--log-level", "warning",
         ),
