@@ -279,8 +279,8 @@ class FallbackChain:
             # A refusal to resume is not the request's fault; degenerate output is not resumed.
             cannot_resume = isinstance(failure, BackendFailure) and not failure.policy.other_backend
             gave = stream.chars > chars_before
-            differs = isinstance(failure, CannotResume)
-            if resumes and not gave and not stream.committed and (cannot_resume or differs):
+            refused = cannot_resume or isinstance(failure, CannotResume)
+            if resumes and refused and not gave and not stream.committed:
                 stream.rewind()  # the same backend is asked for a new answer
                 return None
             if not _resumable_after(failure) and not cannot_resume:
