@@ -40,7 +40,7 @@ class Limits:
     """The limits of one job. ``wall_s`` is for a machine too busy to give the job ``cpu_s`` in time."""
 
     cpu_s: float = 0.5
-    wall_s: float = 15.0
+    wall_s: float = 60.0
     memory_bytes: int = 128 << 20
     answer_bytes: int = 16 << 20
 
