@@ -73,9 +73,6 @@ def _known(messages: list[ChatMessage]) -> list[ChatMessage]:
 ChatMessages = Annotated[Listed[ChatMessage], AfterValidator(_known)]
 
 
-_NO_TOOLS: Final[tuple[Mapping[str, Any], frozenset[Feature]]] = (EMPTY, frozenset())
-
-
 class ChatRequest(OpenAIBody, ToolFields):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -154,27 +151,21 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     check_latest(messages, continued=CONTINUES in ending)
     if body.top_logprobs and not body.logprobs:
         raise not_allowed("top_logprobs", f"is {body.top_logprobs} without logprobs", "with 'logprobs': true")
+    tools, needs = tool_request(body, in_history=holds_calls(messages))
+    if ending:
+        tools = {**tools, "template_kwargs": {**tools.get("template_kwargs", EMPTY), **ending}}
+        needs |= {Feature(CONTINUES if CONTINUES in ending else GENERATES)}
     return _asked(
         body,
         origin,
         Contract.CHAT,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        unknown=unknown,
+        needs=needs,
         messages=messages,
-        in_messages=unknown,
-        tools=_with_ending(tool_request(body, in_history=holds_calls(messages)), ending),
+        **tools,
     )
-
-
-def _with_ending(
-    tools: tuple[Mapping[str, Any], frozenset[Feature]], ending: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], frozenset[Feature]]:
-    """The fields and features of ``tools``, with the prompt's ending added for the chat template."""
-    if not ending:
-        return tools
-    own, needs = tools
-    own = {**own, "template_kwargs": {**own.get("template_kwargs", EMPTY), **ending}}
-    return own, needs | {Feature(CONTINUES if CONTINUES in ending else GENERATES)}
 
 
 def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:
@@ -233,12 +224,12 @@ def _asked(
     *,
     max_tokens: int | None,
     logprobs: int | None,
-    messages: tuple[Message, ...] = (),
-    raw_prompt: str | tuple[int, ...] | None = None,
-    in_messages: tuple[str, ...] = (),
-    tools: tuple[Mapping[str, Any], frozenset[Feature]] = _NO_TOOLS,
-    echo: Mapping[str, Any] = EMPTY,
+    echo: Mapping[str, bool] = EMPTY,
+    unknown: tuple[str, ...] = (),
+    needs: frozenset[Feature] = frozenset(),
+    **own: Any,
 ) -> ParsedRequest:
+    """The parsed request. ``unknown``: the paths of messages' unknown fields; ``own``: its further fields."""
     stream = bool(body.stream)
     options = body.stream_options
     usage = options is not None and bool(options.include_usage)
@@ -246,14 +237,12 @@ def _asked(
         raise not_allowed("stream_options", "is given without stream", "with 'stream': true")
     native = body.sluice or NO_FIELDS
     shaper, shape = shape_of(body)
-    extra, needs = body.extra(in_messages)
+    extra, needed = body.extra(unknown)
     given = body.__pydantic_extra__ or {}
     request = build_request(
         origin,
         contract,
         native,
-        messages=messages,
-        raw_prompt=raw_prompt,
         model=body.model,
         # Without a session id, OpenAI's prompt_cache_key or else its stable end-user id replaces it: requests
         # with one id get the same canary arm and prefer the same prefix cache.
@@ -266,11 +255,11 @@ def _asked(
         priority=origin.capped(body.priority or 0),
         stream=stream,
         extra=extra,
-        needs=needs | tools[1],
-        dropped=in_messages,
+        needs=needs | needed,
+        dropped=unknown,
         truncate=body.truncation == "auto",
         fields=_fields(body, shaper),
-        **tools[0],
+        **own,
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
     running = usage and options is not None and bool(options.continuous_usage_stats)
