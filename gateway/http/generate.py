@@ -19,10 +19,10 @@ from gateway.generation.sink import Sink
 from gateway.http.authorize import caller_of
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import Release, until_gone
-from gateway.http.exchange import ClientGone, Exchange, Reply
+from gateway.http.exchange import Exchange, Reply
 from gateway.http.fan_out import run_prompts
-from gateway.http.idempotency import Idempotency, fingerprint_of, key_of
-from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
+from gateway.http.idempotency import Idempotency, fingerprint_of, sent_key
+from gateway.http.respond import error_reply, log_defect
 from gateway.http.sinks import StreamSink, WholeSink
 from gateway.ports import Services
 from resilience.time_limits import TimeLimit
@@ -123,39 +123,34 @@ class GenerationEndpoint:
         self._idempotency = idempotency
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry; answers through the exchange, not through ``send``."""
+        """Answer through the exchange, not through ``send``; the middleware answers errors."""
         exchange = Exchange.of(scope)
         services = self._services
-        try:
-            caller = caller_of(exchange)
-            await services.limiter.enter(caller)
-            body = await read_body(exchange, receive, services.limits.max_body_bytes)
-            if len(body) > LONG_BYTES:  # it may contain long images
-                asked = await parse_around_images(body, partial(self._asked, exchange, body))
+        caller = caller_of(exchange)
+        await services.limiter.enter(caller)
+        body = await read_body(exchange, receive, services.limits.max_body_bytes)
+        if len(body) > LONG_BYTES:  # it may contain long images
+            asked = await parse_around_images(body, partial(self._asked, exchange, body))
+        else:
+            asked = await self._asked(exchange, body, body)
+        exchange.request_id = asked.request.request_id
+        key = None if asked.request.stream else sent_key(exchange)
+        content = "" if key is None else fingerprint_of(scope["path"], body, caller)
+        del body  # frees its memory; the request has its content
+        async with until_gone(exchange, receive) as release:
+            if asked.request.stream:
+                await self._stream(exchange, asked)
+            elif key is None:
+                await self._whole(exchange, asked, release)
             else:
-                asked = await self._asked(exchange, body, body)
-            key = exchange.headers.get(b"idempotency-key")
-            content = "" if key is None else fingerprint_of(scope["path"], body, caller)
-            del body  # frees its memory; the request has its content
-            exchange.request_id = asked.request.request_id
-            async with until_gone(exchange, receive) as release:
-                if asked.request.stream:
-                    await self._stream(exchange, asked)
-                elif key is None:
-                    await self._whole(exchange, asked, release)
-                else:
-                    once = self._idempotency.answer(
-                        exchange,
-                        key_of(key),
-                        content,
-                        lambda: self._collected(exchange, asked, release),
-                        lambda: services.may_use(asked.request),
-                    )
-                    await exchange.reply(await once)
-        except ClientGone:
-            return
-        except CALLER_ERRORS as error:
-            await refuse(exchange, error, self._dialect.error)
+                once = self._idempotency.answer(
+                    exchange,
+                    key,
+                    content,
+                    lambda: self._collected(exchange, asked, release),
+                    lambda: services.may_use(asked.request),
+                )
+                await exchange.reply(await once)
 
     async def _asked(self, exchange: Exchange, body: bytes, short: bytes) -> ParsedRequest:
         """The request in ``short``, which is the body or has marks in place of the body's long images."""

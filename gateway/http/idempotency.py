@@ -54,18 +54,15 @@ class _Turn:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-def key_of(header: bytes) -> str:
-    """The key that a caller sent. Raises InvalidRequest."""
+def sent_key(exchange: Exchange) -> str | None:
+    """The key of a request, if it has one. Raises InvalidRequest."""
+    header = exchange.headers.get(b"idempotency-key")
+    if header is None:
+        return None
     key = header.decode("latin-1").strip()
     if not 1 <= len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
         raise not_allowed(HEADER, f"has {len(key)} characters", f"1 to {MAX_KEY} printable ASCII characters")
     return key
-
-
-def sent_key(exchange: Exchange) -> str | None:
-    """The key of a request, if it has one. Raises InvalidRequest."""
-    header = exchange.headers.get(b"idempotency-key")
-    return None if header is None else key_of(header)
 
 
 def fingerprint_of(path: str, body: bytes, caller: Caller) -> str:
