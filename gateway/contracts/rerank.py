@@ -18,7 +18,7 @@ from gateway.contracts.fields import (
     Neutral,
     OptionalLabel,
     Text,
-    TextOr,
+    no_null,
 )
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
@@ -27,13 +27,15 @@ MAX_DOCUMENTS: Final = 2_048  # most documents of one request; Cohere has 1,000,
 CONTRACT: Final = "rerank"
 TokenLimit = Annotated[int, Field(ge=0, le=1 << 24), AfterValidator(lambda given: given or None)]
 """0 is vLLM's default and no limit."""
+ScoredText = Annotated[str, Field(min_length=1), AfterValidator(no_null)]
+ScoredTexts = Either[ScoredText, Annotated[Listed[ScoredText], Field(min_length=1, max_length=MAX_DOCUMENTS)]]
 
 
 class Document(Body):
     """A document as an object; ``id``, ``title``, ``url`` and ``metadata`` are accepted and ignored."""
 
     neutral: ClassVar[Neutral] = dict.fromkeys(("id", "title", "url", "metadata"), (ANYTHING,))
-    text: Text
+    text: ScoredText
 
 
 class RerankBody(Body):
@@ -46,8 +48,8 @@ class RerankBody(Body):
         "max_chunks_per_doc": (None,),
     }
     model: Label
-    query: Text
-    documents: Listed[Either[Text, Document]]
+    query: ScoredText
+    documents: Annotated[Listed[Either[ScoredText, Document]], Field(min_length=1, max_length=MAX_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: TokenLimit | None = None
@@ -65,11 +67,11 @@ class ScoreBody(Body):
 
     neutral: ClassVar[Neutral] = {"request_id": (ANYTHING,), "priority": (None, 0)}
     model: Label
-    text_1: TextOr[Text] | None = None
-    queries: TextOr[Text] | None = None
-    text_2: TextOr[Text] | None = None
-    documents: TextOr[Text] | None = None
-    items: TextOr[Text] | None = None
+    text_1: ScoredTexts | None = None
+    queries: ScoredTexts | None = None
+    text_2: ScoredTexts | None = None
+    documents: ScoredTexts | None = None
+    items: ScoredTexts | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
     instruction: Text | None = None
     user: OptionalLabel = None
@@ -135,12 +137,9 @@ ScoreAnswer = PooledAnswer[float]  # a score for each pair
 
 def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:
     """Convert a validated body to a request. Raises InvalidRequest."""
-    texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    _check("documents", texts)
-    if not body.query:
-        raise not_allowed("query", "is empty", "at least one character")
+    pairs = [(body.query, one if isinstance(one, str) else one.text) for one in body.documents]
     names = ("max_tokens_per_doc", "max_tokens_per_query", "truncate_prompt_tokens", "instruction")
-    return _request(body, origin, "rerank", [(body.query, one) for one in texts], names)
+    return _request(body, origin, "rerank", pairs, names)
 
 
 def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
@@ -164,20 +163,8 @@ def _texts(body: ScoreBody, *names: str) -> tuple[str, list[str]]:
     name, *more = [one for one in names if getattr(body, one) is not None] or names[:1]
     if more:
         raise not_allowed(more[0], f"is given with {name}", "one of the two")
-    value = required(getattr(body, name), name)
-    if value == "":
-        raise not_allowed(name, "is empty", "at least one character")
-    texts = [value] if isinstance(value, str) else value
-    _check(name, texts)
-    return name, texts
-
-
-def _check(param: str, texts: Sequence[str]) -> None:
-    if not 0 < len(texts) <= MAX_DOCUMENTS:
-        raise not_allowed(param, f"has {len(texts)} texts", f"1 to {MAX_DOCUMENTS}")
-    for index, one in enumerate(texts):
-        if not one:
-            raise not_allowed(f"{param}.{index}", "is empty", "at least one character")
+    texts = required(getattr(body, name), name)
+    return name, [texts] if isinstance(texts, str) else texts
 
 
 def _request(
