@@ -93,17 +93,12 @@ def _shapes(prefix: str, asked: StructuredBody) -> dict[str, ResponseFormat | No
 def _logit_bias(entries: Mapping[str, Any]) -> Mapping[int, float]:
     if len(entries) > MAX_LOGIT_BIAS:
         raise not_allowed("logit_bias", f"has {len(entries)} entries", f"{MAX_LOGIT_BIAS} or fewer")
-    return MappingProxyType({_token_id(key): _bias(key, value) for key, value in entries.items()})
-
-
-def _token_id(key: str) -> int:
-    # At most ten digits: longer ones are out of range anyway and slow to convert.
-    if key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID:
-        return int(key)
-    raise not_allowed(path_of(("logit_bias", key)), "is not a token id", f"0 to {MAX_TOKEN_ID}")
-
-
-def _bias(key: str, value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100:
-        return float(value)
-    raise not_allowed(path_of(("logit_bias", key)), f"is {given(value)}", "-100 to 100")
+    biases: dict[int, float] = {}
+    for key, value in entries.items():
+        # At most ten digits: longer ones are out of range anyway and slow to convert.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+            raise not_allowed(path_of(("logit_bias", key)), "is not a token id", f"0 to {MAX_TOKEN_ID}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise not_allowed(path_of(("logit_bias", key)), f"is {given(value)}", "-100 to 100")
+        biases[int(key)] = float(value)
+    return MappingProxyType(biases)
