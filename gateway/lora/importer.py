@@ -1,7 +1,7 @@
 """Registers the adapters of ``adapters.file``; adapters that are already registered are not changed."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +9,7 @@ import structlog
 
 from adapters import changes
 from adapters.catalogue import AdapterState, Catalogue, CatalogueError
-from adapters.errors import AdapterError, Rejection
+from adapters.errors import AdapterError, AdapterNotHere, Rejection
 from adapters.values import Adapter
 from gateway.config.adapters_file import RegistryContent
 from gateway.errors import BackendUnavailable
@@ -17,7 +17,7 @@ from gateway.lora.fetch import AdapterSource
 from gateway.lora.registry import AdapterProjection
 
 AUTHOR = "adapters.file"
-AGAIN_S = 5.0  # pause between attempts while the state store is unreachable
+AGAIN_S = 5.0  # pause between attempts while the state store or an adapter's location is unreachable
 
 
 @dataclass(eq=False)
@@ -36,17 +36,18 @@ class AdapterImport:
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("adapters")
-        # Whether the import of the whole file was tried once, even if the state store was unreachable.
+        # Whether the import of the whole file was tried once, even if something was unreachable.
         self.tried = False
 
     async def run(self) -> None:
         """Import the file; returns when each of its entries is registered or refused."""
         pending: Sequence[Adapter] = [one for one in self.content.adapters if self._fits(one)]
+        aliases = self.content.aliases
         while True:
             pending = [adapter for adapter in pending if not await self._registered(adapter)]
-            aliases_done = not pending and await self._aliased()
+            aliases = await self._aliased(aliases, {one.adapter_id for one in pending})
             self.tried = True
-            if aliases_done:
+            if not pending and not aliases:
                 return
             await asyncio.sleep(self.again_s)
 
@@ -66,17 +67,21 @@ class AdapterImport:
         return False
 
     async def _registered(self, adapter: Adapter) -> bool:
-        """Register an adapter; ``False`` if the state store cannot be reached."""
+        """Register an adapter; ``False`` if the state store or its location cannot be reached."""
         name = adapter.adapter_id
         try:
             await self._register(adapter)
-        except BackendUnavailable as error:
+        except (BackendUnavailable, AdapterNotHere) as error:
             if not self.tried:
-                self._log.warning("adapter not imported yet", adapter=name, reason=error.message)
+                self._log.warning("adapter not imported yet", adapter=name, reason=str(error))
+            if isinstance(error, AdapterNotHere):
+                self.projection.refuse(name, str(error))
             return False
         except AdapterError as error:
             self._log.error("adapter of adapters.file refused", adapter=name, reason=str(error))
             self.projection.refuse(name, str(error))
+        else:
+            self.projection.refuse(name, None)
         return True
 
     async def _register(self, adapter: Adapter) -> None:
@@ -103,9 +108,14 @@ class AdapterImport:
                 lambda catalogue: changes.promote(catalogue, name, alias=None, force=True), author=AUTHOR
             )
 
-    async def _aliased(self) -> bool:
-        """Create missing aliases; ``False`` if the state store cannot be reached."""
-        for alias, target in self.content.aliases.items():
+    async def _aliased(self, aliases: Mapping[str, str], pending: Collection[str]) -> Mapping[str, str]:
+        """Create missing aliases; those that are left to create: their targets are pending, or the state
+        store cannot be reached."""
+        left: dict[str, str] = {}
+        for alias, target in aliases.items():
+            if target in pending:
+                left[alias] = target
+                continue
             if target not in self.projection.catalogue.versions:
                 self._log.warning("alias of adapters.file left out", alias=alias, target=target)
                 continue
@@ -118,7 +128,7 @@ class AdapterImport:
             try:
                 await self.projection.change(point, author=AUTHOR)
             except BackendUnavailable:
-                return False
+                left[alias] = target
             except AdapterError as error:
                 self._log.error("alias of adapters.file refused", alias=alias, reason=str(error))
-        return True
+        return left

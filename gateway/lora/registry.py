@@ -52,9 +52,13 @@ class AdapterProjection(FollowedStream):
             self._stale = True
             asyncio.get_running_loop().call_soon(self._offer)
 
-    def refuse(self, adapter_id: str, reason: str) -> None:
-        """Refuse requests for an adapter of the file that cannot be registered, with this reason."""
-        self._refused[adapter_id] = reason
+    def refuse(self, adapter_id: str, reason: str | None) -> None:
+        """Refuse requests for an adapter of the file that cannot be registered, with this reason; ``None``:
+        no longer."""
+        if reason is not None:
+            self._refused[adapter_id] = reason
+        elif self._refused.pop(adapter_id, None) is None:
+            return
         self._offer()
 
     def adapter(self, adapter_id: str) -> Adapter:

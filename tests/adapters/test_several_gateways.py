@@ -327,6 +327,27 @@ async def test_a_file_that_waits_for_the_store_is_logged_once_an_adapter_and_tak
         assert [line["event"] for line in logs].count("adapter not imported yet") == 1
 
 
+async def test_an_adapter_of_the_file_whose_location_is_away_at_the_start_is_taken_in_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    bucket = FakeBucket(write(tmp_path, "a"), error=FetchError("s3://bucket/a: not reached"))
+    fetched = gateway(MemoryStreams(), tmp_path / "1", fetcher=lambda prefix: bucket)
+    async with fetched as one, asyncio.TaskGroup() as group:
+        listed = content(("far", "s3://bucket/a"), ("v1", write(tmp_path, "b", 0.5)), style="far", house="v1")
+        again = replace(one.importing(listed), again_s=0.01)
+        with capture_logs() as logs:
+            group.create_task(again.run())
+            await until(lambda: again.tried)
+            assert uses(one, "house") == "v1"  # it does not wait for the other one
+            with pytest.raises(UnknownAdapter, match="not reached"):
+                uses(one, "far", operator=True)
+            bucket.error = None
+            await until(lambda: "style" in one.registry.ids and "style" in one.registry.aliases)
+        assert uses(one, "style") == "far"
+        assert one.admin.show_all()["refused"] == []
+        assert [line["event"] for line in logs] == ["adapter not imported yet"]
+
+
 async def test_other_content_under_a_name_of_the_file_is_refused_and_the_old_one_stays(
     tmp_path: Path,
 ) -> None:
