@@ -36,7 +36,7 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
     OSError: the disk is at fault.
     """
     if not archive.is_file():
-        raise AdapterRejected(Rejection.NOT_FOUND, f"{archive.name}: no such file")
+        raise AdapterRejected(Rejection.NOT_FOUND, "no such file")
     try:
         with _opened(archive, max_bytes) as (tar, members):
             files = [member for member in members if not member.isdir()]
@@ -54,14 +54,14 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
                         if written > max_bytes:
                             raise AdapterRejected(
                                 Rejection.TOO_LARGE,
-                                f"{archive.name}: unpacks to more than {max_bytes:,} bytes",
+                                f"unpacks to more than {max_bytes:,} bytes",
                             )
                         out.write(piece)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise
         raise AdapterRejected(
-            Rejection.BAD_ARCHIVE, f"{archive.name}: cannot be unpacked ({type(error).__name__})"
+            Rejection.BAD_ARCHIVE, f"cannot be unpacked ({type(error).__name__})"
         ) from error
 
 
@@ -108,9 +108,7 @@ def _opened(archive: Path, max_bytes: int) -> Iterator[tuple[tarfile.TarFile, li
             for info in tar:
                 found.append(info)
                 if len(found) > 2 * MAX_FILES:
-                    raise AdapterRejected(
-                        Rejection.TOO_LARGE, f"{archive.name}: more than {2 * MAX_FILES} entries"
-                    )
+                    raise AdapterRejected(Rejection.TOO_LARGE, f"more than {2 * MAX_FILES} entries")
             bounded.listed = True
             yield tar, found
 

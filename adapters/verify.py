@@ -53,7 +53,7 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
     digest = manifest_sha256(folder, files)
     if sha256 is not None and sha256.lower() != digest:
         raise AdapterRejected(
-            Rejection.WRONG_CHECKSUM, f"{folder.name}: the files' SHA-256 is {digest}, not {sha256.lower()}"
+            Rejection.WRONG_CHECKSUM, f"the files' SHA-256 is {digest}, not {sha256.lower()}"
         )
     config = read_config(folder, base)
     weights = folder / WEIGHTS_FILE
@@ -74,7 +74,8 @@ def list_files(folder: Path) -> Mapping[str, int]:
     in another format, or when there are too many files or bytes.
     """
     if not folder.is_dir():
-        raise AdapterRejected(Rejection.NOT_FOUND, f"{folder.name}: no such folder")
+        what = "is neither a folder nor a .tar.gz, .tgz or .tar" if folder.exists() else "no such folder"
+        raise AdapterRejected(Rejection.NOT_FOUND, what)
     home = folder.resolve()
     found: dict[str, int] = {}
     for path in _walk(folder):
@@ -94,11 +95,11 @@ def list_files(folder: Path) -> Mapping[str, int]:
         found[name] = path.stat().st_size
         if len(found) > MAX_FILES or sum(found.values()) > MAX_BYTES:
             raise AdapterRejected(
-                Rejection.TOO_LARGE, f"{folder.name}: more than {MAX_FILES} files or {MAX_BYTES >> 30} GiB"
+                Rejection.TOO_LARGE, f"more than {MAX_FILES} files or {MAX_BYTES >> 30} GiB"
             )
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in found:
-            raise AdapterRejected(Rejection.NOT_FOUND, f"{folder.name}: has no {name}")
+            raise AdapterRejected(Rejection.NOT_FOUND, f"has no {name}")
     return found
 
 

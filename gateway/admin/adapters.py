@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Final, NotRequired
 
 from pydantic import Field
@@ -12,10 +11,8 @@ from typing_extensions import TypedDict
 
 from adapters import changes
 from adapters.catalogue import AdapterState, Alias, Catalogue, CatalogueError, Version, apply
-from adapters.errors import AdapterRejected
 from adapters.registry import AdapterRegistry
 from adapters.verify import Verified
-from gateway.config.yaml_file import without_secrets
 from gateway.contracts.evaluation_report import is_signed
 from gateway.contracts.fields import Body, from_attributes
 from gateway.errors import NoSuchAdapter
@@ -193,11 +190,7 @@ class AdapterAdmin:
     async def add(self, given: AddBody, *, who: str) -> AdapterOrAlias:
         async def registering(check: Callable[..., Awaitable[Verified]]) -> Decide:
             changes.check_new(self.projection.catalogue, given.id, given.labels)
-            try:
-                verified = await check(given.location, sha256=given.sha256)
-            except AdapterRejected as error:
-                detail = error.detail.removeprefix(f"{Path(given.location).name}: ")
-                raise AdapterRejected(error.code, f"{without_secrets(given.location)}: {detail}") from error
+            verified = await check(given.location, sha256=given.sha256)
             return lambda catalogue: changes.register(
                 catalogue,
                 given.id,

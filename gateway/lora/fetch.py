@@ -17,6 +17,7 @@ from adapters.store import AdapterStore
 from adapters.unpack import is_archive
 from adapters.values import Adapter
 from adapters.verify import MAX_BYTES, Verified, list_files, manifest_sha256
+from gateway.config.yaml_file import without_secrets
 from gateway.weights.errors import FetchError, NotThere, UnknownLocation
 from gateway.weights.location import S3Prefix, s3_prefix
 from gateway.weights.values import Fetcher, Progress
@@ -104,7 +105,7 @@ class AdapterSource:
             listed = ", ".join(one.url for one in self.s3_prefixes) or "none"
             raise AdapterRejected(
                 Rejection.NOT_ALLOWED,
-                f"{location}: not below adapters.s3_prefixes; allowed: {listed}",
+                f"{without_secrets(location)}: not below adapters.s3_prefixes; allowed: {listed}",
             )
 
     async def _work(self, location: str, work: Callable[[Path], T]) -> T:
@@ -125,6 +126,8 @@ class AdapterSource:
         try:
             path = self._fetched(location, stop) if location.startswith(S3) else Path(location)
             return work(path)
+        except AdapterRejected as error:
+            raise AdapterRejected(error.code, f"{without_secrets(location)}: {error.detail}") from error
         except NotThere as error:
             raise AdapterRejected(Rejection.NOT_FOUND, str(error)) from error
         except FetchError as error:
@@ -148,7 +151,5 @@ class AdapterSource:
             return self.fetcher(s3_prefix(location)).fetch(self.cache, on_progress=on_progress, stop=stop)
         except FetchError:
             if too_large.is_set():
-                raise AdapterRejected(
-                    Rejection.TOO_LARGE, f"{location}: more than {MAX_BYTES >> 30} GiB"
-                ) from None
+                raise AdapterRejected(Rejection.TOO_LARGE, f"more than {MAX_BYTES >> 30} GiB") from None
             raise

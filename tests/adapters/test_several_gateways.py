@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tarfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -191,7 +192,7 @@ async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(
 async def test_a_password_in_a_refused_location_is_in_no_answer_and_no_audit_record(tmp_path: Path) -> None:
     streams = MemoryStreams()
     async with gateway(streams, tmp_path / "one") as one:
-        with pytest.raises(AdapterRejected, match="s3://…@bucket/v1: ") as refused:
+        with pytest.raises(AdapterRejected, match="s3://…@bucket/v1' is not") as refused:
             await one.admin.add(AddBody(id="v1", location="s3://AKIA1:hunter2@bucket/v1"), who="key_1")
     (record,) = streams.records["audit"]
     assert "hunter2" not in str(refused.value) and b"hunter2" not in record.data
@@ -265,6 +266,32 @@ class FakeBucket:
         if self.error is not None:
             raise self.error
         return Path(self.folder)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_refusal_has_the_location_once_and_no_name_of_the_gateways_own_folders(
+    tmp_path: Path, dry_run: bool
+) -> None:
+    good = Path(write(tmp_path, "a"))
+    with tarfile.open(tmp_path / "two.tar.gz", "w:gz") as tar:
+        tar.add(good, "x/a")
+        tar.add(good, "y/a")
+    (tmp_path / "cut.tar").write_bytes(b"x" * 100)
+    cases = [
+        (good, "0" * 64, r"wrong_checksum: {}: the files' SHA-256 is [0-9a-f]{{64}}, not 0{{64}}"),
+        (tmp_path / "two.tar.gz", None, r"not_found: {}: has no adapter_config\.json"),
+        (tmp_path / "cut.tar", None, r"bad_archive: {}: cannot be unpacked \(ReadError\)"),
+        (good / "adapter_config.json", None, r"not_found: {}: is neither a folder nor a \.tar\.gz, .*"),
+    ]
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        for place, sha256, message in cases:
+            given = AddBody(id="v1", location=str(place), sha256=sha256, dry_run=dry_run)
+            with pytest.raises(AdapterRejected) as caught:
+                await one.admin.add(given, who="key_1")
+            assert re.fullmatch(message.format(re.escape(str(place))), str(caught.value)), str(caught.value)
+        outside = AddBody(id="v1", location="s3://other/v1", dry_run=dry_run)
+        with pytest.raises(AdapterRejected, match=r"^not_allowed: s3://other/v1: not below"):
+            await one.admin.add(outside, who="key_1")
 
 
 async def test_an_adapter_comes_from_s3_and_what_is_not_there_or_not_allowed_is_told_apart(
