@@ -123,7 +123,8 @@ def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, commen
             if one != found.target and catalogue.version(one).state is not AdapterState.RETIRED
         ]
         if not usable:
-            raise CatalogueError(f"alias: {alias!r} has no earlier version that is not retired; name one")
+            hint = "" if found.canary is None else "; to end its canary, end-canary"
+            raise CatalogueError(f"alias: {alias!r} has no earlier version that is not retired{hint}")
         to = usable[-1]
     elif catalogue.version(to).adapter_id not in (found.target, *found.history):
         # A rollback returns to an earlier target; any other version needs a promotion, with its evaluation.

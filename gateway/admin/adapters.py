@@ -326,9 +326,14 @@ class AdapterAdmin:
         return shown
 
     def _version(self, adapter_id: str) -> Version:
-        found = self.projection.catalogue.versions.get(adapter_id)
+        catalogue = self.projection.catalogue
+        found = catalogue.versions.get(adapter_id)
         if found is None:
-            raise NoSuchAdapter(f"adapter {adapter_id[:140]!r} is not registered", param="id")
+            alias = catalogue.aliases.get(adapter_id)
+            what = (
+                "is not registered" if alias is None else f"is an alias; name its version, {alias.target!r}"
+            )
+            raise NoSuchAdapter(f"adapter {adapter_id[:140]!r} {what}", param="id")
         return found
 
     def _shown(self, name: str, catalogue: Catalogue) -> AdapterOrAlias:

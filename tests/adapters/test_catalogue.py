@@ -155,6 +155,16 @@ def test_a_rollback_takes_the_canary_away() -> None:
     assert (alias.target, alias.canary, registry.now.version("v3").state) == ("v1", None, AdapterState.STAGED)
 
 
+def test_a_rollback_without_an_earlier_version_asks_for_none_and_names_what_ends_a_canary() -> None:
+    registry = Registry().register("v1", "v2")
+    registry.promote("v1")
+    with pytest.raises(CatalogueError, match=r"no earlier version that is not retired$"):
+        changes.roll_back(registry.now, "manga")
+    registry.promote("v2", percent=5)
+    with pytest.raises(CatalogueError, match=r"not retired; to end its canary, end-canary$"):
+        changes.roll_back(registry.now, "manga")
+
+
 def test_a_rollback_leads_only_to_earlier_targets_so_that_it_skips_no_evaluation() -> None:
     registry = Registry().register("v1", "v2", "v3")
     registry.promote("v1")

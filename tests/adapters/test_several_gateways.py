@@ -214,6 +214,23 @@ async def test_names_that_are_not_there_and_versions_that_are_retired_are_refuse
             uses(one, "v1")
 
 
+async def test_an_alias_where_a_version_is_needed_is_called_an_alias_and_its_version_is_named(
+    tmp_path: Path,
+) -> None:
+    async with gateway(MemoryStreams(), tmp_path / "1") as one:
+        await one.admin.add(AddBody(id="v1", location=write(tmp_path, "a")), who="key_1")
+        await one.admin.promote("v1", PromoteBody(alias="style", force=True), who="key_1")
+        for change in (
+            one.admin.pin("style", True, who="key_1"),
+            one.admin.preload("style", who="key_1"),
+            one.admin.verify("style", who="key_1"),
+            one.admin.retire("style", CommentBody(), who="key_1"),
+            one.admin.promote("style", FORCED, who="key_1"),
+        ):
+            with pytest.raises(NoSuchAdapter, match="'style' is an alias; name its version, 'v1'"):
+                await change
+
+
 async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: Path) -> None:
     streams = MemoryStreams()
     async with gateway(streams, tmp_path / "1") as one:
