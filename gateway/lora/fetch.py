@@ -70,7 +70,12 @@ class AdapterSource:
         await self._bring(version.sha256, version.location)
         path = self.store.path(version.sha256)
         check = partial(self.store.check, base=self.base, sha256=version.sha256)
-        return await self._work(str(path), check)
+        try:
+            return await self._work(str(path), check)
+        except AdapterRejected as error:
+            source = without_secrets(version.location)
+            why = f"{error.detail}; delete this folder, and it is fetched again from {source}"
+            raise AdapterRejected(error.code, why) from error
 
     async def fingerprint(self, location: str) -> str | None:
         """The SHA-256 of a folder's unchecked content; ``None`` for an archive or ``s3://``. Raises as

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import tarfile
 import threading
 from dataclasses import replace
@@ -567,5 +568,8 @@ async def test_each_check_of_a_kept_copy_reads_it_anew(tmp_path: Path) -> None:
         weights = Path(one.projection.adapter("v1").path) / "adapter_model.safetensors"
         weights.chmod(0o600)
         weights.write_bytes(weights.read_bytes()[:-4])
-        with pytest.raises(AdapterRejected):
+        again = f"{re.escape(str(weights.parent))}: .*; delete this folder, and it is fetched again from "
+        with pytest.raises(AdapterRejected, match=again + re.escape(str(tmp_path / "a"))):
             await one.admin.verify("v1", who="key")
+        shutil.rmtree(weights.parent)
+        assert (await one.admin.verify("v1", who="key")).verified
