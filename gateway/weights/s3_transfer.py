@@ -7,9 +7,9 @@ boto3's transfer manager is not used: see docs/decisions/013-own-ranges-from-s3.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -181,23 +181,19 @@ class Transfer:
     def _key(self, file: RemoteFile) -> dict[str, str]:
         return {"Bucket": self.prefix.bucket, "Key": self.prefix.start + file.name}
 
-    @contextmanager
-    def _locked(self, file: RemoteFile) -> Iterator[None]:
+    def _locked(self, file: RemoteFile) -> AbstractContextManager[object]:
         """Lock the file against other threads and processes; the lock ends with its process."""
         try:
             from filelock import FileLock, Timeout
         except ImportError:
             raise FetchError("s3:// needs filelock: pip install 'sluice-gateway[s3]'") from None
-        lock = FileLock(self.cache.lock(file.name))
         try:
-            lock.acquire(poll_interval=LOCK_POLL_S, cancel_check=self._stopped)
+            return FileLock(self.cache.lock(file.name)).acquire(
+                poll_interval=LOCK_POLL_S, cancel_check=self._stopped
+            )
         except Timeout:
             self._check_stop()
             raise
-        try:
-            yield
-        finally:
-            lock.release()
 
 
 def _read(body: Any) -> bytes:
