@@ -109,28 +109,22 @@ class EmbeddingJourney:
         return True
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
-        parts = list(split(request.inputs, input_tokens))
-        request, span = self._traced(request)
-        return await self._run(_vectors(request), parts, span)
+        return await self._run(request, _vectors, list(split(request.inputs, input_tokens)))
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         parts = list(split(request.pairs, lambda pair: sum(map(_text_tokens, pair))))
-        request, span = self._traced(request)
-        return await self._run(_scores(request), parts, span)
+        return await self._run(request, _scores, parts)
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> Transcript:
-        parts = [InputPart((request.recording,), request.recording.tokens)]
-        request, span = self._traced(request)
-        return await self._run(_transcript(request, out), parts, span)
-
-    def _traced(self, request: Asked) -> tuple[Asked, RootSpan]:
-        """The request with its root span's context for workers: their calls have no spans of their own."""
-        span = self.reporter.trace(request)
-        return structs.replace(request, trace_headers=span.headers(0)), span
+        part = InputPart((request.recording,), request.recording.tokens)
+        return await self._run(request, partial(_transcript, out=out), [part])
 
     async def _run(
-        self, work: _PooledWork[Backed, One], parts: Sequence[InputPart], span: RootSpan
+        self, request: Asked, work_of: Callable[[Asked], _PooledWork[Backed, One]], parts: Sequence[InputPart]
     ) -> PooledAnswer[One]:
+        span = self.reporter.trace(request)
+        # Workers get the root span's context: their calls have no spans of their own.
+        work = work_of(structs.replace(request, trace_headers=span.headers(0)))
         bills: list[UsageRow] = []
         try:
             with self.in_flight.counted():
@@ -260,14 +254,13 @@ class EmbeddingJourney:
                         raise
                     # For a worker the whole request is like a prompt's work before the first token.
                     slot.first_token(None)
+                    return backend, made
             except (Refused, BackendFailure) as error:
                 failure = error
                 if isinstance(error, BackendFailure) and (
                     error.no_retry_here or not error.policy.other_backend
                 ):
                     break
-                continue
-            return backend, made
         assert failure is not None
         if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:
             raise UnknownModel(f"no worker {work.does} with {work.request.model!r}", param="model")
