@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -94,29 +94,29 @@ class LimitedProcess:
             ours.close()
             raise
         try:
-            writer.write(_SIZE.pack(len(job)) + job)
-            async with asyncio.timeout(self._longest_s):
-                return _read(await reader.read())
-        except TimeoutError:
-            self.close()
-            raise _no_answer() from None
-        except OSError as error:
-            raise NoProcess(str(error)) from error
+            with self._failures():
+                writer.write(_SIZE.pack(len(job)) + job)
+                async with asyncio.timeout(self._longest_s):
+                    return _read(await reader.read())
         finally:
             writer.transport.abort()
 
     def run_blocking(self, job: bytes) -> bytes:
         """Return the answer to a job; blocks. Raises OverLimit, NoProcess."""
-        with self._submit() as ours:
+        with self._submit() as ours, self._failures():
             ours.settimeout(self._longest_s)
-            try:
-                ours.sendall(_SIZE.pack(len(job)) + job)
-                return _read(b"".join(iter(lambda: ours.recv(1 << 20), b"")))
-            except TimeoutError:
-                self.close()
-                raise _no_answer() from None
-            except OSError as error:
-                raise NoProcess(str(error)) from error
+            ours.sendall(_SIZE.pack(len(job)) + job)
+            return _read(b"".join(iter(lambda: ours.recv(1 << 20), b"")))
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            self.close()
+            raise NoProcess("the process for this work does not answer") from None
+        except OSError as error:
+            raise NoProcess(str(error)) from error
 
     def close(self) -> None:
         with self._lock:
@@ -158,10 +158,6 @@ class LimitedProcess:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 )
         return self._control
-
-
-def _no_answer() -> NoProcess:
-    return NoProcess("the process for this work does not answer")
 
 
 def _read(answer: bytes) -> bytes:
