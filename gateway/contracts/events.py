@@ -236,19 +236,17 @@ class AnswerFold:
         """Whether a call of the choice has not ended."""
         return self._choices[index].open
 
-    def in_order(self, index: int = 0) -> tuple[Delta, ...]:
-        """The choice as the fewest events that fold to it; they count no tokens."""
-        choice, events = self._choices[index], list[Delta]()
+    def in_order(self) -> tuple[Delta, ...]:
+        """The first choice as the fewest events that fold to it; they count no tokens."""
+        choice, events = self._choices[0], list[Delta]()
         for part in choice.parts:
             begin, text = part.begin, "".join(part.pieces)
             if not isinstance(begin, ToolBegin):
-                events.append(type(begin)(text, 0, index=index, logprobs=tuple(part.logprobs)))
+                events.append(type(begin)(text, 0, logprobs=tuple(part.logprobs)))
                 continue
-            events.append(
-                ToolBegin(begin.text, 0, index=index, call=begin.call, id=begin.id, kind=begin.kind)
-            )
+            events.append(ToolBegin(begin.text, 0, call=begin.call, id=begin.id, kind=begin.kind))
             if text:
-                events.append(ToolArgs(text, 0, index=index, call=begin.call))
+                events.append(ToolArgs(text, 0, call=begin.call))
             if not choice.open or part is not choice.parts[-1]:
-                events.append(ToolEnd("", 0, index=index, call=begin.call))
+                events.append(ToolEnd("", 0, call=begin.call))
         return tuple(events)
