@@ -118,26 +118,26 @@ def message_usage(usage: Usage) -> MessageUsage:
     }
 
 
-def message_head(asked: ParsedRequest, model: str, content: list[AnswerBlock]) -> MessageBody:
-    """A message object without a stop reason and usage."""
+def message_head(asked: ParsedRequest, model: str, usage: Usage) -> MessageBody:
+    """A message object without content and a stop reason."""
     return {
         "id": f"msg_{asked.request.generation_id}",
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": content,
+        "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": message_usage(Usage()),
+        "usage": message_usage(usage),
     }
 
 
 def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
     body = {
-        **message_head(asked, answer.model, _content(asked, answer)),
+        **message_head(asked, answer.model, answer.usage),
+        "content": _content(asked, answer),
         "stop_reason": stop_reason(asked, answer),
         "stop_sequence": answer.stop_sequence,
-        "usage": message_usage(answer.usage),
         "sluice": sluice_body(answer),
     }
     return orjson.dumps(body)

@@ -43,9 +43,7 @@ class BlockFrames:
 
     def __init__(self, asked: ParsedRequest, model: str, usage: Usage) -> None:
         self._asked = asked
-        head = message_head(asked, model, [])
-        head["usage"] = message_usage(usage)
-        self.opening = event("message_start", {"message": head})
+        self.opening = event("message_start", {"message": message_head(asked, model, usage)})
         self._block: str | None = None
         self._index = -1
         self._held = ""
