@@ -89,17 +89,13 @@ class _Turn(Struct, eq=False):
 
 
 def _words(given: str | Sequence[ItemPart] | None, at: str) -> str:
-    if isinstance(given, str):
-        return given
-    parts = required(given, at)
-    for number, part in enumerate(parts):
-        if part.type == "input_image":
+    """The text of a content that may have no images."""
+    words: list[str] = []
+    for number, part in enumerate(_parts(given, at)):
+        if isinstance(part, ImageContent):
             raise not_allowed(f"{at}.{number}.type", "is an image", "text, and images of users and tools")
-    return "".join([_text(part, f"{at}.{number}") for number, part in enumerate(parts)])
-
-
-def _text(part: ItemPart, at: str) -> str:
-    return required(part.refusal if part.type == "refusal" else part.text, f"{at}.text")
+        words.append(part)
+    return "".join(words)
 
 
 def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageContent]:
@@ -108,7 +104,7 @@ def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageC
     return [
         ImageContent(required(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
         if part.type == "input_image"
-        else _text(part, where)
+        else required(part.refusal if part.type == "refusal" else part.text, f"{where}.text")
         for where, part in ((f"{at}.{number}", part) for number, part in enumerate(required(given, at)))
     ]
 
