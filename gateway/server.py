@@ -26,7 +26,7 @@ from gateway.http.connections import RESERVE, ConnectionTable
 from gateway.http.local_protocol import LocalProtocol, is_loopback, own_hosts
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
-from gateway.http.surfaces import ByPort, everything, for_callers, for_operators, without_admin
+from gateway.http.surfaces import by_port, everything, for_callers, for_operators, without_admin
 from gateway.requests.in_flight import InFlightRequests
 from gateway.wiring.running import Gateway
 
@@ -114,7 +114,7 @@ def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
     if admin is None:
         return create_app(gateway.services).entry
     public = gateway.settings.server.public_metrics
-    return ByPort(
+    return by_port(
         create_app(gateway.services, shown=without_admin if public else for_callers).entry,
         create_app(gateway.services, shown=for_operators, described=everything).entry,
         admin_port=admin.getsockname()[1],

@@ -1,6 +1,6 @@
 """Determines which paths each port serves if operators have a separate port."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -35,18 +35,15 @@ def for_operators(path: str) -> bool:
     return path.startswith((*_ADMIN, *_DESCRIBING)) or path in MONITORS
 
 
-class ByPort:
+def by_port(public: ASGIApp, admin: ASGIApp, *, admin_port: int) -> ASGIApp:
     """Two applications on two ports of one server; they drain together.
 
     The port that accepted the connection selects the application; no header can change that.
     """
 
-    def __init__(self, public: ASGIApp, admin: ASGIApp, *, admin_port: int) -> None:
-        self._public = public
-        self._admin = admin
-        self._port = admin_port
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def selected(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         server = scope.get("server")
-        app = self._admin if server is not None and server[1] == self._port else self._public
-        await app(scope, receive, send)
+        app = admin if server is not None and server[1] == admin_port else public
+        return app(scope, receive, send)
+
+    return selected
