@@ -137,9 +137,7 @@ def build_request(
         locale=native.locale,
         adapter_id=native.adapter_id,
         prompt_version=native.prompt_version,
-        chunks=tuple([EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks])
-        if chunks
-        else (),
+        chunks=tuple([EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks]),
         context=native.context or EMPTY,
         deadline=None if native.deadline_ms is None else origin.arrived_at + native.deadline_ms / 1000,
         labelled=native.request_id is not None,

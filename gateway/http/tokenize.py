@@ -28,10 +28,9 @@ from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, Toke
 from gateway.contracts.tools import chat_ending, template_kwargs, to_tools
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import InvalidRequest
-from gateway.http.exchange import Exchange, Reply
+from gateway.http.exchange import Exchange
 from gateway.http.generate import in_time, origin_of
 from gateway.http.models import card_of
-from gateway.http.respond import response_of
 from gateway.http.responses import asked_of
 from gateway.http.routes import CountedRoute, Json, callers_router
 from gateway.prompts.text import ModelText
@@ -72,9 +71,10 @@ async def _answer(request: Request, model: str | None, work: Callable[[ModelText
         return orjson.dumps({name: _in_parts(value) for name, value in work(text).items()})
 
     if size <= INLINE_CHARS and not text.blocks:
-        return response_of(Reply(200, answer()))
-    body = await in_time(services, services.text_threads.run(caller.tenant, size, answer))
-    return response_of(Reply(200, body))
+        body = answer()
+    else:
+        body = await in_time(services, services.text_threads.run(caller.tenant, size, answer))
+    return Response(body, media_type="application/json")
 
 
 def _base_model(exchange: Exchange, model: str | None) -> str:
