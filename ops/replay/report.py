@@ -7,6 +7,7 @@ meaning.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 from ops.replay.load import ReplayRun
 from ops.replay.options import ReplaySlo
@@ -31,64 +32,68 @@ class Tokens:
         return self.cached / self.input if self.input else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplayReport:
-    """The figures of a replay.
-
-    Latencies are milliseconds from sending, over whole answers. ``client_delay_ms``, over all requests that
-    ended, is by how much they were sent later than due; no latency includes it.
-    """
+    """The figures of a replay that has ended; ``clamped``: number of requests cut to the model's length."""
 
     run: ReplayRun
-    completed: int
-    ttft_ms: Spread
-    tpot_ms: Spread
-    total_ms: Spread
-    client_delay_ms: Spread
-    tokens: Tokens
     slo: ReplaySlo
-    within_slo: int
-    clamped: int
-    errors: Mapping[str, int]
-    fallbacks: Mapping[str, int]
-    finish_reasons: Mapping[str, int]
-    backends: Mapping[str, int]
+    clamped: int = 0
 
-    @property
-    def error_count(self) -> int:
-        """Number of requests that ended without a whole answer."""
-        return sum(self.errors.values())
+    @cached_property
+    def whole(self) -> Sequence[ReplayedRequest]:
+        return [outcome for outcome in self.run.outcomes if outcome.ok]
 
-    def per_second(self, count: float) -> float | None:
-        """``count`` divided by the replay's duration; ``None`` if that is 0."""
-        return count / self.run.wall_s if self.run.wall_s > 0 else None
+    @cached_property
+    def latency_ms(self) -> Mapping[str, Spread]:
+        """Milliseconds from sending, over whole answers.
 
+        ``client_delay``, over all requests that ended, is by how much they were sent later than due; no
+        other latency includes it.
+        """
+        whole = self.whole
+        return {
+            "ttft": spread([o.ttft_s * 1000 for o in whole if o.ttft_s is not None]),
+            "tpot": spread([tpot * 1000 for o in whole if (tpot := o.tpot_s) is not None]),
+            "total": spread([o.total_s * 1000 for o in whole]),
+            "client_delay": spread([o.client_delay_s * 1000 for o in self.run.outcomes]),
+        }
 
-def report(run: ReplayRun, slo: ReplaySlo, *, clamped: int = 0) -> ReplayReport:
-    ended: Sequence[ReplayedRequest] = run.outcomes
-    whole = [outcome for outcome in ended if outcome.ok]
-    return ReplayReport(
-        run=run,
-        completed=len(whole),
-        ttft_ms=spread([o.ttft_s * 1000 for o in whole if o.ttft_s is not None]),
-        tpot_ms=spread([tpot * 1000 for o in whole if (tpot := o.tpot_s) is not None]),
-        total_ms=spread([o.total_s * 1000 for o in whole]),
-        client_delay_ms=spread([o.client_delay_s * 1000 for o in ended]),
-        tokens=Tokens(
+    @cached_property
+    def tokens(self) -> Tokens:
+        whole = self.whole
+        return Tokens(
             asked_input=sum(o.asked_input for o in whole),
             input=sum(o.input_tokens for o in whole),
             asked_output=sum(o.asked_output for o in whole),
             output=sum(o.output_tokens for o in whole),
             cached=sum(o.cached_tokens for o in whole),
-        ),
-        slo=slo,
-        within_slo=sum(o.within(ttft_s=slo.ttft_ms / 1000, total_s=slo.total_ms / 1000) for o in ended),
-        clamped=clamped,
-        errors=_counted(o.code for o in ended),
-        fallbacks=_counted(o.fallback for o in ended),
-        finish_reasons=_counted(o.finish_reason for o in whole),
-        backends=_counted(o.backend for o in whole),
-    )
+        )
+
+    @cached_property
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Numbers of requests by error code, fallback, finish reason and backend."""
+        ended, whole = self.run.outcomes, self.whole
+        return {
+            "errors": _counted(o.code for o in ended),
+            "fallbacks": _counted(o.fallback for o in ended),
+            "finish_reasons": _counted(o.finish_reason for o in whole),
+            "backends": _counted(o.backend for o in whole),
+        }
+
+    @cached_property
+    def within_slo(self) -> int:
+        ttft_s, total_s = self.slo.ttft_ms / 1000, self.slo.total_ms / 1000
+        return sum(o.within(ttft_s=ttft_s, total_s=total_s) for o in self.whole)
+
+    @property
+    def error_count(self) -> int:
+        """Number of requests that ended without a whole answer."""
+        return len(self.run.outcomes) - len(self.whole)
+
+    def per_second(self, count: float) -> float | None:
+        """``count`` divided by the replay's duration; ``None`` if that is 0."""
+        return count / self.run.wall_s if self.run.wall_s > 0 else None
 
 
 def _counted(names: Iterable[str | None]) -> dict[str, int]:
@@ -103,21 +108,16 @@ def figures_of(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, o
         **setup,
         "requests": {
             "sent": run.sent,
-            "completed": result.completed,
+            "completed": len(result.whole),
             "errors": result.error_count,
             "unfinished": run.unfinished,
             "clamped": result.clamped,
             "interrupted": run.interrupted,
         },
         "wall_s": run.wall_s,
-        "latency_ms": {
-            "ttft": asdict(result.ttft_ms),
-            "tpot": asdict(result.tpot_ms),
-            "total": asdict(result.total_ms),
-            "client_delay": asdict(result.client_delay_ms),
-        },
+        "latency_ms": {name: asdict(values) for name, values in result.latency_ms.items()},
         "throughput_per_s": {
-            "requests": result.per_second(result.completed),
+            "requests": result.per_second(len(result.whole)),
             "input_tokens": result.per_second(tokens.input),
             "output_tokens": result.per_second(tokens.output),
         },
@@ -128,8 +128,5 @@ def figures_of(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, o
             "share": result.within_slo / run.sent if run.sent else None,
             "requests_per_s": result.per_second(result.within_slo),
         },
-        "errors": dict(result.errors),
-        "fallbacks": dict(result.fallbacks),
-        "finish_reasons": dict(result.finish_reasons),
-        "backends": dict(result.backends),
+        **result.counts,
     }

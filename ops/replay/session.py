@@ -13,7 +13,7 @@ from ops.replay.calibrate import calibrate
 from ops.replay.contract import Native, OpenAI, ReplayContract
 from ops.replay.load import ReplayRun, run_load
 from ops.replay.options import ContractName, Options
-from ops.replay.report import ReplayReport, report
+from ops.replay.report import ReplayReport
 from ops.replay.shape import Planned, plan
 from ops.replay.target import NO_FALLBACK, ReplayTarget
 from ops.replay.text import Lexicon, TextMaker
@@ -92,8 +92,7 @@ async def replay_trace(
             )
     clamped = sum(planned.clamped for planned in requests)
     below = sum(planned.prompt_tokens <= lexicon.overhead for planned in requests)
-    found = report(run, options.slo, clamped=clamped)
-    return Replayed(trace, lexicon, longest, found, below)
+    return Replayed(trace, lexicon, longest, ReplayReport(run, options.slo, clamped), below)
 
 
 async def write_batch(options: Options, out: Path) -> tuple[int, int]:

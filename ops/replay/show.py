@@ -41,15 +41,12 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
 
     shown = ("p50", "p90", "p99", "mean", "max")
     times = table_of("", *shown, right=shown, title="Milliseconds", title_justify="left")
-    for name, values in (
-        ("TTFT", result.ttft_ms),
-        ("TPOT", result.tpot_ms),
-        ("total", result.total_ms),
-        ("client-side delay", result.client_delay_ms),
-    ):
+    names = ("TTFT", "TPOT", "total", "client-side delay")
+    for name, values in zip(names, result.latency_ms.values(), strict=True):
         times.add_row(name, *(_number(getattr(values, one)) for one in shown))
 
     run, tokens, slo = result.run, result.tokens, result.slo
+    errors, fallbacks, completed = result.counts["errors"], result.counts["fallbacks"], len(result.whole)
     share = tokens.cached_share
     figures = Table(title="Figures", title_justify="left", show_header=False)
     figures.add_column()
@@ -59,10 +56,10 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
     limits = f"TTFT ≤ {slo.ttft_ms:g} ms, total ≤ {slo.total_ms:g} ms"
     rate = result.per_second
     for row in (
-        ("requests", f"{run.sent:,}", f"{result.completed:,} answered, {run.unfinished:,} aborted"),
-        ("errors", failed, _listed(result.errors)),
-        ("fallbacks", str(sum(result.fallbacks.values())), _listed(result.fallbacks)),
-        ("requests/s", _number(rate(result.completed)), f"over {run.wall_s:,.1f} s"),
+        ("requests", f"{run.sent:,}", f"{completed:,} answered, {run.unfinished:,} aborted"),
+        ("errors", failed, _listed(errors)),
+        ("fallbacks", str(sum(fallbacks.values())), _listed(fallbacks)),
+        ("requests/s", _number(rate(completed)), f"over {run.wall_s:,.1f} s"),
         (
             "tokens/s in",
             _number(rate(tokens.input)),

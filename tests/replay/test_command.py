@@ -13,7 +13,7 @@ import pytest
 from ops.replay.load import ReplayRun
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.plot import draw
-from ops.replay.report import ReplaySlo, report
+from ops.replay.report import ReplayReport, ReplaySlo
 from tests.fork_server import ForkedPopen
 from tests.replay.fake_gateway import Behaviour, FakeGateway
 
@@ -167,5 +167,5 @@ def test_a_replay_without_an_answer_still_has_a_picture(
 ) -> None:
     path = tmp_path / "empty.png"
     run = ReplayRun(outcomes=outcomes, sent=len(outcomes), wall_s=1.0)
-    draw(path, report(run, ReplaySlo(200, 1400)), title="t", subtitle="s")
+    draw(path, ReplayReport(run, ReplaySlo(200, 1400)), title="t", subtitle="s")
     assert picture(path)[0] > 1000

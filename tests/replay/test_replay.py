@@ -112,11 +112,11 @@ async def test_every_way_to_fail_is_counted_by_its_code(
     gateway.behave = lambda number, body: ways[number]
     rows = [(number / 100, 30, 5) for number in range(len(ways))]
     done = await replay_trace(options(azure(*rows), contract=contract, timeout_s=4.0))
-    assert done.report.errors == {
+    assert done.report.counts["errors"] == {
         "queue_full": 1, "rate_limited": 1, "http_502": 1, "backend_unavailable": 1, "client_cut_off": 1,
         "client_bad_answer": 1, "client_timeout": 1,
     }  # fmt: skip
-    assert (done.report.completed, done.report.ttft_ms.count) == (1, 1)
+    assert (len(done.report.whole), done.report.latency_ms["ttft"].count) == (1, 1)
 
 
 @pytest.mark.parametrize("contract", list(ContractName))
@@ -126,8 +126,8 @@ async def test_fallbacks_backends_and_cached_tokens_are_told(
     fallback = {"kind": "bedrock", "reason": "queue_full", "retry_after_ms": None}
     gateway.behave = lambda number, body: Behaviour(cached=16, fallback=fallback if number else None)
     done = await replay_trace(options(azure((0.0, 64, 3), (0.0, 64, 3)), contract=contract))
-    assert done.report.fallbacks == {"bedrock:queue_full": 1}
-    assert done.report.backends == {"embedded": 2}
+    assert done.report.counts["fallbacks"] == {"bedrock:queue_full": 1}
+    assert done.report.counts["backends"] == {"embedded": 2}
     assert done.report.tokens.cached_share == 0.25
 
 
@@ -140,7 +140,7 @@ async def test_the_cap_holds_at_the_gateway_and_its_wait_is_reported_apart(
     for one in done.report.run.outcomes:
         assert one.ttft_s is not None
         assert one.sent_s + one.ttft_s <= done.report.run.wall_s, "without the wait before it was sent"
-    assert done.report.client_delay_ms.max >= 790, "two turns of 400 ms"
+    assert done.report.latency_ms["client_delay"].max >= 790, "two turns of 400 ms"
 
 
 async def test_a_mooncake_trace_repeats_the_text_of_equal_blocks(
@@ -194,7 +194,7 @@ async def test_a_stop_cancels_what_is_under_way_at_the_gateway(
         await asyncio.sleep(0.1)
         stop.set()
     found = running.result().report
-    assert (found.run.interrupted, found.run.sent, found.completed, found.run.unfinished) == (True, 2, 1, 1)
+    assert (found.run.interrupted, found.run.sent, len(found.whole), found.run.unfinished) == (True, 2, 1, 1)
 
 
 @pytest.fixture(params=[404, 400], ids=["no /tokenize", "workers without a tokenizer"])
@@ -217,7 +217,7 @@ async def test_where_tokens_cannot_be_counted_lengths_are_guessed_and_the_report
 ) -> None:
     done = await replay_trace(Options(trace=azure((0.0, 50, 2)), url=plain))
     assert not done.lexicon.calibrated
-    assert done.report.completed == 1
+    assert len(done.report.whole) == 1
 
 
 async def test_a_refused_key_stops_before_the_load_and_says_what_to_do(

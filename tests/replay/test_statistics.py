@@ -10,7 +10,7 @@ from ops.replay.load import ReplayRun
 from ops.replay.options import ReplaySlo
 from ops.replay.outcome import ReplayedRequest, spread
 from ops.replay.plot import in_flight_over_time
-from ops.replay.report import figures_of, report
+from ops.replay.report import ReplayReport, figures_of
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 
@@ -84,19 +84,19 @@ def test_a_report_counts_errors_by_code_and_leaves_them_out_of_the_latencies() -
         ],
         sent=8, wall_s=10.0,
     )  # fmt: skip
-    found = report(run, ReplaySlo(200, 1400))
-    assert found.errors == {"queue_full": 2, "client_timeout": 1}
-    assert (found.completed, found.error_count, found.run.unfinished) == (4, 3, 1)
-    assert found.fallbacks == {"bedrock:queue_full": 1}
-    assert found.total_ms.max == 9000
-    assert found.client_delay_ms.max == 2000
+    found = ReplayReport(run, ReplaySlo(200, 1400))
+    assert found.counts["errors"] == {"queue_full": 2, "client_timeout": 1}
+    assert (len(found.whole), found.error_count, found.run.unfinished) == (4, 3, 1)
+    assert found.counts["fallbacks"] == {"bedrock:queue_full": 1}
+    assert found.latency_ms["total"].max == 9000
+    assert found.latency_ms["client_delay"].max == 2000
     assert found.within_slo == 3
     assert found.tokens.cached_share == 0.5
 
 
 def test_the_json_form_has_its_declared_fields() -> None:
     figures = figures_of(
-        report(ReplayRun(outcomes=[outcome()], sent=1, wall_s=2.0), ReplaySlo(200, 1400)), {"trace": {}}
+        ReplayReport(ReplayRun(outcomes=[outcome()], sent=1, wall_s=2.0), ReplaySlo(200, 1400)), {"trace": {}}
     )
     assert figures["schema"] == 1
     assert list(figures) == [
@@ -114,7 +114,7 @@ def test_the_json_form_has_its_declared_fields() -> None:
 
 
 def test_a_run_in_which_nothing_ended_still_reports() -> None:
-    figures = figures_of(report(ReplayRun(), ReplaySlo(200, 1400)), {})
+    figures = figures_of(ReplayReport(ReplayRun(), ReplaySlo(200, 1400)), {})
     assert figures["goodput"] == {
         "ttft_ms": 200, "total_ms": 1400, "within_slo": 0, "share": None, "requests_per_s": None,
     }  # fmt: skip
