@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ from gateway.contracts.values import (
 )
 from ops.ray.flow import UNWATCHED_DELTAS, Flow
 from ops.ray.placement import placement_of
-from ops.ray.scaling import QueueAndMemory, wanted
+from ops.ray.scaling import QueueAndMemory
 from ops.ray.wire import Failed, ReplicaPiece, RouterHint, decode_hint, decode_piece, decode_work, encode
 from resilience.failures import BackendFailure, FailureKind
 
@@ -156,6 +156,11 @@ def test_a_maximum_of_engines_below_the_minimum_is_refused() -> None:
         RaySection(engines_min=2, engines_max=1)
 
 
+def wanted(metrics: dict[str, dict[str, float]] | None, target_sequences: float, target_kv: float) -> float:
+    context = SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=3)
+    return QueueAndMemory(target_sequences, target_kv)(context)[0]
+
+
 def figures(running: float, queued: float, kv_usage: float) -> dict[str, dict[str, float]]:
     return {"running": {"a": running}, "queued": {"a": queued}, "kv_usage": {"a": kv_usage}}
 
@@ -181,11 +186,7 @@ def test_every_gateways_queue_is_counted_once_however_many_replicas_heard_of_it(
 
 
 def test_without_figures_the_replicas_stay() -> None:
-    class Context:
-        aggregated_metrics = None
-        target_num_replicas = 3
-
-    assert QueueAndMemory(8, 0.9)(Context()) == (3, {})
+    assert wanted(None, 8, 0.9) == 3
 
 
 def test_a_choice_remembers_what_replicas_that_stay_were_sent() -> None:
