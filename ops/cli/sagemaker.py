@@ -63,7 +63,7 @@ def publish() -> None:
     import boto3
 
     from ops.sagemaker.container import ENDPOINT_ENV, PORT, VARIANT, VARIANT_ENV
-    from ops.sagemaker.signals import EVERY_ENV, EVERY_S, InstanceSignals, metric_data
+    from ops.sagemaker.signals import EVERY_ENV, EVERY_S, metric_data
     from ops.sagemaker.signals import publish as run
 
     # A proxy of the environment is for AWS, not for the gateway beside this process.
@@ -74,15 +74,17 @@ def publish() -> None:
     gateway = AdminClient(url, timeout_s=METRICS_TIMEOUT_S)
     cloudwatch = boto3.client("cloudwatch", config=_bounded())
 
-    def put(signals: InstanceSignals) -> None:
-        cloudwatch.put_metric_data(**metric_data(signals, endpoint=endpoint, variant=variant))
+    every_s = float(os.environ.get(EVERY_ENV) or EVERY_S)
 
-    def pause(seconds: float) -> bool:
-        time.sleep(seconds)
+    def put() -> None:
+        data = metric_data(gateway.text("metrics"), endpoint=endpoint, variant=variant)
+        cloudwatch.put_metric_data(**data)
+
+    def pause() -> bool:
+        time.sleep(every_s)
         return os.getppid() != parent
 
-    every_s = float(os.environ.get(EVERY_ENV) or EVERY_S)
-    run(lambda: gateway.text("metrics"), put, pause=pause, every_s=every_s)
+    run(put, pause=pause)
 
 
 @sagemaker.command("deploy")

@@ -4,7 +4,6 @@ SageMaker's own metrics, CPU and invocations, do not show that a GPU is full.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -22,32 +21,19 @@ MAX_REASON = 300  # longest error message in a log line, in characters
 _WAITING_FAMILIES = ("sluice_admission_queue_depth", "vllm:num_requests_waiting")
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceSignals:
-    """The load of one instance: running sequences, requests waiting here or in the engine, used KV share."""
+def metric_data(page: str, *, endpoint: str, variant: str) -> dict[str, Any]:
+    """The arguments of CloudWatch's ``put_metric_data`` for the gateway's ``/metrics``.
 
-    active: float
-    waiting: float
-    kv_usage: float
-
-
-def signals_of(text: str) -> InstanceSignals:
-    """Read the signals from Prometheus' text format; missing metrics count as 0."""
-    return InstanceSignals(
-        total_of(text, "vllm:num_requests_running"),
-        sum(sample.value for sample in samples_of(text, *_WAITING_FAMILIES)),
-        max((sample.value for sample in samples_of(text, "vllm:kv_cache_usage_perc")), default=0.0),
-    )
-
-
-def metric_data(signals: InstanceSignals, *, endpoint: str, variant: str) -> dict[str, Any]:
-    """The arguments of CloudWatch's ``put_metric_data``."""
-    dimensions = [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": variant}]
+    They are the load of one instance: running sequences, requests waiting here or in the engine, used KV
+    memory. Missing metrics count as 0.
+    """
+    kv_usage = max((sample.value for sample in samples_of(page, "vllm:kv_cache_usage_perc")), default=0.0)
     figures: Mapping[str, tuple[float, str]] = {
-        ACTIVE: (signals.active, "Count"),
-        WAITING: (signals.waiting, "Count"),
-        KV_USAGE: (100 * signals.kv_usage, "Percent"),
+        ACTIVE: (total_of(page, "vllm:num_requests_running"), "Count"),
+        WAITING: (sum(sample.value for sample in samples_of(page, *_WAITING_FAMILIES)), "Count"),
+        KV_USAGE: (100 * kv_usage, "Percent"),
     }
+    dimensions = [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": variant}]
     return {
         "Namespace": NAMESPACE,
         "MetricData": [
@@ -57,21 +43,15 @@ def metric_data(signals: InstanceSignals, *, endpoint: str, variant: str) -> dic
     }
 
 
-def publish(
-    read: Callable[[], str],
-    put: Callable[[InstanceSignals], None],
-    *,
-    pause: Callable[[float], bool],
-    every_s: float = EVERY_S,
-) -> None:
-    """Publish until ``pause``, which waits the given seconds, returns true.
+def publish(put: Callable[[], object], *, pause: Callable[[], bool]) -> None:
+    """Call ``put``, which publishes once, after each ``pause`` until that returns true.
 
     No error ends the loop: after an outage of CloudWatch the endpoint must scale again.
     """
     log, failing = structlog.get_logger("sagemaker"), False
-    while not pause(every_s):
+    while not pause():
         try:
-            put(signals_of(read()))
+            put()
         except Exception as error:  # botocore's errors have no base class to name without boto3
             if not failing:
                 reason = " ".join(str(error).split())[:MAX_REASON]

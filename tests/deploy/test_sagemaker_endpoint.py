@@ -18,7 +18,7 @@ from gateway.config.errors import ConfigError
 from ops.cli.main import app
 from ops.sagemaker.deploy import POLL_S, Aws, EndpointError, delete, deploy, status
 from ops.sagemaker.plan import AwsCall, EndpointState, config_call, endpoint_call, model_call, scaling_calls
-from ops.sagemaker.signals import InstanceSignals, metric_data, publish, signals_of
+from ops.sagemaker.signals import metric_data, publish
 from ops.sagemaker.spec import EndpointSpec, load_spec
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "sagemaker" / "endpoint.yaml"
@@ -232,7 +232,7 @@ def test_scaling_follows_queue_and_active_sequences(spec: EndpointSpec) -> None:
     assert (register.arguments["MinCapacity"], register.arguments["MaxCapacity"]) == (1, 4)
     tracked = [p.arguments["TargetTrackingScalingPolicyConfiguration"] for p in policies]
     metrics = [t["CustomizedMetricSpecification"] for t in tracked]
-    published = metric_data(InstanceSignals(1, 2, 0.5), endpoint=spec.name, variant="main")
+    published = metric_data(METRICS, endpoint=spec.name, variant="main")
     for metric in metrics:
         [data] = [d for d in published["MetricData"] if d["MetricName"] == metric["MetricName"]]
         assert (published["Namespace"], data["Dimensions"]) == (metric["Namespace"], metric["Dimensions"])
@@ -416,32 +416,33 @@ vllm:kv_cache_usage_perc{model_name="m"} 0.75
 
 
 def test_signals_count_running_sequences_and_all_waiting_requests() -> None:
-    assert signals_of(METRICS) == InstanceSignals(61.0, 7.0, 0.75)
-    assert signals_of("") == InstanceSignals(0.0, 0.0, 0.0)
+    def values(page: str) -> dict[str, float]:
+        data = metric_data(page, endpoint="sluice", variant="main")["MetricData"]
+        return {one["MetricName"]: one["Value"] for one in data}
+
+    assert values(METRICS) == {"ActiveSequences": 61.0, "WaitingRequests": 7.0, "KvCacheUsage": 75.0}
+    assert set(values("").values()) == {0.0}
 
 
 def test_signals_have_the_form_that_cloudwatch_takes() -> None:
     client = boto3.client(
         "cloudwatch", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
-    arguments = metric_data(signals_of(METRICS), endpoint="sluice", variant="main")
+    arguments = metric_data(METRICS, endpoint="sluice", variant="main")
     with Stubber(client) as stub:
         stub.add_response("put_metric_data", {}, arguments)
         client.put_metric_data(**arguments)
 
 
 def test_publishing_goes_on_after_a_failure_and_ends_with_the_gateway() -> None:
-    put: list[InstanceSignals] = []
-    reads = iter([OSError("the gateway starts"), METRICS, RuntimeError("throttled"), METRICS])
+    puts = iter([OSError("the gateway starts"), None, RuntimeError("throttled"), None])
     pauses = iter([False, False, False, False, True])
 
-    def read() -> str:
-        answer = next(reads)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def put() -> None:
+        if (error := next(puts)) is not None:
+            raise error
 
     with structlog.testing.capture_logs() as log:
-        publish(read, put.append, pause=lambda seconds: next(pauses))
+        publish(put, pause=lambda: next(pauses))
     assert [one.get("reason") for one in log] == ["the gateway starts", None, "throttled", None]
-    assert put == [InstanceSignals(61.0, 7.0, 0.75)] * 2
+    assert next(puts, "none") == "none"
