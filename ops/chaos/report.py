@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from ops.chaos.figures import Holdings
@@ -92,15 +93,14 @@ class ChaosReport:
             if one.breaks is None:
                 continue
             later = [(at_s - one.at_s, failing) for at_s, failing in self.readiness if at_s >= one.at_s]
-            down = next((after for after, failing in later if failing), None)
-            if down is None:
-                found[one] = RecoveryTimes(None, None, None, frozenset())
-                continue
-            later = [(after, failing) for after, failing in later if after >= down]
-            up = next((number for number, (_, failing) in enumerate(later) if not failing), len(later))
-            back = next((after for after, failing in later if not failing & ENGINE_CHECKS), None)
-            checks = frozenset[str]().union(*(failing for _, failing in later[:up]))
-            found[one] = RecoveryTimes(down, back, later[up][0] if up < len(later) else None, checks)
+            outage = list(dropwhile(lambda change: not change[1], later))
+            down = list(takewhile(lambda change: change[1], outage))
+            found[one] = RecoveryTimes(
+                down_s=next((after for after, _ in down), None),
+                back_s=next((after for after, failing in outage if not failing & ENGINE_CHECKS), None),
+                ready_s=next((after for after, _ in outage[len(down) :]), None),
+                checks=frozenset[str]().union(*(failing for _, failing in down)),
+            )
         return found
 
     def as_json(self) -> dict[str, Any]:

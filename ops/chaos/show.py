@@ -38,12 +38,11 @@ def progress(console: Console, run: ChaosRun) -> Live:
 def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
     """The result as tables; of many requests only those not ``whole`` are shown, unless ``every``."""
     parts: list[RenderableType] = [Text(report.scenario.about, style="bold"), _faults(report)]
-    shown = report.outcomes
-    if not every and len(shown) > MOST_ROWS:
+    shown, most = report.outcomes, len(report.outcomes) if every else MOST_ROWS
+    if len(shown) > most:
         shown = [outcome for outcome in shown if outcome.verdict is not Verdict.WHOLE]
-    left = 0 if every else len(shown) - MOST_ROWS
-    parts.append(_requests(shown if every else shown[:MOST_ROWS]))
-    if left > 0:
+    parts.append(_requests(shown[:most]))
+    if (left := len(shown) - most) > 0:
         parts.append(Text(f"{left} more; --every shows all, --json has all", style="dim"))
     parts.append(_figures(report))
     if report.ok:

@@ -1,10 +1,10 @@
 """The schedule of fault actions; sans-I/O."""
 
-import heapq
-import itertools
 import math
 import random
+from bisect import insort
 from collections.abc import Sequence
+from operator import itemgetter
 
 from ops.chaos.scenario import Fault, FaultAction, RandomFaults
 
@@ -13,8 +13,7 @@ class Timeline:
     """The actions to be carried out, scripted and random. Times are seconds since the load's start."""
 
     def __init__(self, faults: Sequence[Fault], chance: RandomFaults | None = None) -> None:
-        self._order = itertools.count()
-        self._timed: list[tuple[float, int, FaultAction]] = []
+        self._timed: list[tuple[float, FaultAction]] = []  # in the order of their times
         for fault in faults:
             if fault.at_s is not None:
                 self._at(fault.at_s, fault.do)
@@ -40,7 +39,7 @@ class Timeline:
             self._draw()
         found = []
         while self._timed and self._timed[0][0] <= now_s:
-            found.append(heapq.heappop(self._timed)[2])
+            found.append(self._timed.pop(0)[1])
         while self._counted and self._counted[0][0] <= tokens:
             found.append(self._counted.pop(0)[1])
         return found
@@ -50,12 +49,12 @@ class Timeline:
         """The scripted actions that have not been carried out, in order; none with random faults."""
         if self._chance is not None:
             return []
-        return [*(action for _, _, action in sorted(self._timed)), *(action for _, action in self._counted)]
+        return [action for _, action in (*self._timed, *self._counted)]
 
     def end(self) -> list[FaultAction]:
         """Drop all actions; returns the timed ones that break nothing, since they may repair something."""
         self._chance, self._next_chance_s = None, math.inf
-        rest = [action for _, _, action in sorted(self._timed) if action.breaks is None]
+        rest = [action for _, action in self._timed if action.breaks is None]
         self._timed.clear()
         self._counted.clear()
         return rest
@@ -71,4 +70,4 @@ class Timeline:
         self._next_chance_s = at_s + drawn.for_s + self._random.uniform(*chance.every_s)
 
     def _at(self, at_s: float, action: FaultAction) -> None:
-        heapq.heappush(self._timed, (at_s, next(self._order), action))
+        insort(self._timed, (at_s, action), key=itemgetter(0))
