@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -75,6 +76,23 @@ class Process:
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
+
+
+def check_gateway(pid: int, url: str) -> None:
+    """Raise ChaosError unless the process listens on the URL's port: it and its engines may be killed."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        sockets = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.NoSuchProcess:
+        raise ChaosError(f"--pid: there is no process {pid}") from None
+    except psutil.AccessDenied:
+        raise ChaosError(f"--pid: this user may not look at the sockets of process {pid}") from None
+    if not any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets):
+        raise ChaosError(
+            f"--pid: process {pid} does not listen on port {port}, that of --url ({url}); given must be the "
+            "gateway itself, and in --url its own address"
+        )
 
 
 def engine_pids(gateway_pid: int) -> list[int]:

@@ -85,15 +85,14 @@ def chaos(
     could not start; 130 after Ctrl-C or SIGTERM.
     """
     need_modules("aiohttp", extra="replay")
-    import psutil
-
+    from ops.chaos.processes import check_gateway
     from ops.chaos.scenario import load_scenario
     from ops.chaos.show import tables
     from ops.chaos.testbed import Testbed
 
     console = screen(stderr=gateway.as_json)
-    if pid is not None and not psutil.pid_exists(pid):
-        raise ChaosError(f"--pid: there is no process {pid}")
+    if pid is not None:
+        check_gateway(pid, gateway.url)
     if output is not None and not output.parent.is_dir():
         raise ChaosError(f"--output: no folder {output.parent}")
     wanted = _changed(load_scenario(scenario), streams, for_s, seed)

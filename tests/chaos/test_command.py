@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,10 @@ def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
         killing = {"faults": [{"at_s": 0, "do": {"kill": "engine"}}], "load": {"streams": 1}}
         code, _, output = run(tmp_path, killing, *words)
         assert code == 2 and "--pid" in output
+
+        # A process above other gateways, such as this one, would have all of their engines killed.
+        code, _, output = run(tmp_path, killing, *words, "--pid", str(os.getpid()))
+        assert code == 2 and f"process {os.getpid()} does not listen on port" in output
 
 
 def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_2(tmp_path: Path) -> None:
