@@ -165,7 +165,7 @@ class Engine:
             try:
                 grammar = built.result()
                 sequence.matcher = Matcher(grammar)
-                complete = sequence.matcher.resume(self._grammars.partial_ids(sequence.request, grammar))
+                complete = sequence.matcher.resume(self._grammars.partial_text(sequence.request, grammar))
             except InvalidGrammar as error:
                 # A cached future keeps the error, and with a traceback the frames of its requests.
                 error.__traceback__ = None

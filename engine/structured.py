@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +26,10 @@ from engine.grammars import Grammar, build_grammar, parser_limits, problem_of
 from engine.values import GenerationRequest, GrammarKind, StructuredOutput
 
 _JSON = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA})
-# Strings, and white space that may end a number, are kept; other white space is not.
-_SPACED = re.compile(rb'("(?:[^"\\]|\\.)*+"?|(?<=[0-9])\s+\Z)|\s+', re.DOTALL)
+# Strings are kept; white space between them is not.
+_SPACED = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|\s+', re.DOTALL)
+# What may follow a number that white space has ended.
+_NO_NUMBER = StructuredOutput(GrammarKind.REGEX, r"(?s:[^0-9.eE].*)?")
 # Most cached grammars, by number and by memory; the least recently used is evicted first.
 MAX_GRAMMARS = 64
 MAX_GRAMMARS_BYTES = 256 << 20
@@ -34,22 +37,33 @@ MAX_GRAMMARS_BYTES = 256 << 20
 # batch waits for a mask. With a vocabulary of 150,000 an ordinary mask takes 5 ms, the slowest 30 ms.
 MASK_TOKEN_S = 0.01
 MASK_BURST_S = 0.5
+_OTHER_FORMAT = "the partial answer does not match the requested format"
+
+
+class PartialText(NamedTuple):
+    """The tokens of a partial answer, and the mask of the tokens that may follow them; ``None``: any."""
+
+    token_ids: Sequence[int]
+    next_mask: bytes | None = None
 
 
 class Matcher:
     """The position of one text in a grammar. ``clock`` is the CPU time of this thread."""
 
-    __slots__ = ("_clock", "_inner", "_over_s")
+    __slots__ = ("_clock", "_inner", "_next", "_over_s")
 
     def __init__(self, grammar: Grammar, clock: Callable[[], float] = time.thread_time) -> None:
         self._inner = grammar.deep_copy()
         self._clock = clock
+        self._next: bytes | None = None  # the next token must also be one of this mask
         self._over_s = 0.0
 
     def allowed(self) -> bytes:
         """The mask of the tokens that may come next: one bit per token, the lowest bit of a byte first."""
         started = self._clock()
         mask = self._inner.compute_bitmask()
+        if self._next is not None:
+            mask = _both(mask, self._next)
         self._over_s = max(0.0, self._over_s + self._clock() - started - MASK_TOKEN_S)
         return mask
 
@@ -64,16 +78,22 @@ class Matcher:
             )
         if not self._inner.consume_token(token_id):
             raise InvalidGrammar(f"the shape became too complex to follow: {problem_of(self._inner)}")
+        self._next = None
         return self._inner.is_stopped()
 
-    def resume(self, token_ids: Sequence[int]) -> bool:
-        """Accept the tokens of a partial answer; true when they complete the text. Raises InvalidGrammar when
-        they do not match the shape.
+    def resume(self, partial: PartialText) -> bool:
+        """Accept a partial answer; true when it completes the text. Raises InvalidGrammar when it does not
+        match the shape.
         """
-        for token_id in token_ids:
+        for token_id in partial.token_ids:
             if self._inner.is_stopped() or not self._inner.consume_token(token_id):
-                raise InvalidGrammar("the partial answer does not match the requested format")
-        return self._inner.is_stopped() if token_ids else False
+                raise InvalidGrammar(_OTHER_FORMAT)
+        if self._inner.is_stopped():
+            return bool(partial.token_ids)
+        self._next = partial.next_mask
+        if self._next is not None and not any(self.allowed()):
+            raise InvalidGrammar(_OTHER_FORMAT)
+        return False
 
 
 class Grammars:
@@ -103,14 +123,19 @@ class Grammars:
         self._built.move_to_end(shape)
         return future
 
-    def partial_ids(self, request: GenerationRequest, grammar: Grammar) -> Sequence[int]:
-        """The tokens of a partial answer; JSON in which another engine wrote more white space, without it."""
+    def partial_text(self, request: GenerationRequest, grammar: Grammar) -> PartialText:
+        """The partial answer; JSON in which another engine wrote more white space, without it."""
         token_ids, shape = request.partial_token_ids, request.sampling.structured
         if shape is None or shape.kind not in _JSON or self._tokenizer is None:
-            return token_ids
+            return PartialText(token_ids)
         if grammar.deep_copy().validate_tokens([*token_ids]) == len(token_ids):
-            return token_ids
-        return self._tokenizer.tokenize_bytes(_SPACED.sub(rb"\1", self._tokenizer.decode_bytes([*token_ids])))
+            return PartialText(token_ids)
+        text = self._tokenizer.decode_bytes([*token_ids])
+        dense = _SPACED.sub(rb"\1", text)
+        number_ended = text[-1:].isspace() and dense[-1:].isdigit()
+        # Built here, in 1 ms: the thread may be busy with a slow grammar.
+        mask = self._build(_NO_NUMBER).compute_bitmask() if number_ended else None
+        return PartialText(self._tokenizer.tokenize_bytes(dense), mask)
 
     def _build(self, shape: StructuredOutput) -> Grammar:
         if self._tokenizer is None:
@@ -119,6 +144,11 @@ class Grammars:
             return build_grammar(self._tokenizer, shape, self._limits)
         except ValueError as error:
             raise InvalidGrammar(str(error)) from error
+
+
+def _both(mask: bytes, other: bytes) -> bytes:
+    both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")
+    return both.to_bytes(len(mask), "little")
 
 
 def forbid(logits: torch.Tensor, rows: Sequence[int], matchers: Sequence[Matcher]) -> None:

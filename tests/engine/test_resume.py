@@ -146,10 +146,30 @@ def test_json_that_another_engine_began_with_other_white_space_is_resumed(
     assert answer["title"] in ("Vagabond", "新しい漫画") and isinstance(answer["volumes"], int)
 
 
-def test_a_number_that_another_engine_ended_is_not_continued(engine: Engine, tokenizer: Tokenizer) -> None:
-    partial = tuple(tokenizer.encode('{"title": "Vagabond", "volumes": 12 ', add_special_tokens=False).ids)
+@pytest.mark.parametrize("number", ["12", "1", "0"])
+def test_a_number_that_another_engine_ended_is_not_continued(
+    engine: Engine, tokenizer: Tokenizer, number: str
+) -> None:
+    begun = f'{{"title": "Vagabond", "volumes": {number}\n'
+    partial = tuple(tokenizer.encode(begun, add_special_tokens=False).ids)
     request = GenerationRequest("ended", PROMPT, WAYS["schema"], partial_token_ids=partial)
-    assert run_to_end(engine, [request])["ended"].finish_reason is SequenceEnd.ERROR
+    rest = run_to_end(engine, [request])["ended"]
+    assert rest.finish_reason is SequenceEnd.STOP
+    assert json.loads(begun + rest.text)["volumes"] == int(number)
+
+
+def test_a_number_that_may_not_end_where_another_engine_ended_it_is_refused(
+    engine: Engine, tokenizer: Tokenizer
+) -> None:
+    schema = {"type": "integer", "minimum": 20, "maximum": 29}
+    shape = StructuredOutput(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    partial = tuple(tokenizer.encode("2 ", add_special_tokens=False).ids)
+    sampling = replace(WAYS["schema"], structured=shape)
+    rest = run_to_end(engine, [GenerationRequest("short", PROMPT, sampling, partial_token_ids=partial)])[
+        "short"
+    ]
+    assert rest.last is not None
+    assert (rest.finish_reason, rest.last.error) == (SequenceEnd.ERROR, "invalid_grammar")
 
 
 def test_a_resumed_answer_survives_a_preemption(make_engine: MakeEngine) -> None:
