@@ -158,11 +158,9 @@ class LoraLoader:
                     saved_at = self.clock()
                     await asyncio.to_thread(self._write, self.demand.snapshot(self.clock()))
                 self._changed.clear()
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._changed.wait()
-                except TimeoutError:
-                    continue
         finally:
             self._write(self.demand.snapshot(self.clock()))
 
