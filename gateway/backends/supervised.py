@@ -191,12 +191,10 @@ class SupervisedHost:
     async def wait_ready(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while True:
+                self.notice_death()
+                while self.state is BackendState.STARTING:
+                    await self._news.wait()
                     self.notice_death()
-                    news = self._news
-                    if self.state in (BackendState.READY, BackendState.DEAD, BackendState.STOPPED):
-                        break
-                    await news.wait()
         return self.state is BackendState.READY
 
     def notice_death(self) -> None:
@@ -254,10 +252,9 @@ class SupervisedHost:
         run = self._run
         run.processes = await asyncio.to_thread(run.host.find_processes)
         while self._decision is None and self._supervisor.state is not SupervisorState.STOPPED:
-            news = self._news
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_INTERVAL_S):
-                    await news.wait()
+                    await self._news.wait()
             self._check_processes(run)
         decision, self._decision = self._decision, None
         return decision
@@ -366,8 +363,7 @@ class SupervisedHost:
             await asyncio.sleep(CHECK_INTERVAL_S)
             processes = await asyncio.to_thread(run.host.find_processes)
             _, stopped = gone_and_stopped(processes)
-            seen = Observation(stopped=stopped)
-            if self._supervisor.observe(self._clock(), seen) is not None:
+            if self._supervisor.observe(self._clock(), Observation(stopped=stopped)) is not None:
                 kill(processes)
 
     def _new_run(self) -> _EngineRun:
