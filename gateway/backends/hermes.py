@@ -62,13 +62,16 @@ def call_grammar(
     closed = [f"call_{number}" for number, lark in enumerate(larks) if lark is None]
     several = parallel and closed and choice.mode is not ToolChoiceMode.NAMED
     calls = "(call open)* last" if several else "last"
-    must = choice.mode is not ToolChoiceMode.AUTO
-    if must:
+    texts: list[str] = []
+    if choice.mode is not ToolChoiceMode.AUTO:
         start = f"open {calls}"
     elif content is None:
+        # PLAIN is a text without a call, ``lead`` a text up to and with the start mark of the first call.
         start = f"PLAIN | lead {calls}"
+        texts = [_PLAIN, f"lead[lazy]: /(.|\\n)*{CALL_START}/"]
     else:
         start = f"content | open {calls}"
+        texts = [f"content: %json {_bound(content)}"]
     lines = [
         f"start: {start}",
         f'open: "{CALL_START}"',
@@ -76,12 +79,7 @@ def call_grammar(
     ]
     if several:
         lines.append("call: " + " | ".join(closed))
-    if not must and content is None:
-        # PLAIN is a text without a call, ``lead`` a text up to and with the start mark of the first call.
-        lines.append(_PLAIN)
-        lines.append(f"lead[lazy]: /(.|\\n)*{CALL_START}/")
-    elif not must:
-        lines.append(f"content: %json {_bound(content)}")
+    lines += texts
     for number, (tool, lark) in enumerate(zip(offered, larks, strict=True)):
         head = json.dumps(_NAME + json.dumps(tool.name, ensure_ascii=False) + _ARGUMENTS)
         if lark is not None:
