@@ -1,9 +1,6 @@
 """The embedded engine's errors in the gateway's terms."""
 
 from collections.abc import Mapping
-from typing import Final
-
-from msgspec.structs import fields
 
 from engine import errors
 from gateway.contracts.values import Sampling
@@ -29,9 +26,6 @@ _KINDS: Mapping[str, FailureKind] = {
 }
 
 
-_SAMPLING: Final = frozenset(one.name for one in fields(Sampling))
-
-
 def failure_of(code: str, message: str | None = None) -> BackendFailure:
     kind = _KINDS.get(code, FailureKind.INTERNAL)
     return BackendFailure(kind, message or f"the engine reported {code}", param=_param(code, message or ""))
@@ -42,4 +36,4 @@ def _param(code: str, message: str) -> str | None:
     if code == errors.InvalidGrammar.code:
         return "response_format"
     first = message.partition(" ")[0]
-    return first if code == errors.InvalidSampling.code and first in _SAMPLING else None
+    return first if code == errors.InvalidSampling.code and first in Sampling.__struct_fields__ else None

@@ -46,8 +46,6 @@ class EmbeddedHost:
         self._backend = make_backend(
             name="", client=self._client, adapters=self._adapters, max_running=config.max_num_seqs
         )
-        # The limits of the loaded engine; None until it has started.
-        self.facts: EngineFacts | None = None
 
     @property
     def state(self) -> BackendState:
@@ -86,7 +84,7 @@ class EmbeddedHost:
 
     async def start(self) -> EngineFacts:
         info = await self._client.start()
-        self.facts = EngineFacts(
+        return EngineFacts(
             info.max_model_len,
             info.block_size,
             info.total_blocks,
@@ -97,7 +95,6 @@ class EmbeddedHost:
                 "load_s": round(info.load_s, 2),
             },
         )
-        return self.facts
 
     async def stop(self, timeout_s: float) -> None:
         await self._client.stop(timeout_s)
@@ -106,13 +103,14 @@ class EmbeddedHost:
         return replace(self._backend, name=name)
 
     def figures(self) -> EngineFigures | None:
-        facts, load, model = self.facts, self._backend.load, self._backend.model
+        info, load, model = self._client.info, self._backend.load, self._backend.model
         signals, in_use = self._client.signals, self._adapters.in_use
-        if facts is None:
+        if info is None:
             return None
         if load is None or signals is None:
-            load = BackendLoad(block_size=facts.block_size, total_blocks=facts.total_blocks)
-            return EngineFigures(model, load)
+            return EngineFigures(
+                model, BackendLoad(block_size=info.block_size, total_blocks=info.total_blocks)
+            )
         return EngineFigures(
             model,
             load,
