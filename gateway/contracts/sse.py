@@ -24,53 +24,32 @@ class EventReader(Struct, eq=False):
         """Add bytes, and return the data of each event that they complete. Raises EventTooLarge."""
         if self._rest:
             data, self._rest = self._rest + data, b""
-        if self._lines or data.find(b"\r") >= 0:  # `in` tries to convert it to an int first: 20 times as long
-            return self._by_line(data)
-        if data.startswith(b"data: ") and data.endswith(b"\n\n"):
+        has_cr = data.find(b"\r") >= 0  # `in` tries to convert it to an int first: 20 times as long
+        if not (has_cr or self._lines) and data.startswith(b"data: ") and data.endswith(b"\n\n"):
             events = data[6:-2].split(b"\n\ndata: ")
             if b"".join(events).find(b"\n") < 0:  # count() would look at each byte: ten times as long
                 return events  # the common case, whole events of one line: no lists of lines
-        *complete, self._rest = data.split(b"\n\n")
-        if self._rest:
-            self._check(len(self._rest))
-        events = []
-        for event in complete:
-            for line in event.split(b"\n"):
-                self._take(line)
-            events += self._end()
-        return events
-
-    def _by_line(self, data: bytes) -> list[bytes]:
-        # A CR at the end may be the first half of a CRLF, so it is kept for the next call.
         held = b""
-        if data.endswith(b"\r"):
-            data, held = data[:-1], b"\r"
-        *lines, rest = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if has_cr:
+            # A CR at the end may be the first half of a CRLF, so it is kept for the next call.
+            if data.endswith(b"\r"):
+                data, held = data[:-1], b"\r"
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, rest = data.split(b"\n")
         self._rest = rest + held
         events = []
         for line in lines:
-            if line:
-                self._take(line)
-            else:
-                events += self._end()
+            if not line:
+                if self._lines:
+                    events.append(b"\n".join(self._lines))
+                    self._lines, self._length = [], 0
+            elif line.removeprefix(BYTE_ORDER_MARK).startswith(b"data:"):  # the mark begins the stream
+                value = line.partition(b":")[2].removeprefix(b" ")
+                self._lines.append(value)
+                self._length += len(value) + 1
+                self._check(self._length)
         self._check(len(self._rest))
         return events
-
-    def _take(self, line: bytes) -> None:
-        line = line.removeprefix(BYTE_ORDER_MARK)  # at the stream's beginning
-        if line.startswith(b"data:"):
-            value = line[5:]
-            self._lines.append(value[1:] if value.startswith(b" ") else value)
-            self._length += len(self._lines[-1]) + 1
-            self._check(self._length)
-
-    def _end(self) -> list[bytes]:
-        if not self._lines:
-            return []
-        event = b"\n".join(self._lines)
-        self._lines.clear()
-        self._length = 0
-        return [event]
 
     def _check(self, length: int) -> None:
         if length > self._max_bytes:
