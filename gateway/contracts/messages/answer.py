@@ -175,21 +175,14 @@ def signature_of(asked: ParsedRequest) -> str:
 
 
 def _input(arguments: str) -> Any:
-    """A call's arguments as a JSON object, as far as they are complete; other text is wrapped in an object.
-
-    Complete arguments are sent as generated, because orjson cannot write integers of more than 64 bits.
-    """
-    text = arguments or "{}"
-    whole: bytes | str = text
+    """A call's arguments as a JSON object, as far as they are complete; other text is put into one."""
     try:
-        value = from_json(text, allow_inf_nan=False)
+        value = from_json(arguments or "{}", allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
-        try:
-            value = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
-            whole = to_json(value, inf_nan_mode="null")
-        except ValueError:
-            value = None
-    return orjson.Fragment(whole) if isinstance(value, dict) else {"arguments": arguments}
+        value = None
+    if not isinstance(value, dict):
+        return {"arguments": arguments}
+    return orjson.Fragment(to_json(value, inf_nan_mode="null"))  # orjson writes no integers beyond 64 bits
 
 
 def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
