@@ -151,6 +151,9 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     check_latest(messages, continued=CONTINUES in ending)
     if body.top_logprobs and not body.logprobs:
         raise not_allowed("top_logprobs", f"is {body.top_logprobs} without logprobs", "with 'logprobs': true")
+    max_tokens, fields = body.max_tokens, EMPTY
+    if body.max_completion_tokens is not None:
+        max_tokens, fields = body.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
     tools, needs = tool_request(body, in_history=holds_calls(messages))
     if ending:
         tools = {**tools, "template_kwargs": {**tools.get("template_kwargs", EMPTY), **ending}}
@@ -159,7 +162,8 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
         body,
         origin,
         Contract.CHAT,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        fields=fields,
+        max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         unknown=unknown,
         needs=needs,
@@ -170,7 +174,11 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
 
 def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:
     """The request of a text completion; each prompt of a list becomes a request of its own."""
-    first, *others = _prompts(body)
+    first, *others = prompts_of(body.prompt, "prompt")
+    each = (body.n or 1) * ((body.logprobs or 0) + 1)
+    if others and (1 + len(others)) * each > MAX_LOGPROBS:
+        allowed = f"prompts * n * (logprobs + 1) of {MAX_LOGPROBS} or less"
+        raise not_allowed("prompt", f"is an array of {1 + len(others)} prompts", allowed)
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise not_allowed("max_tokens", "is 0 without echo", "1 or more, or 0 with 'echo': true")
@@ -181,6 +189,7 @@ def completion_request(body: CompletionRequest, origin: RequestOrigin) -> Parsed
         body,
         origin,
         Contract.COMPLETIONS,
+        fields={"messages": "prompt"},
         # The engine generates at least one token; with ``prompt_only`` the answer leaves that token out.
         max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
         logprobs=body.logprobs,
@@ -207,21 +216,12 @@ def completion_request(body: CompletionRequest, origin: RequestOrigin) -> Parsed
     return replace(parsed, further=further)
 
 
-def _prompts(body: CompletionRequest) -> Sequence[str | tuple[int, ...]]:
-    """The body's prompts: texts or lists of token ids. Raises InvalidRequest: one is empty, or too many."""
-    prompts = prompts_of(body.prompt, "prompt")
-    each = (body.n or 1) * ((body.logprobs or 0) + 1)
-    if len(prompts) * each > MAX_LOGPROBS and len(prompts) > 1:
-        allowed = f"prompts * n * (logprobs + 1) of {MAX_LOGPROBS} or less"
-        raise not_allowed("prompt", f"is an array of {len(prompts)} prompts", allowed)
-    return prompts
-
-
 def _asked(
     body: OpenAIBody,
     origin: RequestOrigin,
     contract: Contract,
     *,
+    fields: Mapping[str, str],
     max_tokens: int | None,
     logprobs: int | None,
     echo: Mapping[str, bool] = EMPTY,
@@ -229,7 +229,11 @@ def _asked(
     needs: frozenset[Feature] = frozenset(),
     **own: Any,
 ) -> ParsedRequest:
-    """The parsed request. ``unknown``: the paths of messages' unknown fields; ``own``: its further fields."""
+    """The parsed request; ``own``: its further fields.
+
+    ``fields``: the body's own names of fields, by the native contract's names that internal errors use.
+    ``unknown``: the paths of messages' unknown fields.
+    """
     stream = bool(body.stream)
     options = body.stream_options
     usage = options is not None and bool(options.include_usage)
@@ -258,20 +262,10 @@ def _asked(
         needs=needs | needed,
         dropped=unknown,
         truncate=body.truncation == "auto",
-        fields=_fields(body, shaper),
+        fields={**FIELDS, **fields, "response_format": shaper},
         **own,
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
     running = usage and options is not None and bool(options.continuous_usage_stats)
     hides = given.get("include_reasoning") is False
     return ParsedRequest(request, usage, token_ids, running_usage=running, hides_reasoning=hides)
-
-
-def _fields(body: OpenAIBody, shaper: str) -> Mapping[str, str]:
-    """This body's field names, by the native contract's names that internal errors use."""
-    fields = {**FIELDS, "response_format": shaper}
-    if isinstance(body, CompletionRequest):
-        fields["messages"] = "prompt"
-    elif isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
-        fields["max_tokens"] = "max_completion_tokens"
-    return fields
