@@ -106,12 +106,23 @@ def object_shape(schema: Mapping[str, Any], field: str) -> ResponseFormat:
 
 
 def bounded_schema(schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """Return the schema if it is within the bounds of depth, number and length.
+    """Return the schema if it is plain JSON, within the bounds of depth, number and length.
 
     Raises InvalidRequest; GrammarTooComplex if a number or a length is over its bound.
     """
+    if "x-guidance" in schema:
+        param = path_of((field, "x-guidance"))
+        raise InvalidRequest(f"{param} is not supported; it changes options of the compiler", param=param)
+    counts = dict.fromkeys(_MOST, 0)
     try:
-        _check_bounds(schema, field)
+        for around, name, value in plain_values(schema, field):
+            if isinstance(value, dict | list) and isinstance(name, str) and name in _MOST:
+                counts[name] += len(value)
+                if counts[name] > _MOST[name]:
+                    raise _too_large(field, f"has more than {_MOST[name]} {name}", f"{_MOST[name]}")
+            elif name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
+                shown = path_of((*around, name))
+                raise _too_large(shown, f"has {len(value)} characters", f"{MAX_PATTERN_CHARS}")
     except TooManyValues as error:
         raise GrammarTooComplex(error.message, param=field) from None
     if (size := len(orjson.dumps(schema))) > MAX_SPEC_CHARS:
@@ -123,25 +134,6 @@ def _bounded(kind: FormatType, spec: str, field: str) -> ResponseFormat:
     if len(spec) > MAX_SPEC_CHARS:
         raise _too_large(field, f"has {len(spec)} characters", f"{MAX_SPEC_CHARS} or fewer")
     return ResponseFormat(kind, spec, field)
-
-
-def _check_bounds(schema: Mapping[str, Any], field: str) -> None:
-    """Refuse a schema that is not plain JSON, or whose grammar would be too large.
-
-    Raises GrammarTooComplex, InvalidRequest.
-    """
-    if "x-guidance" in schema:
-        param = path_of((field, "x-guidance"))
-        raise InvalidRequest(f"{param} is not supported; it changes options of the compiler", param=param)
-    counts = dict.fromkeys(_MOST, 0)
-    for around, name, value in plain_values(schema, field):
-        if isinstance(value, dict | list) and isinstance(name, str) and name in _MOST:
-            counts[name] += len(value)
-            if counts[name] > _MOST[name]:
-                raise _too_large(field, f"has more than {_MOST[name]} {name}", f"{_MOST[name]}")
-        elif name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
-            shown = path_of((*around, name))
-            raise _too_large(shown, f"has {len(value)} characters", f"{MAX_PATTERN_CHARS}")
 
 
 def _too_large(param: str, given: str, allowed: str) -> GrammarTooComplex:
