@@ -2,15 +2,14 @@
 
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines, print_rows, screen
+from ops.cli.console import print_lines, print_rows, repeated, screen
 from ops.cli.operator import Change, Comment, DryRun, Operator, command_group, operator_command, pairs
 from ops.cli.startup import print_errors
 from ops.client import AdminClient, AdminError
@@ -156,26 +155,14 @@ def _progress(client: AdminClient, location: str, *, quiet: bool) -> Iterator[No
     from gateway.weights.progress import bar
     from gateway.weights.values import Progress
 
-    over = threading.Event()
-
-    def watch(on_progress: Callable[[Progress], None]) -> None:
-        while not over.wait(POLL_S):
-            try:
-                fetching = client.get("admin", "adapters")["fetching"]
-            except AdminError:
-                continue  # the answer to `add` has the reason
-            for one in fetching:
+    def look() -> None:
+        with suppress(AdminError):  # the answer to `add` has the reason
+            for one in client.get("admin", "adapters")["fetching"]:
                 if one["location"] == location:
                     on_progress(Progress(one["done_bytes"], one["total_bytes"] or 0))
 
-    with bar(screen(stderr=True), location) as on_progress:
-        watcher = threading.Thread(target=watch, args=(on_progress,), daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join(1.0)
+    with bar(screen(stderr=True), location) as on_progress, repeated(look, POLL_S):
+        yield
 
 
 def _print_list(found: Any) -> None:

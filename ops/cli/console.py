@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ PIPE_WIDTH: Final = 200
 """Width in characters without a terminal: the widest table has nine columns with an id of 16 characters."""
 
 REDRAWS_PER_S: Final = 4.0  # more redraws per second would disturb a load
+LAST_LOOK_S: Final = 5.0  # longest wait for a look that is under way when its block ends
 
 
 def screen(*, stderr: bool = False) -> Console:
@@ -58,6 +60,24 @@ def live_line(console: Console, line: Callable[[], RenderableType]) -> Live:
     from rich.live import Live
 
     return Live(console=console, get_renderable=line, refresh_per_second=REDRAWS_PER_S, transient=True)
+
+
+@contextmanager
+def repeated(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call ``look`` again and again while the block runs, in a thread, to show how far it is."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(LAST_LOOK_S)
 
 
 def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:

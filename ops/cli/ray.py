@@ -6,15 +6,14 @@ import logging
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import plain, print_json, print_rows
+from ops.cli.console import plain, print_json, print_rows, repeated
 from ops.cli.operator import AsJson, command_group
 from ops.cli.startup import need_modules, one_line_errors, print_errors
 
@@ -152,26 +151,18 @@ def brief(message: str) -> str:
     return " ".join(lines if len(lines) <= 2 else (lines[0], lines[-1]))
 
 
-@contextmanager
-def _messages(serve: Any, name: str, every_s: float = LOOK_S) -> Iterator[None]:
+def _messages(serve: Any, name: str, every_s: float = LOOK_S) -> AbstractContextManager[None]:
     """Print what Serve says about the deployments while the block waits: which resources are missing."""
-    ended, printed = threading.Event(), set[str]()
+    printed = set[str]()
 
-    def watch() -> None:
-        while not ended.wait(every_s):
-            application = serve.status().applications.get(name)
-            for one in application.deployments.values() if application else ():
-                if one.message not in printed and (text := brief(one.message)):
-                    print_errors(text)
-                    printed.add(one.message)
+    def look() -> None:
+        application = serve.status().applications.get(name)
+        for one in application.deployments.values() if application else ():
+            if one.message not in printed and (text := brief(one.message)):
+                print_errors(text)
+                printed.add(one.message)
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(REACH_TIMEOUT_S)
+    return repeated(look, every_s)
 
 
 def proxies(reported: ServeStatus) -> dict[str, str]:
