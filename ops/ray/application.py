@@ -75,22 +75,16 @@ def make_application(
         max_ongoing_requests=settings.engine.max_num_seqs + ENGINE_MARGIN,
         max_queued_requests=settings.admission.max_queue + ENGINE_MARGIN,
         request_router_config=_router(ray),
-        **_lifecycle_options(ray),
-        **_replicas(ray.engines_min, ray.engines_max, ray, _engine_scaling(settings)),
+        **_replicas(ray, ray.engines_min, ray.engines_max, _engine_scaling(settings)),
         **placement_of(settings.engine, num_cpus=ray.engine_cpus, num_gpus=ray.engine_gpus),
     )
+    target = ray.gateway_target_requests or float(settings.engine.max_num_seqs)
     gateways = _deployment(
         _gateway_class(place),
         name=GATEWAYS,
         max_ongoing_requests=GATEWAY_ONGOING,
         ray_actor_options={"num_cpus": ray.gateway_cpus},
-        **_replicas(
-            ray.gateways_min,
-            ray.gateways_max,
-            ray,
-            {"target_ongoing_requests": ray.gateway_target_requests or float(settings.engine.max_num_seqs)},
-        ),
-        **_lifecycle_options(ray),
+        **_replicas(ray, ray.gateways_min, ray.gateways_max, {"target_ongoing_requests": target}),
     )
     return gateways.bind(engines.bind(place))
 
@@ -133,30 +127,27 @@ def _gateway_class(place: ClusterPlace) -> type:
     return wrapped
 
 
-def _lifecycle_options(ray: RaySection) -> dict[str, Any]:
-    return {
+def _replicas(ray: RaySection, least: int, most: int, scaling: dict[str, Any]) -> dict[str, Any]:
+    """The options of a deployment with this many replicas; ``scaling`` is used if their number may change."""
+    options = {
         "graceful_shutdown_wait_loop_s": DRAIN_LOOK_S,
         "graceful_shutdown_timeout_s": ray.drain_seconds,
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "max_surge_percent": ray.surge_percent,
     }
-
-
-def _replicas(least: int, most: int, ray: RaySection, scaling: dict[str, Any]) -> dict[str, Any]:
     if least == most:
-        return {"num_replicas": least}
-    return {
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=least,
-            max_replicas=most,
-            upscale_delay_s=ray.scale_up_seconds,
-            downscale_delay_s=ray.scale_down_seconds,
-            metrics_interval_s=ray.metrics_seconds,
-            look_back_period_s=3 * ray.metrics_seconds,
-            **scaling,
-        )
-    }
+        return {**options, "num_replicas": least}
+    autoscaling = AutoscalingConfig(
+        min_replicas=least,
+        max_replicas=most,
+        upscale_delay_s=ray.scale_up_seconds,
+        downscale_delay_s=ray.scale_down_seconds,
+        metrics_interval_s=ray.metrics_seconds,
+        look_back_period_s=3 * ray.metrics_seconds,
+        **scaling,
+    )
+    return {**options, "autoscaling_config": autoscaling}
 
 
 def _router(ray: RaySection) -> RequestRouterConfig:
