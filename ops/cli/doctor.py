@@ -116,10 +116,8 @@ async def examine(
     store = await _opened("state store", state.url.shown, state.open, lambda: state.store.healthy)
     found += [store] if settings.state.url == state_url else []
     found += records_lost(state)
-    found.append(await _routing(gateway))
-    found.append(await _published(gateway))
-    found.append(await _ledger(gateway))
-    found.append(await _response_cache(gateway))
+    for check in (_routing, _published, _ledger, _response_cache):
+        found.append(await check(gateway))
     await state.close()
     for weights in gateway.core.base.weights.values():
         try:
@@ -138,8 +136,8 @@ async def examine(
     found.append(_prices(gateway))
     if gateway.core.generation.answers.cache is not None:
         found.append(_similar_questions(gateway))
-    counters = {name: text.tokenizer.encoder for name, text in models.own.items()}
-    found += [DoctorCheck(f"token counting {name}", True, counter) for name, counter in counters.items()]
+    for name, text in models.own.items():
+        found.append(DoctorCheck(f"token counting {name}", True, text.tokenizer.encoder))
     for name, backend in gateway.core.backends.fleet.backends.items():
         if isinstance(backend, BedrockBackend):
             found.append(await _bedrock(name, backend))

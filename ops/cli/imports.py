@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ops.cli.console import plain, print_json, print_text, screen, table_of
-from ops.cli.operator import AsJson
+from ops.cli.operator import AsJson, command_group
 from ops.cli.startup import one_line_errors
 
 if TYPE_CHECKING:
     from ops.importing.values import ImportedSetup
 
-imports = typer.Typer(
-    name="import",
-    help="Convert another gateway's configuration to sluice.yaml and routing.yaml.",
-    no_args_is_help=True,
-)
+imports = command_group("import", "Convert another gateway's configuration to sluice.yaml and routing.yaml.")
 Source = Annotated[Path, typer.Argument(help="The other gateway's file.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where both files are written.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
