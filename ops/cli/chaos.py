@@ -9,6 +9,7 @@ import typer
 
 from ops.chaos.errors import ChaosError
 from ops.cli.console import screen, write_figures
+from ops.cli.interrupts import INTERRUPTED
 from ops.cli.operator import Operator, given, with_options
 from ops.cli.startup import need_modules
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 @with_options(ChaosError, code=EXIT_USAGE)
@@ -150,4 +150,4 @@ def _run(scenario: Scenario, testbed: Testbed | None, console: Console) -> Chaos
     try:
         return asyncio.run(main())
     except asyncio.CancelledError:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None

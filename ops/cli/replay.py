@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ops.cli.console import plain, screen, write_figures
+from ops.cli.interrupts import INTERRUPTED
 from ops.cli.operator import AsJson, with_options
 from ops.cli.startup import need_modules
 from ops.replay.options import Options, ReplayError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 EXIT_ERRORS = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 @with_options(ReplayError, OSError, code=EXIT_USAGE)
@@ -86,7 +86,7 @@ def replay(
         draw(plot, done.report, title=f"Replay of {options.trace.name}", subtitle=subtitle)
         console.print(f"plot: {plain(plot)}", highlight=False)
     if done.report.run.interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if done.report.error_count > max_errors:
         raise typer.Exit(EXIT_ERRORS)
 
