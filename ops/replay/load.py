@@ -10,10 +10,6 @@ from ops.replay.shape import Planned
 Send = Callable[[Planned, str, float], Awaitable[ReplayedRequest]]
 
 
-class _Stopped(Exception):
-    """``stop`` was set."""
-
-
 @dataclass(slots=True)
 class ReplayRun:
     """The counts of a replay, during the run and after it; ``outcomes`` are in the order of their end."""
@@ -72,16 +68,12 @@ async def run_load(
                 run.in_flight += 1
                 under_way.create_task(one(planned, prompt))
 
-    async def stopper() -> None:
-        await stop.wait()
-        raise _Stopped
-
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(stopper())
-            await arrivals()
-            watching.cancel()
-    except* _Stopped:
-        run.interrupted = True
+            load, stopped = group.create_task(arrivals()), group.create_task(stop.wait())
+            await asyncio.wait((load, stopped), return_when=asyncio.FIRST_COMPLETED)
+            run.interrupted = not load.done()
+            load.cancel()
+            stopped.cancel()
     finally:
         run.wall_s = clock() - started_at
