@@ -130,8 +130,12 @@ class ChaosRun:
             finish, fallback = answer.get("finish_reason"), answer.get("fallback")
             if finish == "stop" and fallback is None:
                 return observed.text
-            if time.monotonic() > end or observed.code in (CONNECT, "invalid_key", "missing_key"):
-                why = observed.code or f"{finish}, {fallback}"
+            too_long = finish == "length" and fallback is None
+            hopeless = too_long or observed.code in (CONNECT, "invalid_key", "missing_key")
+            if hopeless or time.monotonic() > end:
+                why = observed.code or f"finish_reason {finish}, fallback {fallback}"
+                if too_long:
+                    why = f"longer than load.max_tokens ({self.scenario.load.max_tokens})"
                 raise ChaosError(f"{self.testbed.url}: no whole answer even without faults: {why}")
             await asyncio.sleep(AGAIN_S)
             again += 1

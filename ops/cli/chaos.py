@@ -91,6 +91,9 @@ def chaos(
     from ops.chaos.testbed import Testbed
 
     console = screen(stderr=gateway.as_json)
+    unused = [f"--{name}" for name in given(pid=pid, ledger=ledger, log=log)] if start else []
+    if unused:
+        raise ChaosError(f"{unused[0]}: --start starts a gateway of its own; allowed without --start")
     if pid is not None:
         check_gateway(pid, gateway.url)
     if output is not None and not output.parent.is_dir():
@@ -117,6 +120,8 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
     data["load"] |= given(streams=streams, for_s=for_s)
     if data["random"] is not None:
         data["random"] |= given(seed=seed)
+    elif seed is not None:
+        raise ChaosError("--seed: the scenario has no random faults")
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:

@@ -71,6 +71,10 @@ def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
             code, _, output = run(tmp_path, scenario, "--url", live.url, "--key", ADMIN_KEY, *lost)
             assert code == 2 and "cannot be read" in output and "Traceback" not in output
 
+        short = {"load": {"streams": 1, "max_tokens": 4}}
+        code, _, output = run(tmp_path, short, "--url", live.url, "--key", ADMIN_KEY)
+        assert code == 2 and "longer than load.max_tokens (4)" in output
+
         killing = {"faults": [{"at_s": 0, "do": {"kill": "engine"}}], "load": {"streams": 1}}
         code, _, output = run(tmp_path, killing, *words)
         assert code == 2 and "--pid" in output
@@ -85,5 +89,9 @@ def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_2(tmp_path: Path) ->
     assert code == 2 and "no whole answer even without faults" in output and "Traceback" not in output
     code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--output", str(tmp_path / "none" / "x.json"))
     assert code == 2 and "--output: no folder" in output
+    code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--seed", "7")
+    assert code == 2 and "--seed: the scenario has no random faults" in output
+    code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--start", "--ledger", str(tmp_path / "x.db"))
+    assert code == 2 and "--ledger: --start starts a gateway of its own" in output
     code, _, output = run(tmp_path, {"lod": {}})
     assert code == 2 and "lod" in output
