@@ -61,7 +61,7 @@ def replay(
     from ops.replay.show import tables
 
     console = screen(stderr=as_json)
-    for name, file in (("--plot", plot), ("--output", output)):
+    for name, file in (("--plot", plot), ("--output", output), ("--as-batch", as_batch)):
         if file is not None and not file.parent.is_dir():
             raise ReplayError(f"{name}: no folder {file.parent}")
     if as_batch is not None:

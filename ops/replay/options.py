@@ -54,7 +54,7 @@ class Options:
     timeout_s: Annotated[float, Option("--timeout", help="Timeout of one request, seconds.")] = 120.0
     seed: Annotated[int, Option(help="Seed of the prompts' words.")] = 0
     max_model_len: Annotated[
-        int | None, Option(help="Cut lengths to this; default: the gateway's maximum.")
+        int | None, Option(min=1, help="Cut lengths to this; default: the gateway's maximum.")
     ] = None
     no_fallback: Annotated[
         bool, Option("--no-fallback", help="Request errors instead of fallback answers.")
@@ -70,5 +70,7 @@ class Options:
         ):
             if not (math.isfinite(value) and value > 0):
                 raise ReplayError(f"{name}: {value} is not allowed; a number above 0 is")
+        if self.model is not None and self.contract is not ContractName.OPENAI:
+            raise ReplayError("--model: the native contract has none; add --contract openai")
         if not self.url.startswith(("http://", "https://")):
             raise ReplayError("--url: not an http(s) address; for example http://127.0.0.1:8000")

@@ -113,15 +113,19 @@ async def test_what_prevents_a_start_is_one_line_and_exit_code_two(azure: Azure,
     code, _, err = await run(str(azure((0.0, 1, 1))), "--contract", "soap")
     assert code == 2
     assert "'soap'" in err and "'openai'" in err and "Traceback" not in err
-    for option in ("--plot", "--output"):
+    code, _, err = await run(str(azure((0.0, 1, 1))), "--model", "m")
+    assert code == 2 and "--model: the native contract has none; add --contract openai" in err
+    for option in ("--plot", "--output", "--as-batch"):
         code, _, err = await run(str(azure((0.0, 1, 1))), option, str(tmp_path / "no" / "x"))
         assert code == 2
         assert f"{option}: no folder" in err
 
 
 async def test_numbers_out_of_range_are_refused_by_their_option(azure: Azure) -> None:
-    for option in ("--limit", "--skip", "--concurrency"):
-        code, _, err = await run(str(azure((0.0, 30, 2))), option, "-1")
+    for option, number in (
+        ("--limit", "-1"), ("--skip", "-1"), ("--concurrency", "-1"), ("--max-model-len", "0"),
+    ):  # fmt: skip
+        code, _, err = await run(str(azure((0.0, 30, 2))), option, number)
         assert code == 2 and f"Invalid value for '{option}'" in err
 
 
