@@ -7,16 +7,7 @@ from collections.abc import Collection, Sequence
 
 import structlog
 
-from gateway.backends.port import (
-    Absence,
-    Backend,
-    Completion,
-    DelegatingBackend,
-    DeltaSink,
-    Restarting,
-    Work,
-    configured_name,
-)
+from gateway.backends.port import Backend, Completion, DelegatingBackend, DeltaSink, Work, configured_name
 from gateway.config.chaos import FaultRule
 from gateway.contracts.events import Delta
 from gateway.errors import InvalidRequest
@@ -75,11 +66,6 @@ class FaultPlan:
         return self._seen[number] % (rule.every or 1) == 0
 
 
-def faulty(backend: Backend, plan: FaultPlan) -> Backend:
-    wrapper = _FaultyRestarting if isinstance(backend, Restarting) else FaultyBackend
-    return wrapper(backend, plan)
-
-
 class FaultyBackend(DelegatingBackend):
     """Delegates to the wrapped backend, except for injected faults."""
 
@@ -103,23 +89,6 @@ class FaultyBackend(DelegatingBackend):
         except Exception as error:
             # The caller gets the fault, however the wrapped backend handles an error of its sink.
             raise call.failure or error from None
-
-
-class _FaultyRestarting(FaultyBackend):
-    """A faulty backend that can restart."""
-
-    _inner: Restarting  # type: ignore[assignment]  # a Backend as well; Python has no intersection type
-
-    @property
-    def ready_in_s(self) -> float | None:
-        return self._inner.ready_in_s
-
-    @property
-    def absence(self) -> Absence:
-        return self._inner.absence
-
-    async def wait_ready(self, timeout_s: float) -> bool:
-        return await self._inner.wait_ready(timeout_s)
 
 
 class _Struck(Exception):

@@ -317,6 +317,15 @@ class Restarting(Protocol):
         """Wait at most ``timeout_s`` until it accepts work, not if it never will; returns whether it does."""
 
 
+def restarting(backend: Backend) -> Restarting | None:
+    """A backend, or its delegate, as one that restarts; ``None``: neither does."""
+    while not isinstance(backend, Restarting):
+        if not isinstance(backend, DelegatingBackend):
+            return None
+        backend = backend.delegate
+    return backend
+
+
 def plain_inputs(part: EmbeddingsRequest) -> Sequence[str | tuple[int, ...]]:
     """The texts and token ids. Raises BackendFailure: an input is a conversation."""
     plain = [one for one in part.inputs if not isinstance(one, Conversation)]

@@ -12,7 +12,7 @@ from adapters.values import Adapter
 from admission.queue import Slot
 from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
-from gateway.backends.port import READY, Backend, BackendState, Completion, DeltaSink, Restarting, Work
+from gateway.backends.port import READY, Backend, BackendState, Completion, DeltaSink, Work, restarting
 from gateway.contracts.answer import Fallback
 from gateway.contracts.values import FinishReason, Usage
 from gateway.generation.answer_stream import AnswerStream
@@ -226,9 +226,9 @@ def _not_ready(backend: Backend) -> BackendFailure:
     if backend.state is BackendState.DEAD:
         return BackendFailure(FailureKind.ENGINE_DEAD, f"{backend.name}: the engine has died")
     back_in_s, reason = None, f"{backend.name} is {backend.state.value}"
-    if isinstance(backend, Restarting) and backend.state is BackendState.STARTING:
-        absence = backend.absence
-        back_in_s, reason = absence.retry_s or backend.ready_in_s, absence.reason
+    if backend.state is BackendState.STARTING and (engine := restarting(backend)) is not None:
+        absence = engine.absence
+        back_in_s, reason = absence.retry_s or engine.ready_in_s, absence.reason
     return BackendFailure(
         FailureKind.BACKEND_UNAVAILABLE,
         reason,

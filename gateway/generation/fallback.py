@@ -9,7 +9,7 @@ from adapters.events import AdapterReplacedByBase
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand, Reason
-from gateway.backends.port import Backend, BackendState, Completion, Restarting, configured_name, generates
+from gateway.backends.port import Backend, BackendState, Completion, configured_name, generates, restarting
 from gateway.contracts.answer import Answer, Fallback
 from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import FinishReason, Usage
@@ -179,15 +179,16 @@ class FallbackChain:
 
         left_s = self._time_left_s(job)
         back_in_s, loading = None, False
-        if isinstance(primary, Restarting):
-            back_in_s, loading = primary.ready_in_s, primary.absence.loading
+        engine = restarting(primary)
+        if engine is not None:
+            back_in_s, loading = engine.ready_in_s, engine.absence.loading
         if primary.state is BackendState.READY:
             back_in_s = 0.0
         return Situation(
             able=able,
             back_in_s=back_in_s,
             restarts=(
-                isinstance(primary, Restarting)
+                engine is not None
                 and self._waiting < MAX_WAITING
                 and left_s > 0
                 and job.call_budget.allows(primary.name)
@@ -224,11 +225,12 @@ class FallbackChain:
         reserve_s = 0.0 if stream.committed else job.fallback_reserve_s
         timeout_s = min(step.timeout_s, self._time_left_s(job) - reserve_s)
         back = False
-        if timeout_s > 0 and isinstance(job.primary, Restarting):
+        engine = restarting(job.primary)
+        if timeout_s > 0 and engine is not None:
             self._waiting += 1
             try:
                 with stream.steps.step("wait", job.primary.name) as waiting:
-                    back = await job.primary.wait_ready(timeout_s)
+                    back = await engine.wait_ready(timeout_s)
                     waiting.mode = "back" if back else "away"
             finally:
                 self._waiting -= 1

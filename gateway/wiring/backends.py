@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from admission.controller import AdmissionController
 from budgeting.counting import ChatTokenizer
 from gateway.backends.embedded_vectors import EncodePart
-from gateway.backends.faulty import FaultPlan, faulty
+from gateway.backends.faulty import FaultPlan, FaultyBackend
 from gateway.backends.host import Resident
 from gateway.backends.port import Backend, BackendState, Fleet, plain_inputs
 from gateway.backends.workers.backend import WorkersBackend
@@ -220,7 +220,7 @@ def make_chaos(
         plan.replace(section.faults)
     except InvalidRequest as error:
         raise ConfigError(f"chaos.{error.param}: {error.message}") from None
-    return lambda backend: faulty(backend, plan), plan
+    return lambda backend: FaultyBackend(backend, plan), plan
 
 
 def hedges(backends: Iterable[WorkersBackend]) -> Mapping[tuple[str, str], int]:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from budgeting.values import Message, Role
 from gateway.admin.chaos import ChaosAdmin
-from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
-from gateway.backends.port import Absence, Backend, Restarting, Work
+from gateway.backends.faulty import FaultPlan, FaultyBackend
+from gateway.backends.port import Absence, Backend, Work, restarting
 from gateway.config.chaos import ChaosSection, FaultRule
 from gateway.config.errors import ConfigError
 from gateway.contracts.events import Delta
@@ -69,7 +69,7 @@ async def test_a_failure_comes_after_the_given_tokens_and_ends_the_backends_work
     kind: FailureKind, after: int
 ) -> None:
     inner = ScriptedBackend(scripts=[Script(PIECES)])
-    texts, failure = await texts_of(faulty(inner, plan_of(rule(kind.value, after_tokens=after))))
+    texts, failure = await texts_of(FaultyBackend(inner, plan_of(rule(kind.value, after_tokens=after))))
     assert texts == list(PIECES[:after])
     assert failure is not None and failure.kind is kind
     assert inner.active == 0
@@ -77,7 +77,7 @@ async def test_a_failure_comes_after_the_given_tokens_and_ends_the_backends_work
 
 async def test_an_answer_that_is_too_short_for_the_fault_stays_whole() -> None:
     plan = plan_of(rule(after_tokens=len(PIECES)))
-    texts, failure = await texts_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
+    texts, failure = await texts_of(FaultyBackend(ScriptedBackend(scripts=[Script(PIECES)]), plan))
     assert (texts, failure) == (list(PIECES), None) and not plan.injected
 
 
@@ -92,7 +92,7 @@ async def test_a_hang_ends_with_its_caller_and_leaves_nothing(after: int) -> Non
     before = asyncio.all_tasks()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.05):
-            await faulty(inner, plan_of(rule("hang", after_tokens=after))).generate(
+            await FaultyBackend(inner, plan_of(rule("hang", after_tokens=after))).generate(
                 Work("gen", (1,), (), Sampling(max_tokens=9)), out
             )
     assert texts == list(PIECES[:after])
@@ -102,7 +102,7 @@ async def test_a_hang_ends_with_its_caller_and_leaves_nothing(after: int) -> Non
 async def test_slow_tokens_are_late_and_all_there() -> None:
     plan = plan_of(rule("slow", after_tokens=2, delay_ms=20))
     began = asyncio.get_running_loop().time()
-    texts, failure = await texts_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
+    texts, failure = await texts_of(FaultyBackend(ScriptedBackend(scripts=[Script(PIECES)]), plan))
     assert (texts, failure) == (list(PIECES), None)
     assert asyncio.get_running_loop().time() - began >= 0.04
     assert plan.injected == {("local", "slow"): 1}
@@ -111,13 +111,13 @@ async def test_slow_tokens_are_late_and_all_there() -> None:
 async def test_a_real_failure_within_is_passed_on_as_it_is() -> None:
     real = BackendFailure(FailureKind.THROTTLED, "real")
     inner = ScriptedBackend(scripts=[Script(("a",), failure=real)])
-    _, failure = await texts_of(faulty(inner, plan_of(rule(after_tokens=3))))
+    _, failure = await texts_of(FaultyBackend(inner, plan_of(rule(after_tokens=3))))
     assert failure is real
 
 
 async def test_every_third_call_of_this_backend_breaks_and_at_most_twice() -> None:
     plan = plan_of(rule(every=3, times=2), rule(backend="other"))
-    backend = faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan)
+    backend = FaultyBackend(ScriptedBackend(scripts=[Script(PIECES)]), plan)
     broken = [(await texts_of(backend))[1] is not None for _ in range(12)]
     assert [number for number, one in enumerate(broken, start=1) if one] == [3, 6]
 
@@ -150,10 +150,10 @@ def test_a_restarting_backend_still_restarts_when_it_is_wrapped() -> None:
         async def wait_ready(self, timeout_s: float) -> bool:
             return timeout_s > 1.5
 
-    wrapped = faulty(RestartingBackend(), plan_of())
-    assert isinstance(wrapped, Restarting) and wrapped.ready_in_s == 1.5
-    assert asyncio.run(wrapped.wait_ready(2.0))
-    assert not isinstance(faulty(ScriptedBackend(), plan_of()), Restarting)
+    wrapped = FaultyBackend(RestartingBackend(), plan_of())
+    engine = restarting(wrapped)
+    assert engine is not None and engine.ready_in_s == 1.5 and asyncio.run(engine.wait_ready(2.0))
+    assert restarting(FaultyBackend(ScriptedBackend(), plan_of())) is None
 
 
 def test_backends_are_wrapped_only_when_chaos_is_enabled() -> None:
