@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import psutil
 
@@ -84,6 +84,7 @@ class EngineStatus:
         }
 
 
+@dataclass(eq=False)
 class SupervisedHost:
     """Starts the engine, and after a death the next one; :meth:`keep` is its loop.
 
@@ -96,30 +97,20 @@ class SupervisedHost:
         sleep: waits that many seconds.
     """
 
-    def __init__(
-        self,
-        make: MakeHost,
-        *,
-        supervisor: Supervisor,
-        start_timeout_s: float,
-        on_step: Callable[[int], None],
-        emit: Callable[[SupervisorEvent], None],
-        clock: Callable[[], float],
-        starting: asyncio.Lock | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        oom_kills: Callable[[], int] = kernel_oom_kills,
-    ) -> None:
-        self._make = make
-        self._supervisor = supervisor
-        self._start_timeout_s = start_timeout_s
-        self._on_step = on_step
-        self._emit = emit
-        self._clock = clock
-        self.starting = starting or asyncio.Lock()
-        self._sleep = sleep
-        self._oom_kills = oom_kills
+    make: MakeHost
+    _: KW_ONLY
+    supervisor: Supervisor
+    start_timeout_s: float
+    on_step: Callable[[int], None]
+    emit: Callable[[SupervisorEvent], None]
+    clock: Callable[[], float]
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    oom_kills: Callable[[], int] = kernel_oom_kills
+
+    def __post_init__(self) -> None:
         # The kernel's count of OOM kills at each check within OOM_WINDOW_S, and at the last one before.
-        self._oom_counts = deque([(float("-inf"), oom_kills())])
+        self._oom_counts = deque([(float("-inf"), self.oom_kills())])
         # Blocks of the first engine's KV pool, and of the next engine's if that must be smaller.
         self._first_blocks = 0
         self._kv_blocks: int | None = None
@@ -135,7 +126,7 @@ class SupervisedHost:
     @property
     def state(self) -> BackendState:
         """The engine's state; ``STARTING`` while it is to be restarted."""
-        supervised = self._supervisor.state
+        supervised = self.supervisor.state
         if supervised in (SupervisorState.READY, SupervisorState.SUSPECT):
             state = self._run.host.state
             # The host may show the engine's death before it reports it.
@@ -144,15 +135,15 @@ class SupervisedHost:
 
     @property
     def ready_in_s(self) -> float | None:
-        return self._supervisor.ready_in_s(self._clock())
+        return self.supervisor.ready_in_s(self.clock())
 
     def absence(self, name: str) -> Absence:
-        first = self._supervisor.state is SupervisorState.STARTING
+        first = self.supervisor.state is SupervisorState.STARTING
         doing = "loads its model" if first else "is being restarted"
         return Absence(f"the engine of {name} {doing}", loading=True)
 
     def status(self) -> EngineStatus:
-        now, supervisor = self._clock(), self._supervisor
+        now, supervisor = self.clock(), self.supervisor
         restarts = supervisor.restarts_last_hour(now)
         return EngineStatus(supervisor.state, restarts, supervisor.ready_in_s(now))
 
@@ -177,7 +168,7 @@ class SupervisedHost:
 
     def take_work(self, name: str) -> None:
         """Note that the engine gets work: an idle one begins a step. Raises BackendFailure: it loads."""
-        state = self._supervisor.state
+        state = self.supervisor.state
         if state in (SupervisorState.STARTING, SupervisorState.RESTARTING):
             raise BackendFailure(
                 FailureKind.BACKEND_UNAVAILABLE, self.absence(name).reason, retry_after_s=self.ready_in_s
@@ -186,7 +177,7 @@ class SupervisedHost:
             raise BackendFailure(
                 FailureKind.ENGINE_DEAD, f"{name}: the engine has died too often and is not started again"
             )
-        self._supervisor.heartbeat.got_work(self._clock())
+        self.supervisor.heartbeat.got_work(self.clock())
 
     async def wait_ready(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -204,7 +195,7 @@ class SupervisedHost:
 
     def request_restart(self, reason: str) -> None:
         """Restart a running engine whose output cannot be trusted. No effect while it restarts."""
-        if self._supervisor.state in (SupervisorState.READY, SupervisorState.SUSPECT):
+        if self.supervisor.state in (SupervisorState.READY, SupervisorState.SUSPECT):
             run = self._run
             self._lose(run, Loss.DEVICE, reason)
             kill(run.processes)
@@ -212,23 +203,23 @@ class SupervisedHost:
     async def start(self) -> EngineFacts:
         """Start the first engine; one that is killed while it loads is replaced. Raises EngineStartError."""
         while True:
-            self._supervisor.load_begun(self._clock())
+            self.supervisor.load_begun(self.clock())
             try:
                 self.facts = await self._run.host.start()
                 break
             except EngineKilled as error:
                 self._detail = str(error)
-                decision = self._supervisor.start_failed(self._clock(), killed=True)
+                decision = self.supervisor.start_failed(self.clock(), killed=True)
                 if decision is None or not await self._due(decision):
                     raise
                 self._run = self._new_run()
         self._first_blocks = self.facts.total_blocks
-        self._supervisor.started(self._clock())
+        self.supervisor.started(self.clock())
         self._notify()
         return self.facts
 
     async def stop(self, timeout_s: float) -> None:
-        self._supervisor.stop()
+        self.supervisor.stop()
         self._notify()
         await self._run.host.stop(timeout_s)
 
@@ -241,17 +232,17 @@ class SupervisedHost:
     async def _due(self, decision: Decision) -> EngineRestarting | None:
         """End what is left of the engine, and wait; ``None``: no other one is to be started."""
         await self._retire()
-        self._emit(replace(decision, exit_code=self._run.host.exit_code, detail=self._detail))
+        self.emit(replace(decision, exit_code=self._run.host.exit_code, detail=self._detail))
         if isinstance(decision, EngineGivenUp):
             return None
-        await self._sleep(decision.wait_s)
-        return decision if self._supervisor.state is SupervisorState.RESTARTING else None
+        await self.sleep(decision.wait_s)
+        return decision if self.supervisor.state is SupervisorState.RESTARTING else None
 
     async def _watch(self) -> Decision | None:
         """Wait until the engine is lost; returns what to do then, ``None`` when it was stopped."""
         run = self._run
         run.processes = await asyncio.to_thread(run.host.find_processes)
-        while self._decision is None and self._supervisor.state is not SupervisorState.STOPPED:
+        while self._decision is None and self.supervisor.state is not SupervisorState.STOPPED:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_INTERVAL_S):
                     await self._news.wait()
@@ -260,7 +251,7 @@ class SupervisedHost:
         return decision
 
     def _check_processes(self, run: _EngineRun) -> None:
-        if self._supervisor.state not in (SupervisorState.READY, SupervisorState.SUSPECT):
+        if self.supervisor.state not in (SupervisorState.READY, SupervisorState.SUSPECT):
             return
         gone, stopped = gone_and_stopped(run.processes)
         seen = Observation(
@@ -272,7 +263,7 @@ class SupervisedHost:
             pending_tokens=run.host.pending_tokens,
             occupied=run.host.occupied,
         )
-        loss = self._supervisor.observe(self._clock(), seen)
+        loss = self.supervisor.observe(self.clock(), seen)
         if loss is None:
             self._count_oom_kills()
         else:
@@ -285,24 +276,24 @@ class SupervisedHost:
             return  # a late report of an engine that was already replaced
         if reason is Loss.EXITED:
             reason = self._cause(run.host.last_error)
-        decision = self._supervisor.lost(self._clock(), reason)
+        decision = self.supervisor.lost(self.clock(), reason)
         if decision is not None:
-            self._decision, self._lost_at, self._detail = decision, self._clock(), detail
+            self._decision, self._lost_at, self._detail = decision, self.clock(), detail
             if reason is Loss.OUT_OF_MEMORY:
                 self._shrink_pool()
-            self._emit(EngineLost(reason, detail))
+            self.emit(EngineLost(reason, detail))
             self._notify()
 
     def _count_oom_kills(self) -> None:
-        now, counts = self._clock(), self._oom_counts
+        now, counts = self.clock(), self._oom_counts
         if now - counts[-1][0] < OOM_COUNT_EVERY_S:
             return
-        counts.append((now, self._oom_kills()))
+        counts.append((now, self.oom_kills()))
         while len(counts) > 1 and counts[1][0] <= now - OOM_WINDOW_S:
             counts.popleft()
 
     def _cause(self, error: str) -> Loss:
-        return cause_of_death(error, oom_kills=self._oom_kills() - self._oom_counts[0][1])
+        return cause_of_death(error, oom_kills=self.oom_kills() - self._oom_counts[0][1])
 
     def _shrink_pool(self) -> None:
         facts = self.facts
@@ -326,30 +317,30 @@ class SupervisedHost:
     async def _start_again(self, restart: EngineRestarting) -> Decision | None:
         """Start the next engine; returns ``None`` when it takes work, else what to do next."""
         async with self.starting:
-            started_at = self._clock()
+            started_at = self.clock()
             run = self._run = self._new_run()
-            self._supervisor.load_begun(started_at)
-            self._oom_counts = deque([(started_at, self._oom_kills())])
+            self.supervisor.load_begun(started_at)
+            self._oom_counts = deque([(started_at, self.oom_kills())])
             error = await self._load(run)
-        now = self._clock()
+        now = self.clock()
         if error is not None:
-            self._detail = str(error) or f"not loaded within {self._start_timeout_s:g} s"
+            self._detail = str(error) or f"not loaded within {self.start_timeout_s:g} s"
             if self._cause(f"{type(error).__name__}: {self._detail}") is Loss.OUT_OF_MEMORY:
                 self._shrink_pool()
-            decision = self._supervisor.start_failed(now)
+            decision = self.supervisor.start_failed(now)
             self._notify()
             return decision
-        self._supervisor.started(now)
-        self._emit(EngineRestarted(restart.attempt, now - started_at, now - self._lost_at))
+        self.supervisor.started(now)
+        self.emit(EngineRestarted(restart.attempt, now - started_at, now - self._lost_at))
         self._notify()
-        self._on_step(self._totals.preemptions)  # wakes callers that wait for a step
+        self.on_step(self._totals.preemptions)  # wakes callers that wait for a step
         return None
 
     async def _load(self, run: _EngineRun) -> Exception | None:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch_load(run), name="engine-load-watch")
             try:
-                async with asyncio.timeout(self._start_timeout_s):
+                async with asyncio.timeout(self.start_timeout_s):
                     self.facts = await run.host.start()
             except (EngineStartError, OSError) as error:  # a machine at its limits cannot make a process
                 return error
@@ -363,7 +354,7 @@ class SupervisedHost:
             await asyncio.sleep(CHECK_INTERVAL_S)
             processes = await asyncio.to_thread(run.host.find_processes)
             _, stopped = gone_and_stopped(processes)
-            if self._supervisor.observe(self._clock(), Observation(stopped=stopped)) is not None:
+            if self.supervisor.observe(self.clock(), Observation(stopped=stopped)) is not None:
                 kill(processes)
 
     def _new_run(self) -> _EngineRun:
@@ -371,13 +362,13 @@ class SupervisedHost:
             run.steps += 1
             host = run.host
             if run is self._run:
-                self._supervisor.heartbeat.stepped(
-                    self._clock(), unfinished=host.unfinished > 0, computed_tokens=host.computed_tokens
+                self.supervisor.heartbeat.stepped(
+                    self.clock(), unfinished=host.unfinished > 0, computed_tokens=host.computed_tokens
                 )
-            self._on_step(self._totals.preemptions + preemptions)
+            self.on_step(self._totals.preemptions + preemptions)
 
         run = _EngineRun(
-            self._make(
+            self.make(
                 on_step=on_step,
                 on_death=lambda error: self._lose(run, Loss.EXITED, " ".join(str(error).split())),
                 kv_blocks=self._kv_blocks,

@@ -430,7 +430,7 @@ async def test_a_stop_during_a_restart_ends_the_loop_and_starts_nothing_more(mom
     if moment == "loading":
         rig.plan = lambda engine: engine.let_start.clear()
     else:
-        rig.host._sleep = wait
+        rig.host.sleep = wait
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         keeper = group.create_task(rig.host.keep())
         rig.engines[0].die()
