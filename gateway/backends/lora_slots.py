@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
@@ -49,6 +50,7 @@ async def already_here(adapter: Adapter) -> None:
     """The adapter's files are already on this machine."""
 
 
+@dataclass(eq=False)
 class LoraSlots:
     """At most ``places`` adapters in one engine. Lives on the event loop; one load at a time.
 
@@ -61,22 +63,16 @@ class LoraSlots:
         bring: brings an adapter's files to this machine, if needed; raises AdapterError.
     """
 
-    def __init__(
-        self,
-        engine: AdapterHolder,
-        places: int,
-        *,
-        demand: AdapterDemand | None = None,
-        bring: Callable[[Adapter], Awaitable[None]] = already_here,
-        emit: Callable[[AdapterEvent], None] = lambda event: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.places = places
-        self.residency = Residency(places, demand)
-        self._engine = engine
-        self._bring = bring
-        self._emit = emit
-        self._clock = clock
+    engine: AdapterHolder
+    places: int
+    _: KW_ONLY
+    demand: AdapterDemand | None = None
+    bring: Callable[[Adapter], Awaitable[None]] = already_here
+    emit: Callable[[AdapterEvent], None] = lambda event: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.residency = Residency(self.places, self.demand)
         self._used = False
         self._changing = asyncio.Lock()
 
@@ -94,22 +90,22 @@ class LoraSlots:
             EngineDead: the engine is dead.
         """
         name, residency = adapter.adapter_id, self.residency
-        residency.enter(name, self._clock())
+        residency.enter(name, self.clock())
         self._used = True
         try:
             ready = residency.is_ready(name, adapter.path)
-            self._emit(AdapterAsked(name, ready))
+            self.emit(AdapterAsked(name, ready))
             if not ready:
                 await self._load(adapter)
             yield
         finally:
-            residency.leave(name, self._clock())
+            residency.leave(name, self.clock())
 
     async def pin(self, names: Collection[str]) -> None:
         """Exempt these adapters, and no others, from eviction. Raises EngineError."""
         self.residency.pin(names)
-        if isinstance(self._engine, Pinning):
-            await self._engine.pin_adapters(names)
+        if isinstance(self.engine, Pinning):
+            await self.engine.pin_adapters(names)
 
     async def preload(self, adapter: Adapter) -> None:
         """Load an adapter ahead of its first request. Raises as :meth:`hold` does."""
@@ -121,7 +117,7 @@ class LoraSlots:
         A failure is emitted as an event and not retried at once.
         """
         by_name = {adapter.adapter_id: adapter for adapter in known}
-        name = self.residency.next_load(by_name, self._engine.adapters, self._clock())
+        name = self.residency.next_load(by_name, self.engine.adapters, self.clock())
         if name is None:
             return False
         try:
@@ -133,13 +129,13 @@ class LoraSlots:
     async def unload(self, adapter_id: str) -> None:
         """Unload an adapter unless it is in use. Raises EngineError."""
         async with self._changing:
-            if adapter_id in self._engine.adapters and adapter_id not in self.residency.in_use:
+            if adapter_id in self.engine.adapters and adapter_id not in self.residency.in_use:
                 await self._give_up(adapter_id, "retired")
 
     async def _load(self, adapter: Adapter, *, ahead: bool = False) -> None:
         self._decide(adapter)  # refuses an adapter that has just failed, without waiting for other loads
         try:
-            await self._bring(adapter)  # may take long, and delays no other request
+            await self.bring(adapter)  # may take long, and delays no other request
         except AdapterError as error:
             why = "its files are not on this machine; the log says why"
             raise self._failed(adapter, "not_here", str(error), told=why) from error
@@ -155,11 +151,11 @@ class LoraSlots:
             await self._carry_out(adapter, decision, ahead=ahead)
 
     async def _carry_out(self, adapter: Adapter, decision: LoadDecision, *, ahead: bool) -> None:
-        started_at = self._clock()
+        started_at = self.clock()
         try:
             if decision.evict is not None:
                 await self._give_up(decision.evict, "room")
-            await self._engine.load_adapter(adapter)
+            await self.engine.load_adapter(adapter)
         except errors.NoAdapterRoom as error:
             # A load whose caller was cancelled may have taken the place meanwhile.
             again = self._decide(adapter)
@@ -168,19 +164,19 @@ class LoraSlots:
             return await self._carry_out(adapter, again, ahead=ahead)
         except errors.EngineAdapterError as error:
             raise self._failed(adapter, error.code, str(error)) from error
-        now = self._clock()
+        now = self.clock()
         self.residency.loaded(adapter.adapter_id, adapter.path, now)
-        self._emit(AdapterLoaded(adapter.adapter_id, now - started_at, ahead))
+        self.emit(AdapterLoaded(adapter.adapter_id, now - started_at, ahead))
 
     async def _give_up(self, adapter_id: str, reason: str) -> None:
         self.residency.unloaded(adapter_id)
         with contextlib.suppress(errors.AdapterNotLoaded):  # unloaded for a caller that was cancelled
-            await self._engine.unload_adapter(adapter_id)
-        self._emit(AdapterUnloaded(adapter_id, reason))
+            await self.engine.unload_adapter(adapter_id)
+        self.emit(AdapterUnloaded(adapter_id, reason))
 
     def _decide(self, adapter: Adapter) -> Ready | Full | LoadDecision:
         name = adapter.adapter_id
-        decision = self.residency.decide(name, adapter.path, self._engine.adapters, self._clock())
+        decision = self.residency.decide(name, adapter.path, self.engine.adapters, self.clock())
         if isinstance(decision, Broken):
             raise _broken(name, decision)
         return decision
@@ -188,8 +184,8 @@ class LoraSlots:
     def _failed(self, adapter: Adapter, code: str, detail: str, *, told: str | None = None) -> BackendFailure:
         # Callers read the message: do not disclose this machine's paths.
         detail = detail.replace(f"{adapter.path}/", "").replace(adapter.path, PurePath(adapter.path).name)
-        wait_s = self.residency.failed(adapter.adapter_id, told or detail, self._clock())
-        self._emit(AdapterLoadFailed(adapter.adapter_id, code, detail, wait_s))
+        wait_s = self.residency.failed(adapter.adapter_id, told or detail, self.clock())
+        self.emit(AdapterLoadFailed(adapter.adapter_id, code, detail, wait_s))
         return _broken(adapter.adapter_id, Broken(told or detail, wait_s))
 
 
