@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
@@ -12,6 +13,7 @@ from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
 
 
+@dataclass(eq=False, kw_only=True)
 class AnswerParser:
     """Parses one answer.
 
@@ -24,39 +26,29 @@ class AnswerParser:
         late: whether vLLM holds back text that may begin a stop string. The parsers get tokens with their
             text, since some find marks by tokens.
         allowed: the names of the tools that may be called; empty: any.
-        warnings: for the caller.
+        form_warnings: for the caller.
         options: of the request to vLLM.
     """
 
-    def __init__(
-        self,
-        parsers: Sequence[Any],
-        request: Any,
-        prompt_ids: Sequence[int],
-        *,
-        generation_id: str,
-        token_bytes: Callable[[int], bytes],
-        singly: bool,
-        late: bool,
-        allowed: Collection[str],
-        warnings: tuple[str, ...],
-        options: Mapping[str, Any],
-    ) -> None:
-        self._parsers = parsers
-        self.request = request
-        self._warnings = warnings
-        self.options = options
-        self._prompt_ids = list(prompt_ids)
-        self._token_bytes = token_bytes
-        self._singly = singly
-        self._late = late
-        names = [tool.function.name for tool in request.tools or ()]
-        single = request.parallel_tool_calls is False
-        self._calls = ToolCallReader(generation_id, names=names, allowed=allowed, single=single)
-        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in parsers]
+    parsers: Sequence[Any]
+    request: Any
+    prompt_ids: list[int]
+    generation_id: str
+    token_bytes: Callable[[int], bytes]
+    singly: bool
+    late: bool
+    allowed: Collection[str]
+    form_warnings: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        names = [tool.function.name for tool in self.request.tools or ()]
+        single = self.request.parallel_tool_calls is False
+        self._calls = ToolCallReader(self.generation_id, names=names, allowed=self.allowed, single=single)
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in self.parsers]
         # Each choice's text and tokens, with the lengths of their texts, that the parser has not got.
-        self._texts = [""] * len(parsers)
-        self._waiting: list[list[tuple[int, int]]] = [[] for _ in parsers]
+        self._texts = [""] * len(self.parsers)
+        self._waiting: list[list[tuple[int, int]]] = [[] for _ in self.parsers]
 
     def take(
         self,
@@ -78,16 +70,16 @@ class AnswerParser:
         Raises BackendFailure: the parser failed, or its result is not a valid answer.
         """
         pieces = [(text, list(ids))]
-        if self._singly or self._late:
+        if self.singly or self.late:
             pieces = self._pieces(index, text, ids, finished=finished)
         events: list[Delta] = []
         try:
             for number, (piece, piece_ids) in enumerate(pieces, 1):
-                message = self._parsers[index].parse_delta(
+                message = self.parsers[index].parse_delta(
                     piece,
                     piece_ids,
                     self.request,
-                    self._prompt_ids,
+                    self.prompt_ids,
                     finished=finished and number == len(pieces),
                 )
                 if message is not None:
@@ -108,7 +100,7 @@ class AnswerParser:
         Returns the events after its ``delivered`` text, which is text alone; all events if that is ``None``.
         """
         # The bytes of an incomplete last character come with the next token's text.
-        text = codecs.utf_8_decode(b"".join(map(self._token_bytes, ids)), "replace")[0]
+        text = codecs.utf_8_decode(b"".join(map(self.token_bytes, ids)), "replace")[0]
         whole = self.take(0, text, ids)
         if delivered is None:
             return whole
@@ -122,7 +114,7 @@ class AnswerParser:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (*self._warnings, CALLS_LEFT_OUT) if self._calls.left_out else self._warnings
+        return (*self.form_warnings, CALLS_LEFT_OUT) if self._calls.left_out else self.form_warnings
 
     def reason(self, index: int, reason: FinishReason) -> FinishReason:
         """A choice's finish reason: ``tool_calls`` if it stopped after calls, else ``reason``."""
@@ -136,8 +128,8 @@ class AnswerParser:
         """The text in one piece per token. Unless text is held back, the last piece is what remains."""
         decoder, waiting = self._decoders[index], self._waiting[index]
         # The decoder keeps the bytes of a character that ends in a later text's tokens.
-        waiting += [(token, len(decoder.decode(self._token_bytes(token)))) for token in ids]
-        text, held = self._texts[index] + text, self._late and not finished
+        waiting += [(token, len(decoder.decode(self.token_bytes(token)))) for token in ids]
+        text, held = self._texts[index] + text, self.late and not finished
         pieces, start = list[tuple[str, list[int]]](), 0
         while waiting and not (held and start + waiting[0][1] > len(text)):
             token, length = waiting.pop(0)

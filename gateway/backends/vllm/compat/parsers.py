@@ -137,15 +137,15 @@ class Parsers:
         prompt = list(joined(work.token_ids))
         ended = request.resolve_reasoning_ended(parsers[0], prompt)
         return AnswerParser(
-            parsers,
-            request,
-            prompt,
+            parsers=parsers,
+            request=request,
+            prompt_ids=prompt,
             generation_id=work.generation_id,
             token_bytes=self._token_bytes,
             singly=self.singly,
             late=bool(work.sampling.stop),
             allowed=allowed,
-            warnings=form_warnings(work) if request.structured_outputs is grammar else (),
+            form_warnings=form_warnings(work) if request.structured_outputs is grammar else (),
             options={
                 "reasoning_ended": ended,
                 "reasoning_parser_kwargs": kwargs if self.names.reasoning else None,
