@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -57,6 +57,7 @@ def visible_devices(devices: str | None) -> Iterator[None]:
                 os.environ[DEVICES_VARIABLE] = before
 
 
+@dataclass(eq=False)
 class VllmHost:
     """Starts and stops vLLM and makes backends on it.
 
@@ -68,35 +69,29 @@ class VllmHost:
         encode: tokenizes the inputs of embeddings.
     """
 
-    def __init__(
-        self,
-        section: EngineSection,
-        *,
-        adapters_registered: bool,
-        defaults: Sampling,
-        token_bytes: Callable[[int], bytes],
-        on_step: Callable[[int], None],
-        on_death: Callable[[EngineDead], None],
-        new_seed: Callable[[], int],
-        make_slots: MakeSlots = LoraSlots,
-        encode: EncodePart = ids_alone,
-        kv_blocks: int | None = None,
-    ) -> None:
-        if kv_blocks is not None:
-            section = section.model_copy(update={"num_blocks": kv_blocks})
-        self._section = section
-        self._defaults = defaults
-        self._token_bytes = token_bytes
-        self._on_death = on_death
-        self._new_seed = new_seed
-        self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
-        self._encode = encode
+    section: EngineSection
+    _: KW_ONLY
+    adapters_registered: bool
+    defaults: Sampling
+    token_bytes: Callable[[int], bytes]
+    on_step: Callable[[int], None]
+    on_death: Callable[[EngineDead], None]
+    new_seed: Callable[[], int]
+    make_slots: MakeSlots = LoraSlots
+    encode: EncodePart = ids_alone
+    kv_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        section = self.section
+        if self.kv_blocks is not None:
+            section = self.section = section.model_copy(update={"num_blocks": self.kv_blocks})
+        self._max_loras = arguments.lora_places(section, adapters_registered=self.adapters_registered)
         self._pools = section.task == "embed"
         self._parsers = ParserNames() if self._pools else parser_names(section)
-        self.board = SignalBoard(on_step)
+        self.board = SignalBoard(self.on_step)
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
-        self._slots = make_slots(self._adapters, places)
+        self._slots = self.make_slots(self._adapters, places)
         self._state = BackendState.STARTING
         self._engine: VllmEngine | None = None
         # The limits of the loaded engine; None until it has started.
@@ -154,22 +149,22 @@ class VllmHost:
     def figures(self) -> EngineFigures | None:
         if self.facts is None or self._engine is None:
             return None
-        return self.board.figures(self._section.model_id, self._engine.shape)
+        return self.board.figures(self.section.model_id, self._engine.shape)
 
     def backend(self, name: str) -> Backend:
-        make: Callable[..., Backend] = partial(VllmPoolingBackend, encode=self._encode)
+        make: Callable[..., Backend] = partial(VllmPoolingBackend, encode=self.encode)
         if not self._pools:
             make = partial(
                 VllmBackend,
-                defaults=self._defaults,
+                defaults=self.defaults,
                 loaded=self._adapters,
                 slots=self._slots,
                 takes_tools=lambda: self._parsers.tool is not None,
-                share_prefixes=self._section.share_prefix_across_tenants,
+                share_prefixes=self.section.share_prefix_across_tenants,
             )
         return make(
             name=name,
-            model=self._section.model_id,
+            model=self.section.model_id,
             engine=lambda: self._engine,
             state_of=lambda: self.state,
             board=self.board,
@@ -187,7 +182,7 @@ class VllmHost:
         logs = self._logs = ChildLogs()
         try:
             self._others = await asyncio.to_thread(processes.children)
-            check_folder(self._section)
+            check_folder(self.section)
             logs.listen()
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
             self._loading = self._thread.submit(self._load, logs)
@@ -205,7 +200,7 @@ class VllmHost:
             await self.stop(0.0)
             if not isinstance(error, Exception):
                 raise
-            raise explain(error, errors, self._section) from error
+            raise explain(error, errors, self.section) from error
         logs.started()
         self.board.forget()
         load_s = round(time.monotonic() - started_at, 2)
@@ -216,25 +211,23 @@ class VllmHost:
     def _load(self, logs: ChildLogs) -> VllmEngine:
         """Import vLLM and load the model. Blocks, so it runs in the thread."""
         version = start.installed_version()
-        start.prepare_environment(self._log_config(logs))
+        # The workers of Ray run on other machines, which cannot read a file of this one.
+        level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
+        on_ray = self.section.distributed_executor_backend == "ray"
+        start.prepare_environment(None if on_ray else logs.write_config(level))
         self._has_processes = True
         with preload.paused_collector():
             preload.load_torch_libraries()
             start.load(version, self._check_wanted)
-        asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
-        with visible_devices(self._section.visible_devices):
-            engine = start.start(version, asked, self._section, self.board, self._token_bytes, self._parsers)
+        asked = arguments.engine_arguments(self.section, max_loras=self._max_loras, new_seed=self.new_seed)
+        with visible_devices(self.section.visible_devices):
+            engine = start.start(version, asked, self.section, self.board, self.token_bytes, self._parsers)
         self._parsers = engine.parser_names
         gc.freeze()
         if self._given_up.is_set():
             engine.shutdown(0.0)
             self._check_wanted()
         return engine
-
-    def _log_config(self, logs: ChildLogs) -> Path | None:
-        if self._section.distributed_executor_backend == "ray":
-            return None  # its workers run on other machines
-        return logs.write_config(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
 
     def _check_wanted(self) -> None:
         if self._given_up.is_set():
@@ -267,7 +260,7 @@ class VllmHost:
             return
         before, self._state = self._state, BackendState.DEAD
         if before is BackendState.READY:
-            self._on_death(EngineDead("vLLM's core process has ended"))
+            self.on_death(EngineDead("vLLM's core process has ended"))
 
     async def stop(self, timeout_s: float) -> None:
         self._given_up.set()
