@@ -51,11 +51,13 @@ async def run_journey(
     request: GenerateRequest,
     sink: EndingSink,
     further: Sequence[GenerateRequest] = (),
+    exchange: Exchange | None = None,
 ) -> None:
     """Run the journey; the sink always gets an end. ``further``: the requests of the body's other prompts.
 
     The journey ends by itself within its time limit and reports its failures to the sink. This function
-    reports what the journey cannot: its cancellation after the time limit, or a defect of it.
+    reports what the journey cannot: its cancellation after the time limit, or a defect of it. The journey
+    reports the ``exchange``; the edge does if the key's limits do not let the journey begin.
     """
     limit_s = services.limits.request_timeout_seconds
     error: PublicError | None = None
@@ -64,12 +66,16 @@ async def run_journey(
             services.limiter.running(request.caller),
             TimeLimit(services.time_limits, limit_s + OVERTIME_S) as bound,
         ):
+            if exchange is not None:
+                exchange.reported = True
             if further:
                 await run_prompts(services.journey.run, (request, *further), sink, services.clock)
             else:
                 await services.journey.run(request, sink)
     except RateLimited as refused:
         error = public_error(refused)
+        if exchange is not None:
+            exchange.status, exchange.error = error.status, error
     except Exception as defect:
         if isinstance(defect, TimeoutError) and bound.expired:
             error = public_error(DeadlineExceeded(f"the request took longer than {limit_s:g} s"))
@@ -165,8 +171,7 @@ class GenerationEndpoint:
     def _stream(self, exchange: Exchange, asked: ParsedRequest) -> Awaitable[None]:
         # No coroutine of its own: it would be one more frame to resume at every wait of a request.
         sink = StreamSink(exchange, self._dialect, asked, self._keep)
-        exchange.reported = True
-        journey = run_journey(self._services, asked.request, sink, asked.further)
+        journey = run_journey(self._services, asked.request, sink, asked.further, exchange)
         return _with_pings(sink, journey) if sink.pings else journey
 
     def _whole(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Awaitable[None]:
@@ -178,14 +183,12 @@ class GenerationEndpoint:
             if not exchange.started:
                 await exchange.reply(reply)
 
-        exchange.reported = True
-        return run_journey(self._services, asked.request, WholeSink(send), asked.further)
+        return run_journey(self._services, asked.request, WholeSink(send), asked.further, exchange)
 
     async def _collected(self, exchange: Exchange, asked: ParsedRequest, release: Release) -> Reply:
         """Run the journey; the answer is stored under its key before it is sent."""
         sink = WholeSink()
-        exchange.reported = True
-        await run_journey(self._services, asked.request, sink, asked.further)
+        await run_journey(self._services, asked.request, sink, asked.further, exchange)
         release()
         assert sink.end is not None  # run_journey ends every sink
         return await self._reply(exchange, asked, sink.end)

@@ -64,8 +64,8 @@ class GenerateSocket:
             asked = self._dialect.parse(body, origin_of(exchange))
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive):
-                exchange.reported = True
-                await run_journey(self._services, replace(asked.request, stream=True), sink)
+                request = replace(asked.request, stream=True)
+                await run_journey(self._services, request, sink, exchange=exchange)
             return
         except CALLER_ERRORS as refused:
             error = public_error(refused)
