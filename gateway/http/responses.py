@@ -62,8 +62,8 @@ class ResponsesEndpoint(GenerationEndpoint):
         if not own.background:
             await super()._stream(exchange, asked)
             return
-        exchange.reported = True
         run = await self._services.background.start(own, partial(_run, self._services))
+        exchange.reported = True
         await exchange.start(200, STREAM_HEADERS)
         async for event in run.follow(-1):
             await exchange.body(event, more=True)
@@ -79,8 +79,8 @@ class ResponsesEndpoint(GenerationEndpoint):
         own = cast("ResponsesRequest", asked)
         if not own.background:
             return await super()._collected(exchange, asked, release)
-        exchange.reported = True
         run = await self._services.background.start(own, partial(_run, self._services))
+        exchange.reported = True
         return Reply(200, orjson.dumps(run.state()))
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:

@@ -23,6 +23,7 @@ from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
 from gateway.config.settings import ServerConfig
+from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, Draining, InvalidKey, public_error
@@ -497,8 +498,8 @@ async def test_a_background_response_that_the_end_of_a_drain_cuts_is_run_again_b
 
 
 async def test_a_gateway_that_is_stopping_takes_no_background_response(rig: ResponsesRig) -> None:
-    requests = InFlightRequests()
-    async with rig.serving() as client:
+    requests, outcomes = InFlightRequests(), list[EdgeRequest]()
+    async with rig.serving(emit_edge=outcomes.append) as client:
         rig.background.counted = requests.counted
         assert (await made(client, background=True))["status"] == "queued"
         assert requests.in_flight == 0
@@ -508,6 +509,7 @@ async def test_a_gateway_that_is_stopping_takes_no_background_response(rig: Resp
             refused = await client.post("/v1/responses", json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert int(refused.headers["retry-after"]) >= 1
+    assert [(one.contract, one.status) for one in outcomes] == [("responses", 503)] * 2
 
 
 async def test_a_background_response_that_a_drain_cuts_keeps_what_its_caller_has_received(
