@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.errors import Draining
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, ClientGone, Exchange
 from gateway.http.path_labels import CONTRACTS, MONITORS, PathLabels
-from gateway.http.respond import log_defect, refuse, shape_of
+from gateway.http.respond import log_defect, refuse
 from gateway.ports import Services
 
 
@@ -45,7 +45,7 @@ class EdgeMiddleware:
             if exchange.started or scope["type"] != "http":
                 raise
             stopping = Draining("the gateway is stopping", retry_after_ms=1000)
-            await refuse(exchange, stopping, shape_of(exchange, scope["path"]))
+            await refuse(exchange, stopping, scope["path"])
         except ClientGone:
             return
         except Exception as error:
@@ -53,7 +53,7 @@ class EdgeMiddleware:
                 # No error can be sent any more: the server closes a connection with an incomplete response.
                 log_defect(error, exchange.request_id)
             else:
-                await refuse(exchange, error, shape_of(exchange, scope["path"]))
+                await refuse(exchange, error, scope["path"])
         finally:
             if not exchange.reported:
                 self._report(exchange, scope)

@@ -83,13 +83,12 @@ def page_of(found: Sequence[Mapping[str, Any]], limit: int) -> Response:
     )
 
 
-async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> None:
+async def refuse(exchange: Exchange, error: Exception, path: str) -> None:
     """Answer with ``error``; an error that is none of :data:`CALLER_ERRORS` is logged and not shown."""
     if not isinstance(error, CALLER_ERRORS):
         log_defect(error, exchange.request_id)
-    public = public_error(error)
-    exchange.error = public
-    await exchange.reply(error_reply(public, exchange.request_id, shape))
+    exchange.error = public = public_error(error)
+    await exchange.reply(error_reply(public, exchange.request_id, shape_of(exchange, path)))
 
 
 def log_defect(error: BaseException, request_id: str) -> None:
