@@ -68,11 +68,10 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
     routes: dict[str, Any] = {}
     generating: list[str] = []
     for group in groups:
-        first = min(order for _, _, order in members[group.name])
-        weights = {backend: weight for backend, weight, order in members[group.name] if order == first}
-        later = sorted((one for one in members[group.name] if one[2] != first), key=lambda one: one[2])
-        others = [backend for other in group.fallbacks for backend, _, _ in members.get(other, ())]
-        targets = dict.fromkeys([*weights, *(one[0] for one in later), *others])
+        own = sorted(members[group.name], key=lambda one: one[2])
+        weights = {backend: weight for backend, weight, order in own if order == own[0][2]}
+        others = [one for other in group.fallbacks for one in members.get(other, ())]
+        targets = dict.fromkeys(backend for backend, _, _ in (*own, *others))
         fallback = [one for one in targets if [one] != list(weights)]
         route = _free(group.name, routes)
         generating += [route] if group.generates else []
