@@ -1,5 +1,7 @@
 """Measures the token count of each word with the gateway, so that prompts have exactly the wanted lengths."""
 
+from dataclasses import replace
+
 from ops.replay.contract import ReplayContract
 from ops.replay.options import ReplayError
 from ops.replay.shape import Planned
@@ -26,15 +28,14 @@ async def calibrate(target: ReplayTarget, contract: ReplayContract) -> tuple[Lex
     anchor = await target.tokenize({"prompt": ANCHOR, "add_special_tokens": False})
     costs = None if anchor is None else await _weigh(target, anchor.count)
     lexicon = UNCALIBRATED if costs is None else Lexicon(costs, calibrated=True)
-    weight = dict(lexicon.costs)
-    words = [WORDS[step % len(WORDS)] for step in range(PROBE_WORDS)]
+    weight, words = dict(lexicon.costs), WORDS[:PROBE_WORDS]
     asked = Planned(index=-1, due_s=0.0, prompt_tokens=PROBE_WORDS, max_tokens=1)
     probe = await target.generate(contract, asked, " ".join(words), started_at=0.0)
     if not probe.ok:
         raise ReplayError(f"the first request failed with {probe.code}; nothing was replayed")
     overhead = max(0, probe.input_tokens - sum(weight[word] for word in words)) if lexicon.calibrated else 0
     longest = anchor.max_model_len if anchor is not None else None
-    return Lexicon(lexicon.costs, overhead, lexicon.calibrated), longest or DEFAULT_MODEL_LEN
+    return replace(lexicon, overhead=overhead), longest or DEFAULT_MODEL_LEN
 
 
 async def _weigh(target: ReplayTarget, anchor_tokens: int) -> tuple[tuple[str, int], ...] | None:

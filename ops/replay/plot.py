@@ -1,6 +1,7 @@
 """Plots a replay: distributions of TTFT and total time, and all requests over time."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,8 @@ def _timeline(axes: Any, outcomes: Sequence[ReplayedRequest]) -> None:
 def in_flight_over_time(outcomes: Sequence[ReplayedRequest]) -> tuple[list[float], list[int]]:
     """The times at which the number of requests in flight changed, and the new numbers."""
     changes = sorted([(o.sent_s, 1) for o in outcomes] + [(o.done_s, -1) for o in outcomes])
-    times, counts, now = [0.0], [0], 0
-    for at, change in changes:
-        now += change
-        times.append(at)
-        counts.append(now)
-    return times, counts
+    times = [0.0, *(at for at, _ in changes)]
+    return times, list(accumulate((change for _, change in changes), initial=0))
 
 
 def _time(ms: float) -> str:

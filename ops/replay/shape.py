@@ -46,7 +46,7 @@ def plan(trace: Trace, *, speed: float, scale_tokens: float, max_model_len: int)
         raise ReplayError(
             f"--max-model-len: {max_model_len} is too short; allowed: {2 * CLAMP_MARGIN} and more"
         )
-    block_tokens = _scaled(trace.block_tokens, scale_tokens) if trace.block_tokens else 0
+    block_tokens = _scaled(trace.block_tokens, scale_tokens)
     for index, arrival in enumerate(trace.arrivals):
         asked_in = _scaled(arrival.input_tokens, scale_tokens)
         asked_out = _scaled(arrival.output_tokens, scale_tokens)

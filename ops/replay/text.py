@@ -53,7 +53,7 @@ class TextMaker:
         """
         wanted = max(1, planned.prompt_tokens - self._lexicon.overhead)
         parts = []
-        for block in planned.block_ids if planned.block_tokens > 0 else ():
+        for block in planned.block_ids:
             if wanted <= 0:
                 break
             parts.append(self.words(f"block:{block}", min(planned.block_tokens, wanted)))
