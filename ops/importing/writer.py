@@ -64,11 +64,11 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
             replace(one, section=_with_timeouts(one.section, setup.timeout_s)) for one in group.deployments
         ]
     backends: dict[str, Any] = {}
-    members = {group.name: list(_backends(group, backends)) for group in groups}
+    members = {group.name: sorted(_backends(group, backends), key=lambda one: one[2]) for group in groups}
     routes: dict[str, Any] = {}
     generating: list[str] = []
     for group in groups:
-        own = sorted(members[group.name], key=lambda one: one[2])
+        own = members[group.name]
         weights = {backend: weight for backend, weight, order in own if order == own[0][2]}
         others = [one for other in group.fallbacks for one in members.get(other, ())]
         targets = dict.fromkeys(backend for backend, _, _ in (*own, *others))

@@ -99,6 +99,27 @@ def test_services_that_refuse_or_ignore_max_completion_tokens_get_max_tokens(wri
     assert "max_tokens_field" not in backends["gpt-4o"] and "max_tokens_field" not in backends["qwen3-8b"]
 
 
+def test_a_fallback_asks_the_deployments_of_the_other_model_in_their_order(tmp_path: Path) -> None:
+    orders = (("a", 1), ("b", 2), ("b", 1))
+    models = [
+        {
+            "model_name": name,
+            "litellm_params": {
+                "model": "hosted_vllm/m",
+                "api_base": f"http://gpu-{place}/v1",
+                "order": order,
+            },
+        }
+        for place, (name, order) in enumerate(orders)
+    ]
+    source = {"model_list": models, "litellm_settings": {"fallbacks": [{"a": ["b"]}]}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(source))
+    settings, routing = configurations(read_litellm(tmp_path / "config.yaml", {}))
+    first, last = routing["routes"]["a"]["fallback"]
+    assert settings["backends"][first]["base_urls"] == ["http://gpu-2/v1"]
+    assert settings["backends"][last]["base_urls"] == ["http://gpu-1/v1"]
+
+
 def test_each_model_has_the_length_that_it_says(tmp_path: Path) -> None:
     one = "{model_name: %s, litellm_params: {model: %s, api_key: sk-do-not-copy}, model_info: {max_input_tokens: %d}}"
     models = ", ".join((one % ("4o", "gpt-4o", 100_000), one % ("4o", "gpt-4", 8_000)))
