@@ -32,7 +32,7 @@ class FaultRule(Section):
     def _one_way_of_choosing(self) -> Self:
         """Refuse a rule that selects calls both by count and by chance."""
         if self.every is not None and self.probability is not None:
-            raise ValueError("every and probability: both are set; set one of them, or none for every call")
+            raise ValueError("allowed: every or probability, not both; none for every call")
         return self
 
 

@@ -170,7 +170,7 @@ def test_a_rule_for_a_backend_that_is_not_there_stops_the_start() -> None:
 
 
 def test_a_rule_is_chosen_by_count_or_by_chance() -> None:
-    with pytest.raises(ValueError, match="set one of them"):
+    with pytest.raises(ValueError, match="every or probability, not both"):
         rule(every=2, probability=0.5)
 
 
@@ -194,6 +194,11 @@ def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when
         assert unknown.status_code == 422
         assert unknown.json()["error"]["param"] == "faults.0.kind"
         assert all(f"'{kind}'" in unknown.json()["error"]["message"] for kind in ("cuda_oom", "slow", "hang"))
+        two = {"backend": "local", "kind": "hang", "every": 2, "probability": 0.5}
+        both = client.post("/admin/chaos", json={"faults": [two]}, headers=ADMIN)
+        assert both.json()["error"]["message"] == (
+            "faults.0 is an object; allowed: every or probability, not both; none for every call"
+        )
         assert (
             client.get("/admin/chaos", headers={"Authorization": f"Bearer {CALLER_KEY}"}).status_code == 403
         )
