@@ -355,7 +355,9 @@ class FallbackChain:
             similar = found.similarity
             step.mode = step.mode if similar is None else "similar"
             stream.rewind()
-            stream.stored(job.plan, job.primary.model)
+            # A stored answer is one to this request's adapter; the degraded text is nobody's.
+            adapter = job.lease.adapter if leg == RESPONSE_CACHE else None
+            stream.stored(job.plan, job.primary.model if adapter is None else adapter.adapter_id)
             if found.reasoning:
                 await stream.take(Reasoning(found.reasoning, 0))
             await stream.take(Delta(found.text, 0))
@@ -366,6 +368,7 @@ class FallbackChain:
             backend_name=leg,
             model=job.primary.model,
             plan=job.plan,
+            adapter=adapter,
             fallback=_fallback(kind, cause),
             warnings=() if similar is None else (f"answered from a similar question ({similar:.2f})",),
         )

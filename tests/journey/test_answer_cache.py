@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from accounting.prices import Price
+from adapters.values import Adapter
 from gateway.backends.port import BackendState
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
@@ -33,6 +34,20 @@ async def test_the_same_question_is_answered_without_a_warning(build_rig: Build,
     answer = (await rig.run(ask("Who created Berserk?", generation_id="gen_2"))).answer
     assert answer is not None and answer.fallback is not None
     assert (answer.fallback.kind, answer.warnings) == ("response_cache", ())
+
+
+async def test_a_stored_answer_of_an_adapter_names_the_adapter(build_rig: Build, ask: Ask) -> None:
+    rig = build_rig(route=CACHED, adapters=[Adapter("jp_style_v1", 1, "scripted", "adapters/jp")])
+    first = (await rig.run(ask("Who created Berserk?", adapter_id="jp_style_v1"))).answer
+    rig.backends["local"].state = BackendState.DEAD
+    again = ask("Who created Berserk?", adapter_id="jp_style_v1", generation_id="gen_2")
+    answer = (await rig.run(again)).answer
+    assert first is not None and answer is not None and answer.backend == "response_cache"
+    assert answer.backend_version == first.backend_version == "scripted+jp_style_v1"
+    assert answer.model == first.model == "jp_style_v1"
+    other = ask("Who created Vagabond?", adapter_id="jp_style_v1", generation_id="gen_3")
+    degraded = (await rig.run(other)).answer
+    assert degraded is not None and degraded.backend_version == "scripted", "no adapter wrote that text"
 
 
 class RemoteStore(MemoryStore):
