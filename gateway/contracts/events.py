@@ -79,9 +79,22 @@ def with_figures(event: Delta, given: Delta) -> Delta:
 
 
 def counted(events: list[Delta], given: Delta) -> list[Delta]:
-    """The events made of ``given``; the first one gets the tokens and figures of ``given``."""
+    """The events made of ``given``; the first one gets the tokens and figures of ``given``.
+
+    If that is reasoning, the first event of another kind gets a part of the tokens, by the lengths of the
+    texts: which token ended the reasoning is not known.
+    """
     first, *others = events or [Delta("", 0, index=given.index)]
-    return [with_figures(first, given), *others]
+    first = with_figures(first, given)
+    after = next((place for place, one in enumerate(others) if one.__class__ is not Reasoning), None)
+    if first.__class__ is not Reasoning or after is None or given.tokens < 2:
+        return [first, *others]
+    reasoning = len(first.text) + sum([len(one.text) for one in others[:after]])
+    whole = reasoning + sum([len(one.text) for one in others[after:]])
+    tokens = min(max(1, round(given.tokens * reasoning / max(1, whole))), given.tokens - 1)
+    ids = given.token_ids
+    others[after] = structs.replace(others[after], tokens=given.tokens - tokens, token_ids=ids[tokens:])
+    return [structs.replace(first, tokens=tokens, token_ids=ids[:tokens]), *others]
 
 
 def joined(first: Delta, second: Delta, text: str) -> Delta:

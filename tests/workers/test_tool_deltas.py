@@ -298,6 +298,26 @@ def test_text_between_the_pieces_of_a_call_follows_it(first: dict[str, Any], cut
     assert sum(delta.tokens for delta in deltas) == (4 if cut else 5)
 
 
+@pytest.mark.parametrize(
+    ("after", "tokens"),
+    [
+        ({"content": "It is an answer of 30 letters."}, [8, 24]),
+        ({"content": "No"}, [27, 5]),
+        ({"content": "No" * 1_000}, [1, 31]),
+        (calls(begin("stock", arguments='{"a":1}')), [15, 17, 0]),
+    ],
+)
+def test_a_piece_of_reasoning_and_of_what_follows_divides_its_tokens(
+    after: dict[str, Any], tokens: list[int]
+) -> None:
+    choice = {"index": 0, "delta": {"reasoning": "Why, then.", **after}, "token_ids": [*range(32)]}
+    reader = CompletionReader(Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=64)), lambda token: b"")
+    deltas = reader.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+    assert [delta.tokens for delta in deltas] == tokens
+    assert [len(delta.token_ids) for delta in deltas] == tokens
+    assert [token for delta in deltas for token in delta.token_ids] == [*range(32)]
+
+
 def test_reasoning_in_both_fields_is_read_once() -> None:
     stream = stream_of({"reasoning": "Hm.", "reasoning_content": "Hm."}, {"content": "Yes."}, reason="stop")
     assert folded(*read(stream)).reasoning() == "Hm."
