@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from gateway.backends.port import Completion
 from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.contracts.events import Delta, counted
@@ -79,7 +81,7 @@ class Outputs:
             self.stop()
 
 
-class OutputReader:
+class OutputReader(Struct, eq=False):
     """Reads an answer; implements :class:`gateway.backends.delta_forwarder.AnswerReader`.
 
     Args:
@@ -87,24 +89,18 @@ class OutputReader:
         parser: that of the answer; ``None``: the answer is text alone.
     """
 
-    def __init__(
-        self,
-        sampling: Sampling,
-        prompt_tokens: int,
-        parser: AnswerParser | None,
-        token_bytes: Callable[[int], bytes],
-    ) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._parser = parser
-        self._token_bytes = token_bytes
-        self._likeliest = sampling.logprobs or 0
-        self._reasons: list[FinishReason | None] = [None] * sampling.n
-        self._stop: str | None = None
-        self._tokens = self._cached = 0
-        self._wait_s = 0.0
-        self.started = False
-        self.done = False
-        self.fault: BackendFailure | None = None
+    _sampling: Sampling
+    _prompt_tokens: int
+    _parser: AnswerParser | None
+    _token_bytes: Callable[[int], bytes]
+    _reasons: dict[int, FinishReason] = {}
+    _stop: str | None = None
+    _tokens: int = 0
+    _cached: int = 0
+    _wait_s: float = 0.0
+    started: bool = False
+    done: bool = False
+    fault: BackendFailure | None = None
 
     def feed(self, output: Any) -> Sequence[Delta]:
         """The deltas of a ``RequestOutput``, or of a text and its tokens after the first output."""
@@ -154,21 +150,20 @@ class OutputReader:
 
     def completion(self) -> Completion:
         usage = Usage(self._prompt_tokens, self._tokens, self._cached)
-        reason, *others = [reason or FinishReason.CANCELLED for reason in self._reasons]
+        choices = range(self._sampling.n)
+        reason, *others = [self._reasons.get(index, FinishReason.CANCELLED) for index in choices]
         warnings = () if self._parser is None else self._parser.warnings
         return Completion(reason, usage, self._wait_s, tuple(others), warnings, stop_sequence=self._stop)
 
     def _logprobs(self, one: Any) -> tuple[TokenLogprob, ...]:
         """One entry per token; vLLM gives the drawn token and the likeliest in one mapping, with ranks."""
         logprobs = []
+        most = self._sampling.logprobs or 0
         for token, entries in zip(one.token_ids, one.logprobs, strict=False):
-            likely = [entry for entry in entries.items() if entry[1].rank <= self._likeliest]
+            likely = [entry for entry in entries.items() if entry[1].rank <= most]
             likely.sort(key=lambda entry: entry[1].rank)
             top = tuple(
-                [
-                    TokenLogprob(self._token_bytes(each), value.logprob)
-                    for each, value in likely[: self._likeliest]
-                ]
+                [TokenLogprob(self._token_bytes(each), value.logprob) for each, value in likely[:most]]
             )
             logprobs.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
         return tuple(logprobs)
