@@ -1,7 +1,6 @@
 """The models that callers can name: base models, adapters, backends, and aliases of these."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from adapters.registry import AdapterRegistry
 from gateway.backends.port import Fleet, makes_vectors
@@ -11,26 +10,23 @@ from gateway.contracts.model_card import CardKind, ModelCard
 
 def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str], int]) -> Sequence[ModelCard]:
     """A card for each name that a request may give as its model; a backend may have the name of a model."""
-    cards = [ModelCard(model, model, None, length(model)) for model in sorted(fleet.base_models)]
-    cards += [
-        ModelCard(a.adapter_id, a.adapter_id, a.base_model, length(a.base_model), CardKind.ADAPTER)
-        for a in (*adapters.known, *adapters.listed)
-    ]
+    # Name, root, parent and kind of each.
+    cards: list[tuple[str, str, str | None, CardKind]]
+    cards = [(model, model, None, CardKind.BASE) for model in sorted(fleet.base_models)]
+    for one in (*adapters.known, *adapters.listed):
+        cards.append((one.adapter_id, one.adapter_id, one.base_model, CardKind.ADAPTER))
     for alias, target in sorted(adapters.aliases.items()):
         if target in adapters.offered.adapters:
-            base = adapters.get(target).base_model
-            cards.append(ModelCard(alias, target, base, length(base), CardKind.ADAPTER))
-    cards += [
-        ModelCard(name, backend.model, backend.model, length(backend.model), CardKind.BACKEND)
-        for name, backend in sorted(fleet.backends.items())
-    ]
-    cards += [
-        ModelCard(alias, model, None, length(model), CardKind.ALIAS)
-        for alias, model in sorted(fleet.aliases.items())
-    ]
+            cards.append((alias, target, adapters.get(target).base_model, CardKind.ADAPTER))
+    for name, backend in sorted(fleet.backends.items()):
+        cards.append((name, backend.model, backend.model, CardKind.BACKEND))
+    cards += [(alias, model, None, CardKind.ALIAS) for alias, model in sorted(fleet.aliases.items())]
     # An engine in process makes vectors as means; how workers make them is not known.
     pooled = {
         one.model: "mean" for one in fleet.backends.values() if makes_vectors(one) and one.kind == "embedded"
     }
-    named = [card for card in cards if label_or_none(card.id) is not None]
-    return [replace(card, pooling=pooled.get(card.root)) for card in named]
+    return [
+        ModelCard(name, root, parent, length(parent or root), kind, pooled.get(root))
+        for name, root, parent, kind in cards
+        if label_or_none(name) is not None
+    ]
