@@ -36,7 +36,6 @@ from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
 from gateway.http.idempotency import Idempotency
 from gateway.http.middleware import EdgeMiddleware, with_cors
-from gateway.http.path_labels import PathLabels
 from gateway.http.respond import CALLER_ERRORS, error_reply, response_of, shape_of
 from gateway.http.routes import DirectRoute
 from gateway.http.surfaces import Shown, everything, nothing
@@ -154,10 +153,10 @@ def create_app(
         route.path: partial(route.answer, idempotency) for route in every if isinstance(route, DirectRoute)
     }
     routes = [route for route in every if shown(route.path)]
-    labels = PathLabels([route.path for route in routes])
+    paths = frozenset(route.path for route in routes)
     app = GatewayApp(
         {
-            path: EdgeMiddleware(endpoint, services=services, labels=labels)
+            path: EdgeMiddleware(endpoint, services=services, paths=paths)
             for path, endpoint in endpoints.items()
             if shown(path)
         },
@@ -184,7 +183,7 @@ def create_app(
         app.add_exception_handler(error, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_middleware(EdgeMiddleware, services=services, labels=labels)
+    app.add_middleware(EdgeMiddleware, services=services, paths=paths)
     return app
 
 

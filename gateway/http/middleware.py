@@ -1,7 +1,7 @@
 """The outermost ASGI layer: adds ids to every response, reports it, and answers every unexpected error."""
 
 import asyncio
-from collections.abc import Awaitable, MutableMapping, Sequence
+from collections.abc import Awaitable, Container, MutableMapping, Sequence
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import Draining
 from gateway.http.exchange import SCOPE_KEY, ClientDisconnect, ClientGone, Exchange
-from gateway.http.path_labels import CONTRACTS, MONITORS, PathLabels
+from gateway.http.path_labels import CONTRACTS, MONITORS, UNKNOWN
 from gateway.http.respond import log_defect, refuse
 from gateway.ports import Services
 
@@ -18,13 +18,13 @@ class EdgeMiddleware:
     """Creates the :class:`Exchange` of each request, and answers errors that nothing else has answered.
 
     The raw endpoints send their responses through the exchange, so that no wrapper is called per token; the
-    framework's responses reach it by a wrapped ``send``.
+    framework's responses reach it by a wrapped ``send``. ``paths``: those that the framework may not route.
     """
 
-    def __init__(self, app: ASGIApp, *, services: Services, labels: PathLabels) -> None:
+    def __init__(self, app: ASGIApp, *, services: Services, paths: Container[str] = ()) -> None:
         self._app = app
         self._services = services
-        self._labels = labels
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -61,7 +61,8 @@ class EdgeMiddleware:
 
     def _report(self, exchange: Exchange, scope: Scope) -> None:
         """Emit the outcome of a request that was refused before its journey or needs none."""
-        exchange.path = self._labels.of(scope["path"])
+        route, path = scope.get("route"), scope["path"]  # the route is FastAPI's
+        exchange.path = route.path if route is not None else path if path in self._paths else UNKNOWN
         if exchange.path not in MONITORS:
             exchange.contract = CONTRACTS.get(exchange.path)
             self._services.emit_edge(exchange)

@@ -2,7 +2,6 @@ import asyncio
 
 import pytest
 
-from gateway.http.path_labels import PathLabels
 from observability.trace_context import parse_traceparent
 from observability.trace_steps import MAX_STEPS, TraceSteps
 from observability.tracing import Tracing
@@ -75,17 +74,3 @@ def test_the_number_of_steps_is_bounded() -> None:
     for _ in range(3 * MAX_STEPS):
         steps.refused("pool", "leg_limit")
     assert len(steps.up_to_now()) == MAX_STEPS
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("/v1/models", "/v1/models"),
-        ("/v1/models/a/b", "/v1/models/{id:path}"),
-        ("/admin/keys/sk-secret", "/admin/keys/{id}"),
-        ("/admin/keys/sk-secret/more", "unknown"),
-        ("/sk-secret", "unknown"),
-    ],
-)
-def test_a_path_has_the_label_of_the_gateways_route(path: str, name: str) -> None:
-    assert PathLabels(["/v1/models", "/v1/models/{id:path}", "/admin/keys/{id}"]).of(path) == name

@@ -21,7 +21,6 @@ from gateway.contracts.origin import EdgeRequest
 from gateway.errors import UnknownRoute
 from gateway.http.exchange import usable_request_id
 from gateway.http.middleware import EdgeMiddleware
-from gateway.http.path_labels import PathLabels
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -218,6 +217,29 @@ async def test_a_refused_request_is_counted_with_those_that_are_answered(
     assert [(one.contract, (one.status or 0) >= 400) for one in outcomes] == [(contract, True)]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "label"),
+    [
+        ("GET", "/v1/models", "/v1/models"),
+        ("GET", "/v1/models/a/b", "/v1/models/{id:path}"),
+        ("PATCH", "/admin/keys/sk-secret", "/admin/keys/{id}"),
+        ("PUT", "/admin/keys/sk-secret", "/admin/keys/{id}"),
+        ("GET", "/admin/keys/sk-secret/more", "unknown"),
+        ("POST", "/v1/chat/completions", "/v1/chat/completions"),
+        ("PUT", "/v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "/v1/generate/ws", "/v1/generate/ws"),
+        ("GET", "/sk-secret", "unknown"),
+    ],
+)
+async def test_a_request_is_reported_with_the_path_of_its_route(
+    connect: Any, method: str, path: str, label: str
+) -> None:
+    outcomes: list[EdgeRequest] = []
+    async with connect(fake_services(emit_edge=outcomes.append)) as client:
+        await client.request(method, path, headers={"authorization": "Bearer wrong"})
+    assert [one.path for one in outcomes] == [label]
+
+
 @pytest.mark.parametrize("path", OPENAI)
 async def test_openais_paths_answer_with_openais_error(connect: Any, path: str) -> None:
     async with connect(fake_services()) as client:
@@ -362,7 +384,7 @@ async def test_a_request_that_waits_when_the_server_stops_is_told_so_and_is_no_d
     async def send(message: Any) -> None:
         sent.append(message)
 
-    app = EdgeMiddleware(waits, services=fake_services(), labels=PathLabels(()))
+    app = EdgeMiddleware(waits, services=fake_services())
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(app(scope, receive, send))

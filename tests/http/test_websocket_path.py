@@ -15,7 +15,6 @@ from gateway.config.settings import ServerConfig
 from gateway.errors import PublicError
 from gateway.http.exchange import Exchange
 from gateway.http.middleware import EdgeMiddleware
-from gateway.http.path_labels import PathLabels
 from gateway.http.sinks import SocketSink
 from gateway.http.websocket import GenerateSocket
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services, serving
@@ -160,7 +159,7 @@ async def test_a_caller_who_sends_nothing_is_closed() -> None:
 
     services = fake_services()
     socket = GenerateSocket(services, first_frame_s=0.01)
-    app = EdgeMiddleware(socket, services=services, labels=PathLabels(()))
+    app = EdgeMiddleware(socket, services=services)
     scope = {
         "type": "websocket",
         "path": "/v1/generate/ws",
