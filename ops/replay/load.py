@@ -16,13 +16,12 @@ class ReplayRun:
 
     outcomes: list[ReplayedRequest] = field(default_factory=list)
     sent: int = 0
-    in_flight: int = 0
     interrupted: bool = False
     wall_s: float = 0.0
 
     @property
     def unfinished(self) -> int:
-        """Number of requests that were sent and then aborted by a stop."""
+        """Number of requests in flight; after a stop, of those that it aborted."""
         return self.sent - len(self.outcomes)
 
 
@@ -55,7 +54,6 @@ async def run_load(
         try:
             run.outcomes.append(await send(planned, prompt, started_at))
         finally:
-            run.in_flight -= 1
             slots.release()
 
     async def arrivals() -> None:
@@ -65,7 +63,6 @@ async def run_load(
                 await asyncio.sleep(max(0.0, started_at + planned.due_s - clock()))
                 await slots.acquire()
                 run.sent += 1
-                run.in_flight += 1
                 under_way.create_task(one(planned, prompt))
 
     try:

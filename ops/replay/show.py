@@ -24,7 +24,7 @@ def progress(console: Console, run: ReplayRun, total: int) -> Live:
         times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)
         ttft = f"{quantile(times, 0.5) * 1000:,.0f} ms" if times else "-"
         ended = f"{len(run.outcomes):,} of {total:,} have ended"
-        text = Text(f"{ended}   in flight {run.in_flight:>4}   TTFT p50 {ttft:>9}", style="cyan")
+        text = Text(f"{ended}   in flight {run.unfinished:>4}   TTFT p50 {ttft:>9}", style="cyan")
         if errors:
             text.append(f"   {errors} of the last {len(recent)} failed", style="bold red")
         return text

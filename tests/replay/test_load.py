@@ -59,7 +59,7 @@ def test_arrivals_do_not_wait_for_answers() -> None:
     run = in_virtual_time(load(planned(0.0, 0.05, 0.10, 0.15), backend))
     assert backend.most == 4
     assert backend.sent == pytest.approx([0.0, 0.05, 0.10, 0.15])
-    assert (run.sent, len(run.outcomes), run.in_flight, run.interrupted) == (4, 4, 0, False)
+    assert (run.sent, len(run.outcomes), run.unfinished, run.interrupted) == (4, 4, 0, False)
     assert run.wall_s == pytest.approx(0.65)
 
 
