@@ -51,13 +51,12 @@ class ChaosRun:
     def __post_init__(self) -> None:
         self.observed: list[ObservedAnswer] = []
         self.sent = 0
-        self.injected: list[AppliedFault] = []
         self._id = f"chaos-{secrets.token_hex(4)}-"
         self._origin = time.monotonic()
         self._pieces = 0
         self._news = asyncio.Event()
         self._timeline = Timeline(self.scenario.faults, self.scenario.random)
-        self._report = ChaosReport(self.scenario)
+        self.report = ChaosReport(self.scenario)
 
     def now_s(self) -> float:
         """Seconds since the load began."""
@@ -69,7 +68,7 @@ class ChaosRun:
         Raises ChaosError, AdminError: the gateway does not answer even without faults, its ledger or log
         cannot be read, or a fault cannot be injected.
         """
-        testbed, report = self.testbed, self._report
+        testbed, report = self.testbed, self.report
         async with ChaosCaller(
             testbed.url, key=testbed.key, timeout_s=self.scenario.load.timeout_s, clock=self.now_s
         ) as caller:
@@ -96,12 +95,11 @@ class ChaosRun:
         with contextlib.suppress(psutil.Error):
             report.after = None if testbed.gateway_pid is None else holdings_of(testbed.gateway_pid)
         rows, seams = await self._evidence()
-        report.injected = self.injected
         report.outcomes = [
             outcome_of(
                 one,
                 known,
-                self.injected,
+                report.injected,
                 rows=None if rows is None else rows.get(one.question.request_id, []),
                 seams=None if seams is None else seams.get(one.question.request_id),
             )
@@ -194,7 +192,7 @@ class ChaosRun:
                 raise ChaosError(
                     f"/admin/chaos does not take the faults ({error}); is chaos.enabled true there?"
                 ) from None
-        self.injected.append(AppliedFault(began_s, action.label, action.breaks))
+        self.report.injected.append(AppliedFault(began_s, action.label, action.breaks))
 
     async def _watch_ready(self, caller: ChaosCaller) -> None:
         while True:
@@ -203,7 +201,7 @@ class ChaosRun:
 
     async def _poll_ready(self, caller: ChaosCaller) -> bool:
         """Record readiness if it has changed; returns whether the gateway is ready."""
-        failing, changes = await caller.unready(), self._report.readiness
+        failing, changes = await caller.unready(), self.report.readiness
         if not changes or changes[-1][1] != failing:
             changes.append((self.now_s(), failing))
         return not failing
@@ -218,10 +216,10 @@ class ChaosRun:
 
     def _undetected(self) -> bool:
         """Whether the last action that broke a serving process is recent and not yet visible in `/ready`."""
-        broken = [one.at_s for one in self.injected if one.breaks in ("engine", "gateway")]
+        broken = [one.at_s for one in self.report.injected if one.breaks in ("engine", "gateway")]
         if not broken or self.now_s() - broken[-1] > DETECTED_WITHIN_S:
             return False
-        return not any(failing and at_s >= broken[-1] for at_s, failing in self._report.readiness)
+        return not any(failing and at_s >= broken[-1] for at_s, failing in self.report.readiness)
 
     async def _at_rest(self) -> Scrape | None:
         """The metrics when no request is in flight any more, or the last ones at the time limit."""

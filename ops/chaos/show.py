@@ -29,7 +29,8 @@ def progress(console: Console, run: ChaosRun) -> Live:
     """What shows ``run`` while its block runs."""
 
     def line() -> RenderableType:
-        last = f"   last fault: {run.injected[-1].label}" if run.injected else ""
+        faults = run.report.injected
+        last = f"   last fault: {faults[-1].label}" if faults else ""
         return f"{run.now_s():6.1f} s   {len(run.observed)} of {run.sent} sent have ended{last}"
 
     return live_line(console, line)
