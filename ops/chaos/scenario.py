@@ -87,7 +87,6 @@ class FaultAction(Section):
 
     @model_validator(mode="after")
     def _one_action(self) -> Self:
-        """Check that one key is set, so that the report can name the action."""
         if sum(getattr(self, name) is not None for name in FaultAction.model_fields) != 1:
             raise ValueError(f"one of {', '.join(FaultAction.model_fields)} is needed, and only one")
         return self
@@ -107,7 +106,7 @@ class FaultAction(Section):
 
     @property
     def breaks(self) -> str | None:
-        """The role whose process the action breaks, otherwise ``None``."""
+        """The role whose process it breaks."""
         return self.kill or self.stop
 
 

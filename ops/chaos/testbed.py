@@ -59,7 +59,7 @@ STAND_IN_IS_HERE = (CLONE / "benchmarks").is_dir()
 
 @dataclass(slots=True)
 class Testbed:
-    """A running gateway and its processes.
+    """A running gateway and its processes. All methods raise ChaosError.
 
     Args:
         gateway_pid: the gateway's process id, if it is on this machine.
@@ -83,7 +83,6 @@ class Testbed:
         return AdminClient(self.url, self.key, CALL_TIMEOUT_S)
 
     def pids(self, role: str) -> list[int]:
-        """The process ids of a role. Raises ChaosError."""
         if role in ("gateway", "engine"):
             if self.gateway_pid is None:
                 raise ChaosError(f"{role}: the gateway's process is not known; give --pid, or --start")
@@ -94,20 +93,18 @@ class Testbed:
         return [self.processes[role].pid]
 
     def signal(self, role: str, number: Signals) -> None:
-        """Signal a role's processes. Raises ChaosError."""
         for pid in self.pids(role):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     async def restart(self, role: str, within_s: float) -> None:
-        """Kill and start a role's process again. Raises ChaosError."""
         if role not in self.processes:
             raise ChaosError(f"{role}: not started here, so it cannot be restarted")
         await self.processes[role].kill()
         await self.processes[role].start(within_s)
 
     async def bedrock(self, fault: BedrockFault) -> None:
-        """Set the fault of the Bedrock stand-in. Raises ChaosError, AdminError."""
+        """Set the fault of the stand-in. Raises AdminError too."""
         if self.bedrock_control is None:
             raise ChaosError("bedrock: there is no stand-in; set start.bedrock: true")
         body = fault.model_dump(exclude_defaults=True)

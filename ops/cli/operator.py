@@ -40,7 +40,7 @@ Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="A backend's nam
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One command's connection to a gateway, and the form of its output."""
+    """One command's connection to a gateway, and the form of its output; calls raise AdminError."""
 
     url: Url = DEFAULT_URL
     key: Key = None
@@ -50,11 +50,9 @@ class Operator:
         return AdminClient(self.url, self.key, timeout_s)
 
     def get(self, *path: str, query: Mapping[str, str | int] | None = None) -> Any:
-        """The JSON at a path. Raises AdminError."""
         return self.client().get(*path, query=query)
 
     def post(self, *path: str, timeout_s: float = TIMEOUT_S, **body: Any) -> Any:
-        """The JSON answer to a JSON body. Raises AdminError."""
         return self.client(timeout_s).post(*path, body=body)
 
     def show(self, answer: Any, print_table: Callable[[Any], None]) -> None:

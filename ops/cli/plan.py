@@ -29,11 +29,7 @@ def plan(config: Path | None, options: PlanOptions, *, as_json: bool) -> None:
 
 
 def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
-    """A plan for each GPU.
-
-    Raises PlanError, FetchError: see :func:`ops.planning.arithmetic.plan_engine`, ``find_model`` and
-    :func:`gateway.weights.source.prepare`.
-    """
+    """A plan for each GPU. Raises PlanError, FetchError."""
     engine, model = settings.engine, _model(settings, options.model)
     return [
         plan_engine(

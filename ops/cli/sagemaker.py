@@ -33,9 +33,7 @@ Region = Annotated[str | None, typer.Option(help="AWS region; default: as the AW
 
 
 @sagemaker.command("serve")
-def serve(
-    config: ConfigFile = None,
-) -> None:
+def serve(config: ConfigFile = None) -> None:
     """Run the gateway in the container, on port 8080, configured by the platform's environment.
 
     /ping is healthy once the model is loaded; keys are off, because only the platform reaches the port.
@@ -124,11 +122,7 @@ def deploy(
 
 
 @sagemaker.command("status")
-def status(
-    name: Name,
-    region: Region = None,
-    as_json: AsJson = False,
-) -> None:
+def status(name: Name, region: Region = None, as_json: AsJson = False) -> None:
     """Show the endpoint's state, instances and scaling bounds. Exit code 1 unless it is in service.
 
     Example: sluice sagemaker status sluice --region us-east-1
@@ -146,11 +140,7 @@ def status(
 
 
 @sagemaker.command("delete")
-def delete(
-    name: Name,
-    region: Region = None,
-    yes: Yes = False,
-) -> None:
+def delete(name: Name, region: Region = None, yes: Yes = False) -> None:
     """Delete the endpoint, its scaling, and the configurations and models that were created for it.
 
     Example: sluice sagemaker delete sluice --yes

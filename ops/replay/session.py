@@ -98,8 +98,7 @@ async def replay_trace(
 async def write_batch(options: Options, out: Path) -> tuple[int, int]:
     """Write the trace's requests as the input file of a batch; returns their number, and that of cut ones.
 
-    Raises:
-        ReplayError: the trace, an option or the gateway does not allow it.
+    Raises ReplayError: the trace, an option or the gateway does not allow it.
     """
     trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
     async with _target(options) as target:
