@@ -63,6 +63,10 @@ def build_ingress(
             "backends: none is of kind engine, so nothing would use engine replicas; allowed: one at least"
         )
     engine = VllmBackend if settings.engine.kind == "vllm" else EmbeddedBackend
+    without = settings.incapable(settings.engine.model_id)
+    features = KNOWN_FEATURES - without
+    if not settings.engine.max_loras:
+        features -= {Feature.LORA}
     reporter_name = f"{os.uname().nodename}-{secrets.token_hex(4)}"
 
     def make_ray_backend(
@@ -73,9 +77,9 @@ def build_ingress(
             kind=settings.engine.kind,
             model=settings.engine.model_id,
             replicas=replicas,
-            features=features_of(settings),
+            features=features,
             more=engines[name].unknown_fields.features,
-            without=settings.incapable(settings.engine.model_id),
+            without=without,
             continues=engine.continues,
             section=settings.ray,
             max_running=settings.engine.max_num_seqs,
@@ -91,9 +95,3 @@ def build_ingress(
         engine_pool=make_ray_backend,
         dropped_log_lines=dropped_log_lines,
     )
-
-
-def features_of(settings: Settings) -> frozenset[Feature]:
-    """The features that both the configured engine and its model support."""
-    features = KNOWN_FEATURES - settings.incapable(settings.engine.model_id)
-    return features if settings.engine.max_loras else features - {Feature.LORA}
