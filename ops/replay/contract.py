@@ -1,22 +1,14 @@
-"""The two API contracts of the load generator: how to build a request and read the events of an answer."""
+"""The two API contracts of the load generator, each for streamed answers.
+
+``body`` is the JSON to post to ``path``. ``read`` updates an outcome from one event; its ``texts`` grows by
+one for a piece of text or reasoning.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ops.replay.outcome import ReplayedRequest
 from ops.session import error_code, mapping_of
-
-
-class ReplayContract(Protocol):
-    """An API contract for one streamed answer."""
-
-    path: str
-
-    def body(self, text: str, max_tokens: int) -> dict[str, object]:
-        """The JSON to post."""
-
-    def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
-        """Update ``reading`` from one event; ``texts`` grows by one for a piece of text or reasoning."""
 
 
 class Native:
@@ -85,6 +77,9 @@ class OpenAI:
             reading.cached_tokens = _count(details.get("cached_tokens"))
         if isinstance(extras := event.get("sluice"), Mapping):
             _take_extras(extras, reading)
+
+
+ReplayContract = Native | OpenAI
 
 
 def _take_extras(found: Mapping[str, Any], reading: ReplayedRequest) -> None:
