@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import structlog
 from msgspec import structs
@@ -85,6 +86,7 @@ class RayBackend:
     queued: Callable[[], int]
     on_max_model_len: Callable[[int], None]
     clock: Callable[[], float]
+    ready_in_s: ClassVar[None] = None  # Serve does not report when a replica will be ready
 
     def __post_init__(self) -> None:
         self._load = WorkerLoad(interval_s=self.section.signals_seconds)
@@ -113,11 +115,6 @@ class RayBackend:
         return structs.replace(
             reported, running=running, waiting=waiting, max_running=room, workers=len(self._ready)
         )
-
-    @property
-    def ready_in_s(self) -> float | None:
-        """None: Serve does not report when a replica will be ready."""
-        return None
 
     @property
     def absence(self) -> Absence:
