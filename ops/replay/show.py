@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gateway.shadow.statistics import quantile
@@ -33,9 +33,7 @@ def progress(console: Console, run: ReplayRun, total: int) -> Live:
 
 
 def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
-    head = Table.grid(padding=(0, 2))
-    head.add_column(style="dim")
-    head.add_column()
+    head = Table.grid(Column(style="dim"), "", padding=(0, 2))
     for name, text in notes.items():
         head.add_row(name, text)
 
@@ -48,36 +46,23 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
     run, tokens, slo = result.run, result.tokens, result.slo
     errors, fallbacks, completed = result.counts["errors"], result.counts["fallbacks"], len(result.whole)
     share = tokens.cached_share
-    figures = Table(title="Figures", title_justify="left", show_header=False)
-    figures.add_column()
-    figures.add_column(justify="right")
-    figures.add_column(style="dim")
+    columns = "", Column(justify="right"), Column(style="dim")
+    figures = Table(*columns, title="Figures", title_justify="left", show_header=False)
     failed = Text(str(result.error_count), style="bold red" if result.error_count else "green")
+    rate, row = result.per_second, figures.add_row
+    row("requests", f"{run.sent:,}", f"{completed:,} answered, {run.unfinished:,} aborted")
+    row("errors", failed, _listed(errors))
+    row("fallbacks", str(sum(fallbacks.values())), _listed(fallbacks))
+    row("requests/s", _number(rate(completed)), f"over {run.wall_s:,.1f} s")
+    row("tokens/s in", _number(rate(tokens.input)), f"{tokens.input:,}; {tokens.asked_input:,} by the trace")
+    row(
+        "tokens/s out",
+        _number(rate(tokens.output)),
+        f"{tokens.output:,}; {tokens.asked_output:,} by the trace",
+    )
+    row("cached tokens", "-" if share is None else f"{share:.1%}", f"{tokens.cached:,} of the tokens in")
     limits = f"TTFT ≤ {slo.ttft_ms:g} ms, total ≤ {slo.total_ms:g} ms"
-    rate = result.per_second
-    for row in (
-        ("requests", f"{run.sent:,}", f"{completed:,} answered, {run.unfinished:,} aborted"),
-        ("errors", failed, _listed(errors)),
-        ("fallbacks", str(sum(fallbacks.values())), _listed(fallbacks)),
-        ("requests/s", _number(rate(completed)), f"over {run.wall_s:,.1f} s"),
-        (
-            "tokens/s in",
-            _number(rate(tokens.input)),
-            f"{tokens.input:,}; {tokens.asked_input:,} by the trace",
-        ),
-        (
-            "tokens/s out",
-            _number(rate(tokens.output)),
-            f"{tokens.output:,}; {tokens.asked_output:,} by the trace",
-        ),
-        ("cached tokens", "-" if share is None else f"{share:.1%}", f"{tokens.cached:,} of the tokens in"),
-        (
-            "goodput/s",
-            _number(rate(result.within_slo)),
-            f"{result.within_slo:,} of {run.sent:,}: {limits}",
-        ),
-    ):
-        figures.add_row(*row)
+    row("goodput/s", _number(rate(result.within_slo)), f"{result.within_slo:,} of {run.sent:,}: {limits}")
     parts: list[RenderableType] = [head, times, figures]
     if run.interrupted:
         parts.append(
