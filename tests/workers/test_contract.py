@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from adapters.values import Adapter
+from budgeting.values import Tool
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect, salt_of
 from gateway.backends.workers.errors import (
@@ -219,6 +220,10 @@ def test_a_caller_who_does_not_stream_gets_his_tokens_in_larger_pieces_from_vllm
     body = sent(make_writer("base"), stream=False)
     assert body["stream_interval"] == 32 and body["stream_options"]["continuous_usage_stats"] is True
     assert "stream_interval" not in sent(make_writer("base", Dialect.SLUICE), stream=False)
+
+
+def test_an_answer_that_may_call_tools_comes_from_vllm_a_token_at_a_time() -> None:
+    assert "stream_interval" not in sent(make_writer("base"), stream=False, tools=(Tool("stock"),))
 
 
 def test_several_greedy_texts_are_asked_of_vllm_in_a_way_it_takes() -> None:

@@ -28,7 +28,8 @@ from gateway.contracts.images import ImageData
 from gateway.contracts.values import TEXT, FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
-# depend on its length, and an answer that a deadline cuts short loses at most so many tokens.
+# depend on its length, and an answer that a deadline cuts short loses at most so many tokens. With tools a
+# chunk has one: several of vLLM's parsers misread calls in longer ones (``xlam``, ``deepseek_v31``).
 STREAM_INTERVAL = 32
 # Longest prompt, in tokens, for which the answer's token ids are requested: vLLM then repeats the prompt's
 # ids in its first chunk, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
@@ -249,7 +250,7 @@ class CompletionWriter:
                 body["return_token_ids"] = True
             if (salt := self.cache_salt(work)) is not None:
                 body["cache_salt"] = salt_of(salt)
-            if not work.stream:
+            if not (work.stream or work.tools):
                 body["stream_interval"] = STREAM_INTERVAL
             if running_counts:
                 body["stream_options"]["continuous_usage_stats"] = True
