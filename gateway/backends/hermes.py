@@ -119,16 +119,13 @@ def input_format(tool: Tool, param: str = "format") -> ResponseFormat | None:
     form = json.loads(tool.format) if tool.format else {}
     if form.get("type", "text") == "text":
         return None
-    grammar = form.get("grammar") if form["type"] == "grammar" else None
-    if (
-        not isinstance(grammar, dict)
-        or grammar.get("syntax") not in ("lark", "regex")
-        or not isinstance(grammar.get("definition"), str)
-    ):
-        allowed = "the type text, or grammar with a syntax (lark or regex) and a definition"
-        raise not_allowed(param, "is another format", allowed)
-    kind = FormatType.GRAMMAR if grammar["syntax"] == "lark" else FormatType.REGEX
-    return text_shape(kind, grammar["definition"], param)
+    match form:
+        case {"type": "grammar", "grammar": {"syntax": "lark", "definition": str(lark)}}:
+            return text_shape(FormatType.GRAMMAR, lark, param)
+        case {"type": "grammar", "grammar": {"syntax": "regex", "definition": str(regex)}}:
+            return text_shape(FormatType.REGEX, regex, param)
+    allowed = "the type text, or grammar with a syntax (lark or regex) and a definition"
+    raise not_allowed(param, "is another format", allowed)
 
 
 def _lark(tool: Tool) -> str | None:
