@@ -1,7 +1,5 @@
 """The errors of fetching a model; each message is one line with the action to take."""
 
-from pathlib import Path
-
 
 class FetchError(Exception):
     """A model's files could not be fetched."""
@@ -21,10 +19,3 @@ class Unreachable(FetchError):
 
 class FetchStopped(FetchError):
     """The fetch was stopped; received bytes are kept for the next one."""
-
-
-def disk_error(error: OSError, folder: Path) -> FetchError:
-    return FetchError(
-        f"{folder}: {error.strerror or error}; what has arrived is kept: free some space, or set "
-        "weights.cache_folder to a folder that has enough and that this user may write"
-    )

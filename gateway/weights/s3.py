@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from gateway.config.engine import WeightsSection
-from gateway.weights.errors import FetchError, NotThere, UnknownLocation, Unreachable, disk_error
+from gateway.weights.errors import FetchError, NotThere, UnknownLocation, Unreachable
 from gateway.weights.location import S3Prefix, is_safe, is_small, needed
 from gateway.weights.records import CacheFolder
 from gateway.weights.s3_client import make_client, meaning
@@ -68,7 +68,10 @@ class S3Fetcher:
             if len(chosen) == len(found):
                 cache.mark_complete(found)
         except OSError as error:
-            raise disk_error(error, cache.folder) from error
+            raise FetchError(
+                f"{cache.folder}: {error.strerror or error}; what has arrived is kept: free some space, or "
+                "set weights.cache_folder to a folder that has enough and that this user may write"
+            ) from error
         return cache.folder
 
     def _list(self, cache: CacheFolder) -> list[RemoteFile]:
