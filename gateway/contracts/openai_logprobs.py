@@ -2,7 +2,7 @@
 
 import codecs
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from typing_extensions import TypedDict
 
@@ -66,12 +66,11 @@ def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Iterable[TokenLogprob], offsets: Offsets) -> CompletionLogprobs:
+def completion_logprobs(entries: Sequence[TokenLogprob], offsets: Offsets) -> CompletionLogprobs:
     """``logprobs`` of a text completion's choice, or of a piece; all pieces of it share ``offsets``.
 
     As at OpenAI, the generated token is in its ``top_logprobs`` even if it is not one of the most likely.
     """
-    entries = tuple(entries)
     return {
         "tokens": [entry.text for entry in entries],
         "token_logprobs": [None if math.isnan(entry.logprob) else entry.logprob for entry in entries],

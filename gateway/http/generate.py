@@ -98,13 +98,12 @@ async def in_time(services: Services, work: Awaitable[T]) -> T:
 
 def origin_of(exchange: Exchange) -> RequestOrigin:
     """What the edge knows of a generation besides its body."""
-    headers, services, caller = exchange.headers, exchange.services, exchange.caller
-    assert caller is not None  # its key was checked
+    headers, services = exchange.headers, exchange.services
     session = headers.get(b"x-claude-code-session-id")
     return RequestOrigin(
         request_id=exchange.request_id,
         generation_id=services.new_id("gen"),
-        caller=caller,
+        caller=exchange.known_caller,
         arrived_at=exchange.arrived_at,
         created=int(services.unix_time()),
         trace_id=exchange.trace_id,
