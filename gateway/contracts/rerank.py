@@ -25,6 +25,7 @@ from gateway.contracts.refusals import not_allowed, required
 
 MAX_DOCUMENTS: Final = 2_048  # most documents of one request; Cohere has 1,000, and advises fewer
 CONTRACT: Final = "rerank"
+_PASSED: Final = {"max_tokens_per_doc", "max_tokens_per_query", "truncate_prompt_tokens", "instruction"}
 TokenLimit = Annotated[int, Field(ge=0, le=1 << 24), AfterValidator(lambda given: given or None)]
 """0 is vLLM's default and no limit."""
 ScoredText = Annotated[str, Field(min_length=1), AfterValidator(no_null)]
@@ -138,8 +139,7 @@ ScoreAnswer = PooledAnswer[float]  # a score for each pair
 def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:
     """Convert a validated body to a request. Raises InvalidRequest."""
     pairs = [(body.query, one if isinstance(one, str) else one.text) for one in body.documents]
-    names = ("max_tokens_per_doc", "max_tokens_per_query", "truncate_prompt_tokens", "instruction")
-    return _request(body, origin, "rerank", pairs, names)
+    return _request(body, origin, "rerank", pairs)
 
 
 def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
@@ -155,7 +155,7 @@ def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
     if len(firsts) == 1:
         firsts = firsts * len(texts)
     pairs = list(zip(firsts, texts, strict=True))
-    asked = _request(body, origin, "score", pairs, ("truncate_prompt_tokens", "instruction"))
+    asked = _request(body, origin, "score", pairs)
     return structs.replace(asked, names=(first, second))
 
 
@@ -172,16 +172,14 @@ def _request(
     origin: RequestOrigin,
     endpoint: Literal["rerank", "score"],
     pairs: Sequence[Pair],
-    options: Sequence[str],
 ) -> ScoreRequest:
-    given = {name: getattr(body, name) for name in options}
     return ScoreRequest(
         **structs.asdict(origin),
         model=body.model,
         user=body.user,
         pairs=tuple(pairs),
         endpoint=endpoint,
-        options={name: value for name, value in given.items() if value is not None},
+        options=body.model_dump(include=_PASSED, exclude_none=True),
     )
 
 
