@@ -170,7 +170,8 @@ def _model_limits(given: Sequence[str]) -> dict[str, dict[str, float]]:
         model, _, limit = text.rpartition(":")
         name, _, amount = limit.partition("=")
         try:
-            found.setdefault(model, {})[SHORT.get(name, name)] = _number(amount)
+            most = int(amount) if amount.isdecimal() else float(amount)
+            found.setdefault(model, {})[SHORT.get(name, name)] = most
         except ValueError:
             model = ""
         if not model or name not in (*SHORT, *SHORT.values(), *BUDGET):
@@ -179,10 +180,6 @@ def _model_limits(given: Sequence[str]) -> dict[str, dict[str, float]]:
                 f"--model-limit {text!r}; allowed: MODEL:LIMIT=N, as qwen3-8b:tpm=100000; limits: {limits}"
             )
     return found
-
-
-def _number(text: str) -> float:
-    return int(text) if text.isdecimal() else float(text)
 
 
 @operator_command(keys, "list")

@@ -31,6 +31,7 @@ def plan(config: Path | None, options: PlanOptions, *, as_json: bool) -> None:
 def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
     """A plan for each GPU. Raises PlanError, FetchError."""
     engine, model = settings.engine, _model(settings, options.model)
+    fp8_cache = str(engine.extra_args.get("kv_cache_dtype", "")).startswith("fp8")
     return [
         plan_engine(
             PlanRequest(
@@ -48,9 +49,7 @@ def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
                 max_num_batched_tokens=engine.max_num_batched_tokens,
                 max_loras=lora_places(engine, adapters_registered=settings.adapters.file is not None),
                 max_lora_rank=next(rank for rank in LORA_RANKS if rank >= engine.max_lora_rank),
-                kv_item_bytes=1
-                if str(engine.extra_args.get("kv_cache_dtype", "")).startswith("fp8")
-                else None,
+                kv_item_bytes=1 if fp8_cache else None,
                 cuda_graphs=not engine.enforce_eager,
             )
         )
@@ -85,8 +84,8 @@ def _gpus(options: PlanOptions) -> list[Gpu]:
 def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
     """The table: one row per quantity, one column per kind of GPU; figures are for one GPU."""
     asked = plans[0].request
-    spread = f" (1 of {asked.tensor_parallel * asked.pipeline_parallel} GPUs)"
-    weights = "weights" + (spread if asked.tensor_parallel * asked.pipeline_parallel > 1 else "")
+    gpus = asked.tensor_parallel * asked.pipeline_parallel
+    weights = f"weights (1 of {gpus} GPUs)" if gpus > 1 else "weights"
     shared = f", {asked.shared_prefix_tokens:,} of them shared" if asked.shared_prefix_tokens else ""
     lines = {
         "memory": [_gib(p.request.gpu.memory_bytes) for p in plans],

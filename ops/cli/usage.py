@@ -71,7 +71,7 @@ def report(
             (
                 *("-" if row[name] is None else row[name] for name in keys),
                 *(f"{row[name]:,}" for name in figures),
-                "no price" if _is_unpriced(row) else f"{row['cost_nanousd'] / NANOUSD:,.6f}",
+                _cost(row),
             )
             for row in found["rows"]
         )
@@ -145,11 +145,11 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
         raise typer.Exit(1)
 
 
-def _is_unpriced(row: Mapping[str, Any]) -> bool:
-    """Whether a row has tokens and none of them has a price."""
-    tokens: int = row["input_tokens"] + row["output_tokens"]
-    unpriced: int = row["unpriced_tokens"]
-    return 0 < tokens <= unpriced
+def _cost(row: Mapping[str, Any]) -> str:
+    """US dollars; ``no price`` if the row has tokens and none of them has a price."""
+    if 0 < row["input_tokens"] + row["output_tokens"] <= row["unpriced_tokens"]:
+        return "no price"
+    return f"{row['cost_nanousd'] / NANOUSD:,.6f}"
 
 
 def _rows(gateway: Operator, span: Mapping[str, str]) -> Iterator[dict[str, Any]]:
