@@ -66,28 +66,25 @@ class ServeReplicas:
             return []  # no replica is there
         except (*_LOST, TimeoutError) as error:
             raise ReplicaLost(type(error).__name__) from error
-        reports: list[bytes] = []
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(_collect(answer, timeout_s, reports)) for answer in answers]
-        try:
-            reported = [decode_signals(one) for one in reports]
-        except msgspec.DecodeError as error:
-            raise ReplicaLost(type(error).__name__) from error
+            asked = [tasks.create_task(_figures(answer, timeout_s)) for answer in answers]
+        found = [one.result() for one in asked]
+        reported = [one for one in found if isinstance(one, ReplicaSignals)]
         # The ready ones may be among the late: a replica that has just started answers first.
-        if any(one.result() for one in asked) and not any(one.ready for one in reported):
-            raise ReplicaLost("no ready replica reported its figures in time")
+        silent = any(isinstance(one, (TimeoutError, msgspec.DecodeError)) for one in found)
+        if silent and not any(one.ready for one in reported):
+            raise ReplicaLost("no ready replica reported readable figures in time")
         return reported
 
 
-async def _collect(answer: Any, timeout_s: float, reports: list[bytes]) -> bool:
-    """Append one replica's figures; true if it did not answer in time, false if it answered or is lost."""
+async def _figures(answer: Any, timeout_s: float) -> ReplicaSignals | Exception:
+    """One replica's figures, or why there are none; those of another version may not be readable."""
     try:
         async with asyncio.timeout(timeout_s):
-            reports.append(await answer.get_async())
-            return False
+            return decode_signals(await answer.get_async())
     except (TimeoutError, *_LOST) as error:
         answer.cancel()
-        return isinstance(error, TimeoutError)
+        return error
 
 
 async def _pieces(response: AsyncIterator[bytes]) -> AsyncIterator[ReplicaPiece]:

@@ -74,3 +74,10 @@ async def test_a_replica_that_starts_does_not_stand_for_late_ones_that_may_be_re
 async def test_replicas_that_are_all_gone_are_none() -> None:
     assert await read_signals(Answer(RayActorError())) == []
     assert await read_signals() == []
+
+
+async def test_a_replica_of_another_version_does_not_hide_the_others() -> None:
+    unreadable = Answer(b"\xc1")
+    assert await read_signals(Answer(encode(ReplicaSignals("a"))), unreadable) == ["a"]
+    with pytest.raises(ReplicaLost, match="readable"):
+        await read_signals(unreadable)
