@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final, NotRequired
 
@@ -15,6 +14,7 @@ from adapters.registry import AdapterRegistry
 from adapters.verify import Verified
 from gateway.contracts.evaluation_report import is_signed
 from gateway.contracts.fields import Body, from_attributes
+from gateway.contracts.times import iso_time
 from gateway.errors import NoSuchAdapter
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.loader import LoraLoader
@@ -355,7 +355,7 @@ class AdapterAdmin:
             leases=self.registry.leased().get(name, 0),
             heat=round(self.loader.demand_of(name), 3),
             evaluation=dict(version.report) or None,
-            at=datetime.fromtimestamp(version.at, UTC).isoformat(timespec="seconds"),
+            at=iso_time(version.at),
         )
 
 

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -13,6 +12,7 @@ from admission.events import AdmissionEvent, Admitted, RefusedEvent
 from admission.gate import BackendGate
 from admission.ladder import Rung
 from admission.values import AdmissionLimits
+from gateway.contracts.times import iso_time
 from gateway.routing.revision import Revision
 from observability.admission_metrics import GateFigures, class_of
 
@@ -185,7 +185,7 @@ def _limits(limits: AdmissionLimits, base: AdmissionLimits | None = None) -> dic
 
 def _decision(at: float, event: Admitted | RefusedEvent) -> dict[str, Any]:
     shown: dict[str, Any] = {
-        "at": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
+        "at": iso_time(at, "milliseconds"),
         "backend": event.backend,
         "tenant": event.tenant,
         "class": class_of(event.priority),

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
-from datetime import UTC, datetime
 from typing import Annotated, NotRequired
 
 from pydantic import Field, field_validator
@@ -11,6 +10,7 @@ from typing_extensions import TypedDict
 
 from adapters.changes import NotEvaluatedError
 from gateway.contracts.fields import Body, from_attributes
+from gateway.contracts.times import iso_time
 from gateway.errors import InvalidRequest, RevisionConflict
 from gateway.routing import canary
 from gateway.routing.canary_loop import CanaryDriver
@@ -259,7 +259,7 @@ def _shown(state: canary.CanaryState) -> CanaryStatus:
         percent=state.wanted.get(plan.backend, 0.0) if state.applied else None,
         step=state.step + 1,
         steps=list(plan.steps),
-        since=datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds"),
+        since=iso_time(state.since, "milliseconds"),
         reason=state.reason,
         step_seconds=plan.step_s,
         window_seconds=plan.window_s,

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Annotated
 
 import orjson
@@ -25,6 +24,7 @@ from accounting.quotas import BUDGETS, amounts
 from gateway.contracts.fields import Body, Priority, from_attributes
 from gateway.contracts.front_headers import WORD
 from gateway.contracts.refusals import not_allowed, parse
+from gateway.contracts.times import iso_time
 from gateway.errors import InvalidRequest
 from gateway.keys.ceilings import NANOUSD
 from gateway.keys.last_used import KeyUse
@@ -291,4 +291,4 @@ def _budget(budget: Budget) -> dict[str, float]:
 
 def _time(at: float) -> str:
     # A key of an older version may expire later than ISO 8601 can represent.
-    return datetime.fromtimestamp(min(at, LATEST), UTC).isoformat(timespec="seconds")
+    return iso_time(min(at, LATEST))

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Annotated, Any, NotRequired, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body
+from gateway.contracts.times import iso_time
 from gateway.errors import InvalidRequest, UnknownRoute
 from gateway.routing import change
 from gateway.routing.projection import RoutingProjection, UnusableRevision
@@ -128,7 +128,7 @@ class RoutingAdmin:
             raise RuntimeError("there is no routing yet")
         return {
             **_shown(stored),
-            "in_force_since": _time(self.revisions.in_force_since),
+            "in_force_since": iso_time(self.revisions.in_force_since, "milliseconds"),
             "behind": self.revisions.unusable,
         }
 
@@ -278,13 +278,9 @@ def _shown(stored: Stored) -> RevisionBody:
     return {
         "revision": stored.number,
         "author": stored.author,
-        "created_at": _time(stored.at),
+        "created_at": iso_time(stored.at, "milliseconds"),
         "comment": stored.draft.comment,
         "action": stored.draft.action,
         "parent": stored.parent,
         "config": stored.draft.config,
     }
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

@@ -1,8 +1,8 @@
-"""Times in the queries of reports."""
+"""Times in the queries of reports, and in what operators are shown."""
 
 import math
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator
 
@@ -32,6 +32,11 @@ def _seconds(given: str) -> float:
             raise ValueError
         moment = moment.replace(tzinfo=UTC)
     return moment.timestamp()
+
+
+def iso_time(at: float, precision: Literal["seconds", "milliseconds", "microseconds"] = "seconds") -> str:
+    """Return Unix seconds as an ISO 8601 time in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec=precision)
 
 
 Time = Annotated[float, BeforeValidator(_unix_time, json_schema_input_type=str)]

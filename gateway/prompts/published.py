@@ -8,12 +8,12 @@ no prompt.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import msgspec
 import structlog
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
+from gateway.contracts.times import iso_time
 from gateway.prompts.versions import PromptFileError, PromptVersions
 from gateway.state.errors import Conflict, StateError, StateUnavailable
 from gateway.state.port import MAX_READ, StateStore
@@ -86,7 +86,7 @@ class Publishing:
     def published_at(self, version_id: str) -> str | None:
         """Return when a version was published, in ISO 8601; ``None`` if not known."""
         known = self._published.get(version_id)
-        return None if known is None else _iso(known.published_at)
+        return None if known is None else iso_time(known.published_at)
 
     async def publish(self) -> None:
         """Publish new versions. Raises PromptChanged if a published id now has another text."""
@@ -114,13 +114,9 @@ class Publishing:
             if known is not None and known.sha256 != version.sha256:
                 lines.append(
                     f"{self.versions.file_of(version.id)}: id: given {version.id!r} with sha256 "
-                    f"{version.sha256}, but it was published on {_iso(known.published_at)} with sha256 "
+                    f"{version.sha256}, but it was published on {iso_time(known.published_at)} with sha256 "
                     f"{known.sha256}; a published version does not change: give the new text a new id, or "
                     "put the published text back"
                 )
         if lines:
             raise PromptChanged("\n".join(lines))
-
-
-def _iso(unix_time: float) -> str:
-    return datetime.fromtimestamp(unix_time, UTC).isoformat(timespec="seconds")

@@ -9,13 +9,13 @@ import hmac
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 import structlog
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
+from gateway.contracts.times import iso_time
 from gateway.errors import BackendUnavailable, public_error
 from gateway.state.errors import Conflict, StateError
 from gateway.state.port import MAX_AUTHOR, MAX_READ, Record, StateStore
@@ -96,8 +96,7 @@ def verify(entries: Iterable[Mapping[str, Any]], keys: Sequence[bytes] = ()) -> 
 
 
 def _entry(number: int, stored: Mapping[str, Any]) -> dict[str, Any]:
-    at = datetime.fromtimestamp(stored["at"], UTC).isoformat(timespec="microseconds")
-    return {"number": number, **stored, "at": at}
+    return {"number": number, **stored, "at": iso_time(stored["at"], "microseconds")}
 
 
 def _shown(record: Record) -> dict[str, Any]:
