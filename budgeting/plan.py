@@ -86,13 +86,13 @@ class BudgetPlanner:
 
     async def plan_async(self, request: BudgetRequest, offload: Offload = asyncio.to_thread) -> Plan:
         """:meth:`plan`, offloaded when it would block the event loop: much uncached text, or trimming."""
-        if request.prompt.raw is None and self._is_quick(request.prompt):
-            fitting = self._fitting(request)
-            whole = fitting.whole()
-            return whole if whole is not None else await offload(fitting.trimmed)
-        if self._is_quick(request.prompt):
+        if not self._is_quick(request.prompt):
+            return await offload(lambda: self.plan(request))
+        if request.prompt.raw is not None:
             return self.plan(request)
-        return await offload(lambda: self.plan(request))
+        fitting = self._fitting(request)
+        whole = fitting.whole()
+        return whole if whole is not None else await offload(fitting.trimmed)
 
     def _is_quick(self, prompt: CanonicalPrompt) -> bool:
         most = INLINE_CHARS * self.tokenizer.speed

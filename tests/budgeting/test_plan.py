@@ -22,6 +22,7 @@ from budgeting.values import (
     SectionBudgets,
     SectionCounts,
     SummaryKind,
+    Tool,
 )
 from tests.budgeting.folders import CHATML, byte_level, write_folder
 
@@ -391,3 +392,20 @@ async def test_planning_in_a_thread_gives_the_same_plan(
     planner = BudgetPlanner(tokenizer, max_model_len=100_000)
     request = BudgetRequest(prompt, max_tokens=100)
     assert await planner.plan_async(request) == planner.plan(request)
+
+
+class CountedTokenizer(ChatTokenizer):
+    """Counts how often the work for a conversation is measured."""
+
+    measured = 0
+
+    def unseen_chars(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
+        self.measured += 1
+        return super().unseen_chars(messages, tools)
+
+
+async def test_a_chat_that_is_planned_in_a_thread_is_measured_once(tmp_path: Path) -> None:
+    tokenizer = CountedTokenizer(write_folder(tmp_path, byte_level(["<|im_start|>", "<|im_end|>"]), CHATML))
+    long = CanonicalPrompt(turns=(Message(USER, "manga " * INLINE_CHARS * tokenizer.speed),))
+    await BudgetPlanner(tokenizer, max_model_len=1_000_000).plan_async(BudgetRequest(long))
+    assert tokenizer.measured == 1
