@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from budgeting.values import Message
+from budgeting.values import Message, Role
 from observability.attributes import (
     Attributes,
     Value,
@@ -39,7 +39,7 @@ from observability.redact import scrub as without_credentials
 from observability.requestlog import outside_texts
 from observability.trace_context import RootSpan
 from observability.trace_facts import Content, EdgeRecord, TraceFacts
-from observability.trace_steps import TraceStep
+from observability.trace_steps import CallSpan, TraceStep
 
 # Stages in the journey's order; the record has no time of the stage in which a request failed.
 STAGES = ("canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond")
@@ -108,6 +108,18 @@ class _Trace:
             end_time=max(began_ns, ended_ns),
             instrumentation_scope=self._scope,
         )
+
+    def timed_span(
+        self,
+        parent: SpanContext | None,
+        part: TraceStep | CallSpan,
+        name: str,
+        kind: SpanKind,
+        values: Attributes,
+    ) -> ReadableSpan:
+        context = self.context(self.root.child_id(part.number))
+        began_ns, ended_ns = self.at_ns(part.began_ms), self.at_ns(part.began_ms + part.took_ms)
+        return self.span(parent, context, name, kind, began_ns, ended_ns, values, part.failure)
 
 
 def _known(values: Attributes) -> dict[str, Value]:
@@ -215,28 +227,13 @@ def _with_the_last(record: RequestRecord, facts: TraceFacts) -> Mapping[str, flo
 def _step(
     trace: _Trace, record: RequestRecord, step: TraceStep, parent: SpanContext
 ) -> Iterator[ReadableSpan]:
-    context = trace.context(trace.root.child_id(step.number))
-    yield trace.span(
-        parent,
-        context,
-        step.name if step.backend is None else f"{step.name} {step.backend}",
-        SpanKind.CLIENT if step.name == "attempt" else SpanKind.INTERNAL,
-        trace.at_ns(step.began_ms),
-        trace.at_ns(step.began_ms + step.took_ms),
-        step_attributes(record, step),
-        step.failure,
-    )
+    name = step.name if step.backend is None else f"{step.name} {step.backend}"
+    kind = SpanKind.CLIENT if step.name == "attempt" else SpanKind.INTERNAL
+    own = trace.timed_span(parent, step, name, kind, step_attributes(record, step))
+    yield own
     for call in step.calls:
-        yield trace.span(
-            context,
-            trace.context(trace.root.child_id(call.number)),
-            f"call {call.target}",
-            SpanKind.CLIENT,
-            trace.at_ns(call.began_ms),
-            trace.at_ns(call.began_ms + call.took_ms),
-            call_attributes(call),
-            call.failure,
-        )
+        name = f"call {call.target}"
+        yield trace.timed_span(own.context, call, name, SpanKind.CLIENT, call_attributes(call))
 
 
 def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
@@ -261,23 +258,24 @@ def _content(content: Content, finish_reasons: Sequence[str], scrub: Scrub) -> d
     def shown(text: str) -> str:
         return _encodable(scrub(text)[:MAX_CONTENT_CHARS])
 
-    said = [(one.role.value, _parts(one, shown)) for one in content.messages]
+    instructions: list[dict[str, object]] = []
+    asked: list[dict[str, object]] = []
+    for one in content.messages:
+        if one.role is Role.SYSTEM:
+            instructions += _parts(one, shown)
+        else:
+            asked.append({"role": one.role.value, "parts": _parts(one, shown)})
+    answered: list[dict[str, object]] = [
+        {"role": one.role.value, "parts": _parts(one, shown), "finish_reason": reason}
+        for one, reason in zip(content.answers, finish_reasons, strict=False)
+    ]
     values: dict[str, Value] = {
-        "gen_ai.input.messages": _json([_message(role, parts) for role, parts in said if role != "system"]),
-        "gen_ai.output.messages": _json(
-            [
-                {**_message(one.role.value, _parts(one, shown)), "finish_reason": reason}
-                for one, reason in zip(content.answers, finish_reasons, strict=False)
-            ]
-        ),
+        "gen_ai.input.messages": _json(asked),
+        "gen_ai.output.messages": _json(answered),
     }
-    if instructions := [part for role, parts in said if role == "system" for part in parts]:
+    if instructions:
         values["gen_ai.system_instructions"] = _json(instructions)
     return values
-
-
-def _message(role: str, parts: list[dict[str, object]]) -> dict[str, object]:
-    return {"role": role, "parts": parts}
 
 
 def _parts(message: Message, shown: Scrub) -> list[dict[str, object]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
@@ -40,9 +39,7 @@ class _Timed(Struct, eq=False, kw_only=True):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if (steps := self.steps) is not None:
             self.took_ms = (steps.clock() - steps.arrived_at) * 1000 - self.began_ms
             self.steps = None  # ends a reference cycle
