@@ -66,7 +66,6 @@ class Permit:
         self._leg = leg
         self._reserved = reserved_nanousd
         self._cost = reserved_nanousd
-        self._open = True
 
     def settle(
         self,
@@ -82,9 +81,7 @@ class Permit:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._open:
-            self._open = False
-            self._leg.leave(self._reserved, self._cost)
+        self._leg.leave(self._reserved, self._cost)
 
 
 class LegLimits:
