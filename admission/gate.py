@@ -162,7 +162,9 @@ class BackendGate:
             self._hold = None
             return handed_on
         if self.circuit.state(now) is CircuitState.OPEN:
-            self._refuse_all(Reason.CIRCUIT_OPEN, now)
+            for waiting in list(self.tickets.values()):
+                self._displace(waiting, Reason.CIRCUIT_OPEN, now)
+            self._hold = None
             return handed_on
         self.queue.age(now)
         while (ticket := self.queue.peek()) is not None:
@@ -186,10 +188,6 @@ class BackendGate:
             by_deadline = ticket.leave_at < ticket.arrived_at + ticket.max_wait_s
             self._mark_refused(ticket, Reason.WAIT_EXCEEDED if by_deadline else reason, now)
         return expired
-
-    def next_change(self) -> float | None:
-        """The next time at which something changes without an event; ``None``: never."""
-        return self.queue.next_change()
 
     def release(
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
@@ -249,12 +247,6 @@ class BackendGate:
         """The waiting request of a lower class to displace, if there is one."""
         least = self.queue.least()
         return None if least is None or least.rank >= demand.priority else least
-
-    def _refuse_all(self, reason: Reason, now: float) -> None:
-        """Refuse all waiting requests; :meth:`displaced` returns them."""
-        for ticket in list(self.tickets.values()):
-            self._displace(ticket, reason, now)
-        self._hold = None
 
     def _displace(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
         self.queue.leave(ticket)

@@ -167,7 +167,7 @@ class AdmissionQueue:
     def _set_timer(self, now: float) -> None:
         at: float | None = None
         if self._gate.tickets:
-            change = self._gate.next_change()
+            change = self._gate.queue.next_change()
             at = now + LOOK_EVERY_S if change is None else min(change, now + LOOK_EVERY_S)
         if self._timer is not None:
             if at is not None and self._timer_at <= at:

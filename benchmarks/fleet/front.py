@@ -138,7 +138,7 @@ class Front:
 
     def next_change(self) -> float | None:
         """Return when the clock alone changes something, or ``None`` while no request is queued."""
-        return self.gate.next_change() if self.gate.queued else None
+        return self.gate.queue.next_change() if self.gate.queued else None
 
     def _listen(self, now: float) -> None:
         load = self.pool.load(now)

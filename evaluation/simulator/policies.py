@@ -203,7 +203,7 @@ class GatePolicy:
 
     def next_change(self) -> float | None:
         """Return when the clock alone changes something at the gate, or ``None``."""
-        return self.gate.next_change() if self.gate.queued else None
+        return self.gate.queue.next_change() if self.gate.queued else None
 
     @property
     def watching(self) -> bool:

@@ -81,7 +81,7 @@ def test_a_request_leaves_when_its_wait_budget_is_used_up() -> None:
     waiting = rig.enter()
     rig.now = 1.9
     assert rig.gate.expired(rig.now) == []
-    assert rig.gate.next_change() == pytest.approx(2.0)
+    assert rig.gate.queue.next_change() == pytest.approx(2.0)
     rig.now = 2.0
     assert rig.gate.expired(rig.now) == [waiting]
     assert waiting.refusal is not None and waiting.refusal.reason is Reason.WAIT_EXCEEDED

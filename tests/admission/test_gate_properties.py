@@ -161,7 +161,7 @@ class Traffic(RuleBasedStateMachine):
     def somebody_waits_only_for_a_reason(self) -> None:
         if self.waiting:
             assert self.running or self.foreign, "an idle engine and somebody waiting"
-            assert self.gate.next_change() is not None
+            assert self.gate.queue.next_change() is not None
             match self.gate.hold:
                 case Hold.SLOTS:
                     ours = sum(ticket.demand.sequences for ticket in self.running.values())
@@ -188,7 +188,7 @@ class Traffic(RuleBasedStateMachine):
         for ticket in list(self.running.values()):
             self.end(ticket, SlotOutcome.SUCCEEDED)
         self.the_books_balance()
-        assert self.gate.next_change() is None
+        assert self.gate.queue.next_change() is None
 
     # Helpers
 
