@@ -27,17 +27,10 @@ _TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError
 
 RESERVED: Final = frozenset(
     {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "documents",
-        "messages",
-        "raise_exception",
-        "strftime_now",
-        "tokenize",
-        "tools",
+        "add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages",
+        "raise_exception", "strftime_now", "tokenize", "tools",
     }
-)
+)  # fmt: skip
 """Variables of a template that callers cannot set, in addition to the special tokens (``…_token``)."""
 
 

@@ -50,52 +50,21 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
 # Constructs of a template whose cost is known to be small: none that repeats a text or a list, and no loop
 # except over the messages or a value of one message.
 _CHEAP_FILTERS = frozenset(
-    [
-        "capitalize",
-        "default",
-        "d",
-        "first",
-        "last",
-        "length",
-        "count",
-        "list",
-        "lower",
-        "map",
-        "rejectattr",
-        "reverse",
-        "safe",
-        "selectattr",
-        "string",
-        "title",
-        "tojson",
-        "trim",
-        "upper",
-        "items",
-        "e",
-        "escape",
-    ]
-)
+    {
+        "capitalize", "default", "d", "first", "last", "length", "count", "list", "lower", "map",
+        "rejectattr", "reverse", "safe", "selectattr", "string", "title", "tojson", "trim", "upper",
+        "items", "e", "escape",
+    }
+)  # fmt: skip
 _ESCAPING = frozenset({"tojson", "e", "escape"})
 _JOINING = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
 _CHEAP_CALLS = frozenset({"raise_exception", "strftime_now", "namespace"})
 _CHEAP_METHODS = frozenset(
-    [
-        "startswith",
-        "endswith",
-        "strip",
-        "lstrip",
-        "rstrip",
-        "split",
-        "rsplit",
-        "lower",
-        "upper",
-        "title",
-        "get",
-        "items",
-        "keys",
-        "values",
-    ]
-)
+    {
+        "startswith", "endswith", "strip", "lstrip", "rstrip", "split", "rsplit", "lower", "upper",
+        "title", "get", "items", "keys", "values",
+    }
+)  # fmt: skip
 _DEAR = (
     *(nodes.Mul, nodes.Pow, nodes.Mod, nodes.AssignBlock, nodes.Macro, nodes.CallBlock),
     *(nodes.Include, nodes.Import, nodes.FromImport),
