@@ -99,7 +99,7 @@ class TraceSender:
     def offer(self, root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts) -> None:
         """Queue a trace; never blocks. Only the event loop may call it."""
         if facts.content is not None:
-            chars = _chars(facts)
+            chars = facts.content.chars
             if self._chars_in - self._chars_out + chars > MAX_WAITING_CHARS:
                 facts = replace(facts, content=None)
             else:
@@ -113,9 +113,10 @@ class TraceSender:
             taken = self._waiting.popleft()
         except IndexError:
             return None
-        if taken[2].content is not None:
+        content = taken[2].content
+        if content is not None:
             with self._counting:
-                self._chars_out += _chars(taken[2])
+                self._chars_out += content.chars
         return taken
 
     def shutdown(self, timeout_s: float) -> bool:
@@ -191,7 +192,3 @@ class TraceSender:
         elif not self._reported and self._clock() - self._reported_at >= REPORT_EVERY_S:
             self._reported, self._reported_at = True, self._clock()
             self._on_change(why)
-
-
-def _chars(facts: TraceFacts) -> int:
-    return 0 if facts.content is None else facts.content.chars
