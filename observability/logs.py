@@ -87,15 +87,7 @@ def configure_logging(
         else partial(_as_words, structlog.dev.ConsoleRenderer(colors=target_stream.isatty()))
     )
     target = BatchedLines(target_stream)
-    target.setFormatter(
-        _Formatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-            foreign_pre_chain=common,
-            render=renderer,
-            as_json=as_json,
-            always=always,
-        )
-    )
+    target.setFormatter(_Formatter(common, renderer, as_json=as_json, always=always))
     root = logging.getLogger()
     logs = Logs(LogWriter(target), root.level)
     root.addHandler(logs.writer)
@@ -109,9 +101,9 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
     """structlog's formatter, with a fast path for the lines of requests."""
 
     def __init__(
-        self, *, render: Processor, as_json: bool, always: Mapping[str, str], **settings: Any
+        self, common: list[Processor], render: Processor, *, as_json: bool, always: Mapping[str, str]
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(processors=[self.remove_processors_meta, render], foreign_pre_chain=common)
         self._render = render
         self._always = always
         self._as_json = as_json
