@@ -62,11 +62,6 @@ LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The adapter is loaded."""
-
-
-@dataclass(frozen=True, slots=True)
 class LoadDecision:
     """Load the adapter, after ``evict`` (if any) has been unloaded."""
 
@@ -88,7 +83,7 @@ class Broken:
     retry_after_s: float
 
 
-Decision = Ready | LoadDecision | Full | Broken
+Decision = LoadDecision | Full | Broken
 
 
 @dataclass(slots=True)
@@ -146,9 +141,10 @@ class Residency:
         """Whether requests may use the adapter at once, with the weights of that folder."""
         return self._resident.get(name) == folder
 
-    def decide(self, name: str, folder: str, held: Collection[str], now: float) -> Decision:
+    def decide(self, name: str, folder: str, held: Collection[str], now: float) -> Decision | None:
+        """What to do for a request; ``None``: the adapter is ready."""
         if self.is_ready(name, folder):
-            return Ready()
+            return None
         failure = self._failures.get(name)
         if failure is not None and now < failure.until:
             return Broken(failure.reason, failure.until - now)

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from adapters.errors import AdapterError
 from adapters.events import AdapterAsked, AdapterEvent, AdapterLoaded, AdapterLoadFailed, AdapterUnloaded
-from adapters.residency import AdapterDemand, Broken, Full, LoadDecision, Ready, Residency
+from adapters.residency import AdapterDemand, Broken, Full, LoadDecision, Residency
 from adapters.values import Adapter
 from engine import errors
 from resilience.failures import BackendFailure, FailureKind
@@ -141,7 +141,7 @@ class LoraSlots:
             raise self._failed(adapter, "not_here", str(error), told=why) from error
         async with self._changing:  # a concurrent second caller finds it loaded
             decision = self._decide(adapter)
-            if isinstance(decision, Ready):
+            if decision is None:
                 return
             if isinstance(decision, Full):
                 raise _full(
@@ -174,7 +174,7 @@ class LoraSlots:
             await self.engine.unload_adapter(adapter_id)
         self.emit(AdapterUnloaded(adapter_id, reason))
 
-    def _decide(self, adapter: Adapter) -> Ready | Full | LoadDecision:
+    def _decide(self, adapter: Adapter) -> Full | LoadDecision | None:
         name = adapter.adapter_id
         decision = self.residency.decide(name, adapter.path, self.engine.adapters, self.clock())
         if isinstance(decision, Broken):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adapters.residency import LONGEST_WAIT_S, AdapterDemand, Broken, Full, LoadDecision, Ready, Residency
+from adapters.residency import LONGEST_WAIT_S, AdapterDemand, Broken, Full, LoadDecision, Residency
 
 NAMES = "abcdef"
 
@@ -26,7 +26,7 @@ def used(residency: Residency, name: str, times: int, now: float) -> None:
 def test_a_loaded_adapter_is_ready_and_other_weights_under_its_name_are_not() -> None:
     residency = Residency(2)
     loaded(residency, "a")
-    assert residency.decide("a", "folder/a", {"a"}, 0.0) == Ready()
+    assert residency.decide("a", "folder/a", {"a"}, 0.0) is None
     assert residency.decide("a", "folder/a2", {"a"}, 0.0) == LoadDecision()
 
 
@@ -161,7 +161,7 @@ class Engine(RuleBasedStateMachine):
                 return
             self.held[name] = folder
             self.residency.loaded(name, folder, self.now)
-        elif not isinstance(decision, Ready):
+        elif decision is not None:
             self.residency.leave(name, self.now)
             return
         self.users.append(name)
