@@ -31,12 +31,10 @@ class StepThreads:
 
     def take(self, tokens: int, pairs: int) -> int:
         """Set and return the number of threads for a step with this many tokens and query-key pairs."""
-        threads = self._most if self._work(tokens, pairs) >= LEAST_WORK else 1
+        work = (tokens + _READING_IN_TOKENS) * self._parameters + pairs * self._pair_size
+        threads = self._most if work >= LEAST_WORK else 1
         # Only one or all: OpenMP ends and restarts threads when a team shrinks, except to one thread. So this
         # call costs less than a microsecond.
         torch.set_num_threads(threads)
         self._operators.take_threads(all_of_them=threads > 1)
         return threads
-
-    def _work(self, tokens: int, pairs: int) -> int:
-        return (tokens + _READING_IN_TOKENS) * self._parameters + pairs * self._pair_size
