@@ -94,7 +94,7 @@ class TraceSender:
     @property
     def figures(self) -> TraceFigures:
         waiting = len(self._waiting) + self._sending
-        return TraceFigures(self._sent, self._dropped, self._failed, 0, waiting)
+        return TraceFigures(self._sent, self._dropped, self._failed, waiting=waiting)
 
     def offer(self, root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts) -> None:
         """Queue a trace; never blocks. Only the event loop may call it."""

@@ -40,9 +40,6 @@ class TraceFacts:
     content: Content | None = None
 
 
-NO_FACTS = TraceFacts()
-
-
 @dataclass(frozen=True, slots=True)
 class EdgeRecord:
     """An HTTP answer without a generation: lists, counts, operators' calls, unknown paths. ``method`` is
@@ -78,9 +75,6 @@ class TraceFigures:
     failed: int = 0
     left_out: int = 0
     waiting: int = 0
-
-
-NO_TRACES = TraceFigures()
 
 
 def head_keeps(trace_id: str, ratio: float) -> bool:

@@ -8,19 +8,12 @@ record. There is no work per token. A request that never reaches ``finish`` has 
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from observability.events import RequestRecord
 from observability.trace_context import KNOWN_FLAGS, SAMPLED, RootSpan, parse_traceparent
-from observability.trace_facts import (
-    NO_FACTS,
-    NO_TRACES,
-    EdgeRecord,
-    TraceFacts,
-    TraceFigures,
-    head_keeps,
-    tail_keeps,
-)
+from observability.trace_facts import EdgeRecord, TraceFacts, TraceFigures, head_keeps, tail_keeps
 
 if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
     from observability.trace_export import TraceSender
@@ -57,8 +50,8 @@ class Tracing:
 
     @property
     def figures(self) -> TraceFigures:
-        figures = NO_TRACES if self._sender is None else self._sender.figures
-        return TraceFigures(figures.sent, figures.dropped, figures.failed, self._left_out, figures.waiting)
+        figures = TraceFigures() if self._sender is None else self._sender.figures
+        return replace(figures, left_out=self._left_out)
 
     def begin(
         self,
@@ -97,7 +90,7 @@ class Tracing:
         self,
         root: RootSpan,
         record: RequestRecord | EdgeRecord,
-        facts: Callable[[], TraceFacts] = lambda: NO_FACTS,
+        facts: Callable[[], TraceFacts] = TraceFacts,
         *,
         slow: bool = False,
     ) -> None:
