@@ -9,13 +9,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from adapters.errors import AdapterRejected
+from adapters.verify import list_files, manifest_sha256
 from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import DEFAULT, ThresholdsError, load_thresholds
 from gateway.contracts.evaluation_report import evaluation_key, sign
-from ops.cli.console import print_json, screen, write_figures
+from ops.cli.console import check_folder, print_json, screen, write_figures
 from ops.client import AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("manga_domain.jsonl")
@@ -30,7 +34,7 @@ examples:
 
 The report is signed with SLUICE_EVALUATION_KEY, else with SLUICE_ADMIN_KEY: the gateway must have the same.
 
-exit status: 0 passed, 1 failed, 2 could not be run or not be posted
+exit status: 0 passed, 1 failed, 2 could not be run or not be posted; what --post needs is checked first
 """
 
 
@@ -71,9 +75,15 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the command line; the exit status."""
     args = parser().parse_args(argv)
+    client = None if args.post is None else AdminClient(args.post, os.environ.get("SLUICE_ADMIN_KEY"))
+    adapter_id = args.id or args.candidate.resolve().name
     try:
         prompts, thresholds = load_prompts(args.prompts), load_thresholds(args.thresholds)
-    except (PromptSetError, ThresholdsError) as error:
+        # The comparison takes minutes; whatever would lose its result is refused before it.
+        check_folder("--answers", args.answers)
+        if client is not None:
+            check_registered(client, adapter_id, args.candidate)
+    except (PromptSetError, ThresholdsError, AdminError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
     # These imports take seconds; --help and a wrong file need not wait for them.
@@ -107,25 +117,34 @@ def main(argv: list[str] | None = None) -> int:
         for line in explained(done):
             console.print(line, markup=False, highlight=False)
         console.print("passed" if done.passed else "failed", f"in {done.seconds:.0f} s")
-    if args.post is not None:
-        client = AdminClient(args.post, os.environ.get("SLUICE_ADMIN_KEY"))
+    if client is not None:
         try:
-            post(client, args.id or args.candidate.resolve().name, report)
+            post(client, adapter_id, report)
         except AdminError as error:
             print(f"not posted: {error}", file=sys.stderr)
             return NOT_RUN
     return PASSED if done.passed else FAILED
 
 
+def check_registered(client: AdminClient, adapter_id: str, candidate: Path) -> None:
+    """Raise AdminError unless the gateway answers and has the candidate's content under ``adapter_id``."""
+    held = client.get("admin", "adapters", adapter_id)
+    with suppress(AdapterRejected, OSError):  # the comparison's own checks say what is wrong
+        _check_content(adapter_id, held, manifest_sha256(candidate, list_files(candidate)))
+
+
 def post(client: AdminClient, adapter_id: str, report: dict[str, Any]) -> None:
     """Store a report with the registered version of the same content. Raises AdminError."""
-    held = client.get("admin", "adapters", adapter_id)
-    if held.get("sha256") != report["candidate_sha256"]:
-        raise AdminError(
-            f"{adapter_id!r} is registered with other content ({held.get('sha256')}) than was compared "
-            f"({report['candidate_sha256']})"
-        )
+    _check_content(adapter_id, client.get("admin", "adapters", adapter_id), report["candidate_sha256"])
     client.post("admin", "adapters", adapter_id, "evaluation", body={"report": report})
+
+
+def _check_content(adapter_id: str, held: Mapping[str, Any], sha256: str) -> None:
+    if held.get("sha256") != sha256:
+        raise AdminError(
+            f"{adapter_id!r} is registered with other content ({held.get('sha256')}) than the candidate "
+            f"({sha256})"
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import ThresholdsError
 from evaluation.quantization_eval.gate import DEFAULT, load_gate
 from gateway.contracts.evaluation_report import evaluation_key, sign
-from ops.cli.console import print_json, screen, write_figures
+from ops.cli.console import check_folder, print_json, screen, write_figures
 from ops.client import DEFAULT_URL, AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None, connect: Callable[..., AdminClient] 
     args = parser().parse_args(argv)
     try:
         prompts, gate = load_prompts(args.prompts), load_gate(args.thresholds)
-    except (PromptSetError, ThresholdsError) as error:
+        check_folder("--answers", args.answers)
+    except (PromptSetError, ThresholdsError, AdminError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
     # These imports take seconds; --help and a wrong file need not wait for them.

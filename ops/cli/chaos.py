@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ops.chaos.errors import ChaosError
-from ops.cli.console import screen, write_figures
+from ops.cli.console import check_folder, screen, write_figures
 from ops.cli.interrupts import INTERRUPTED
 from ops.cli.operator import Operator, given, with_options
 from ops.cli.startup import need_modules
@@ -96,8 +96,7 @@ def chaos(
         raise ChaosError(f"{unused[0]}: --start starts a gateway of its own; allowed without --start")
     if pid is not None:
         check_gateway(pid, gateway.url)
-    if output is not None and not output.parent.is_dir():
-        raise ChaosError(f"--output: no folder {output.parent}")
+    check_folder("--output", output)
     wanted = _changed(load_scenario(scenario), streams, for_s, seed)
     testbed = None
     if not start:

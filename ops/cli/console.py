@@ -131,6 +131,12 @@ def write_figures(figures: Any, file: Path | None, *, as_json: bool) -> None:
         file.write_text(json.dumps(figures, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
+def check_folder(option: str, file: Path | None) -> None:
+    """Raise AdminError if the folder of a file that is written at the end is missing."""
+    if file is not None and not file.parent.is_dir():
+        raise AdminError(f"{option}: no folder {file.parent}")
+
+
 def print_lines(*lines: str, stderr: bool = False) -> None:
     """Print lines without rich, with control characters escaped, a line end in one too."""
     for line in lines:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ops.cli.console import plain, screen, write_figures
+from ops.cli.console import check_folder, plain, screen, write_figures
 from ops.cli.interrupts import INTERRUPTED
 from ops.cli.operator import AsJson, with_options
 from ops.cli.startup import need_modules
@@ -62,8 +62,7 @@ def replay(
 
     console = screen(stderr=as_json)
     for name, file in (("--plot", plot), ("--output", output), ("--as-batch", as_batch)):
-        if file is not None and not file.parent.is_dir():
-            raise ReplayError(f"{name}: no folder {file.parent}")
+        check_folder(name, file)
     if as_batch is not None:
         from ops.replay.session import write_batch
 

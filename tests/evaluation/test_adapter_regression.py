@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -307,6 +309,21 @@ def test_a_missing_prompt_file_ends_with_its_name(tmp_path: Path, capsys: pytest
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
+def test_what_would_lose_the_result_is_refused_before_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost, absent = str(tmp_path / "none" / "answers.json"), str(tmp_path / "no-model")
+    assert main([str(ACTIVE), "--against", "base", "--model", absent, "--answers", lost]) == NOT_RUN
+    assert "--answers: no folder" in capsys.readouterr().err
+    assert (
+        main([str(ACTIVE), "--against", "base", "--model", absent, "--post", "http://127.0.0.1:9"]) == NOT_RUN
+    )
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
+    with serving("b" * 64) as registry:
+        assert main([str(ACTIVE), "--against", "base", "--model", absent, "--post", registry.url]) == NOT_RUN
+    assert "'manga_domain_v3' is registered with other content" in capsys.readouterr().err
+
+
 class _Registry(ThreadingHTTPServer):
     """The admin API that `--post` calls: one adapter version, and the reports posted to it."""
 
@@ -342,19 +359,25 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_report_is_kept_only_with_the_content_that_was_compared(same: bool) -> None:
-    report = {"passed": True, "candidate_sha256": "a" * 64}
-    with _Registry("a" * 64 if same else "b" * 64) as registry:
+@contextmanager
+def serving(sha256: str) -> Iterator[_Registry]:
+    with _Registry(sha256) as registry:
         thread = Thread(target=registry.serve_forever, daemon=True)
         thread.start()
         try:
-            if same:
-                post(AdminClient(registry.url), "v4", report)
-            else:
-                with pytest.raises(AdminError, match="other content"):
-                    post(AdminClient(registry.url), "v4", report)
+            yield registry
         finally:
             registry.shutdown()
             thread.join(timeout=5)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_report_is_kept_only_with_the_content_that_was_compared(same: bool) -> None:
+    report = {"passed": True, "candidate_sha256": "a" * 64}
+    with serving("a" * 64 if same else "b" * 64) as registry:
+        if same:
+            post(AdminClient(registry.url), "v4", report)
+        else:
+            with pytest.raises(AdminError, match="other content"):
+                post(AdminClient(registry.url), "v4", report)
     assert registry.posted == ([("/admin/adapters/v4/evaluation", {"report": report})] if same else [])
