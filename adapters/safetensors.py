@@ -92,7 +92,7 @@ def read_header(path: Path) -> Mapping[str, TensorPlace]:
             raise _rejected(
                 Rejection.TRUNCATED,
                 path,
-                f"the file has {size:,} bytes; its header alone should have {length:,}",
+                f"the file has {size:,} bytes; its header alone should have {LENGTH_BYTES + length:,}",
             )
         if length > MAX_HEADER_BYTES:
             raise _rejected(

@@ -320,7 +320,11 @@ class AdapterAdmin:
     def _preview(self, decide: Decide, name: str, who: str) -> AdapterOrAlias:
         now = self.projection.catalogue
         event = decide(now)
-        then = now if event is None else apply(now, event, number=now.number + 1, author=who, at=0.0)
+        then = (
+            now
+            if event is None
+            else apply(now, event, number=now.number + 1, author=who, at=self.audit.unix_time())
+        )
         shown = self._shown(name, then)
         shown["dry_run"] = True
         return shown

@@ -245,9 +245,9 @@ async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: P
             {"kind": "x"},
             True,
         )
-        with pytest.raises(
-            AdapterRejected, match=f"^truncated: {re.escape(str(bad))}: adapter_model.safetensors"
-        ):
+        assert str(shown["at"]).startswith("2027-01-15"), "the time of the preview, as of an addition"
+        cut = "adapter_model.safetensors: the file has 0 bytes; its header alone should have 8"
+        with pytest.raises(AdapterRejected, match=f"^truncated: {re.escape(str(bad))}: {re.escape(cut)}$"):
             await one.admin.add(AddBody(id="v1", location=str(bad), dry_run=True), who="key_1")
         assert one.projection.catalogue.versions == {} and not one.store.has(str(shown["sha256"]))
         with pytest.raises(CatalogueError, match="id: given 'a b'"):
