@@ -1,7 +1,7 @@
 """Gives admitted work to a backend, with retries and an inspection of the output."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,6 +111,8 @@ class Dispatcher:
                 )
             attempts.notes.extend(completion.warnings)
             reasons = [completion.finish_reason, *completion.others]
+            if _lacks_call(work, reasons, stream):
+                attempts.notes.append("tool_choice requires a tool call, and the model made none")
             if stream.events is None and TOOL_CALLS not in reasons:
                 return completion
             return await _checked(completion, reasons, work, attempts, may_retry=may_retry)
@@ -151,6 +153,15 @@ class Dispatcher:
         )
         buffer = attempts.stream.buffer
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
+
+
+def _lacks_call(work: Work, reasons: Sequence[FinishReason], stream: AnswerStream) -> bool:
+    """Whether a choice ended without the call that it must have: some servers only ask the model for it."""
+    if work.tool_choice is None or not work.tool_choice.forces_call:
+        return False
+    return any(
+        reason is FinishReason.STOP and not stream.tool_calls(index) for index, reason in enumerate(reasons)
+    )
 
 
 async def _checked(

@@ -271,6 +271,26 @@ async def test_a_call_whose_arguments_are_not_an_object_never_ends_as_tool_calls
     assert len(rig.backends["local"].calls) == 1
 
 
+@pytest.mark.parametrize(
+    ("mode", "script", "warned"),
+    [
+        (ToolChoiceMode.REQUIRED, Script(("Hello", ".")), True),
+        (ToolChoiceMode.AUTO, Script(("Hello", ".")), False),
+        (ToolChoiceMode.REQUIRED, Script(("Hello", "."), finish_reason=FinishReason.LENGTH), False),
+        (ToolChoiceMode.REQUIRED, WHOLE, False),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_caller_is_told_that_a_required_call_is_missing(
+    build_rig: Build, ask: Ask, mode: ToolChoiceMode, script: Script, warned: bool, stream: bool
+) -> None:
+    rig = build_rig(backends=[backend(script)])
+    sink = await rig.run(ask(stream=stream, tool_choice=ToolChoice(mode)))
+    assert sink.answer is not None, sink.error
+    missing = "tool_choice requires a tool call, and the model made none"
+    assert sink.answer.warnings == ((missing,) if warned else ())
+
+
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
 async def test_an_answer_that_is_cut_inside_a_call_says_so(
     build_rig: Build, ask: Ask, reason: FinishReason
