@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from adapters.residency import HALF_LIFE_S
 from gateway.config.section import Folder, Section
@@ -89,7 +89,7 @@ class EngineSection(Section):
     """
 
     kind: Literal["embedded", "vllm", "none"] = "embedded"
-    model: Annotated[str, Field(validate_default=True)] = DEMO_MODEL
+    model: Annotated[str, AfterValidator(installed_model), Field(validate_default=True)] = DEMO_MODEL
     tokenizer: Folder | None = None
     served_model_name: str | None = None
     max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
@@ -122,11 +122,6 @@ class EngineSection(Section):
     stopped_seconds: Annotated[float, Field(ge=0.25, le=3600)] = 0.5
     start_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 600.0
     extra_args: dict[str, Any] = Field(default={})
-
-    @field_validator("model")
-    @classmethod
-    def _demo_model_is_installed(cls, model: str) -> str:
-        return installed_model(model)
 
     @model_validator(mode="after")
     def _kind_honours_every_key(self) -> Self:
