@@ -41,7 +41,7 @@ class StateUnavailable(StateError):
     After an append it is unknown whether the record was written, unless ``writes_refused``: read before
     appending again. With ``expected`` a second append is safe: it raises :class:`Conflict` when the first one
     was written.
-    ``writes_refused``: the store answers but is full, locked or read-only; it wrote nothing.
+    ``writes_refused``: the store answers but is full, locked, read-only or lacks records; it wrote nothing.
     """
 
     code: ClassVar[str] = "state_unavailable"

@@ -67,7 +67,7 @@ class StreamProjection(ABC):
             record = await self._store.append(self.stream, data, author=author, expected=expected)
         except Conflict as error:
             if error.found < applied:
-                raise _incomplete(applied) from error
+                raise _incomplete(applied, unwritten=True) from error
             raise
         if record.number <= applied:
             raise _incomplete(applied)
@@ -76,7 +76,7 @@ class StreamProjection(ABC):
     def check_complete(self) -> None:
         """Raise StateUnavailable if the store has lost records that are applied here."""
         if self.state is ProjectionState.LOST:
-            raise _incomplete(self.number)
+            raise _incomplete(self.number, unwritten=True)
 
     def _on_head(self, head: int) -> None:
         if head != self.number or self.state is not ProjectionState.FOLLOWING or self._must_verify():
@@ -116,8 +116,9 @@ class StreamProjection(ABC):
             self._moved.notify_all()
 
 
-def _incomplete(applied: int) -> StateUnavailable:
-    return StateUnavailable("append", f"it has lost records; number {applied} is in force here")
+def _incomplete(applied: int, *, unwritten: bool = False) -> StateUnavailable:
+    reason = f"it has lost records; number {applied} is in force here"
+    return StateUnavailable("append", reason, writes_refused=unwritten)
 
 
 class LatestRecord(StreamProjection):
