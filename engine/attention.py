@@ -46,11 +46,9 @@ class DecodeKernel(Protocol):
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> Any:
         """Prepare, once for all layers of a step, from block tables [rows, blocks] and key counts."""
-        ...
 
     def attend(self, query: torch.Tensor, cache: torch.Tensor, prepared: Any) -> torch.Tensor:
         """Attend: query [rows, heads * head_dim or more], the rest ignored → [rows, heads * head_dim]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

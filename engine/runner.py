@@ -48,7 +48,6 @@ class Runner(Protocol):
 
     def run(self, chunks: Seq[Chunk]) -> StepResult:
         """Compute all chunks; for the last chunk of a sequence, sample a token or make its embedding."""
-        ...
 
 
 class ModelRunner:
