@@ -136,7 +136,7 @@ def _surroundings(job: Job, deployment: str) -> list[str | None]:
         # The stored answer may be of a model that another key of the tenant may not use.
         None if request.caller.models is None else repr(sorted(request.caller.models)),
         job.target.backend,
-        None if adapter is None else adapter.adapter_id,
+        job.lease.adapter_id,
         None if adapter is None else f"{adapter.base_model} {adapter.path}",
         job.target.prompt_version,
         request.locale,

@@ -167,8 +167,7 @@ class FallbackChain:
             outcome = await self._fall_back(failure, plain, stream)
         if not outcome.completion.usage.input_tokens:
             return outcome  # no model has answered
-        adapter = job.lease.adapter
-        self.emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
+        self.emit(AdapterReplacedByBase(job.lease.adapter_id or ""))
         return replace(outcome, warnings=(*outcome.warnings, warning_of(job, cause)))
 
     def _situation(self, policy: FallbackPolicy, job: Job, stream: AnswerStream) -> Situation:

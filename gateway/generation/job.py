@@ -80,8 +80,7 @@ class Job(Struct, frozen=True):
 
     def served_model(self, backend: Backend) -> str:
         """Return the id of the answering model on ``backend``: the adapter's, else the base model's."""
-        adapter = self.lease.adapter
-        return backend.model if adapter is None else adapter.adapter_id
+        return self.lease.adapter_id or backend.model
 
     @property
     def deadline(self) -> float:
@@ -179,7 +178,5 @@ def replanning_warning(before: Job, after: Job) -> tuple[str, ...]:
 
 def warning_of(job: Job, cause: Refused | BackendFailure) -> str:
     """Return the warning for the caller that the base model answered instead of the adapter."""
-    adapter = job.lease.adapter
-    name = adapter.adapter_id if adapter is not None else "none"
     reason = cause.kind.value if isinstance(cause, BackendFailure) else cause.reason.value
-    return f"adapter {name} could not be used ({reason}); the base model answered"
+    return f"adapter {job.lease.adapter_id} could not be used ({reason}); the base model answered"
