@@ -37,8 +37,8 @@ def outcomes_of(
 
     The calls before the last one are checked even if the answer was cut short.
     """
-    strict = {tool.name: tool for tool in tools if tool.strict and tool.parameters is not None}
-    found = [_outcome(call, strict.get(call.name)) for call in calls]
+    schemas = {tool.name: tool.parameters for tool in tools if tool.strict}
+    found = [_outcome(call, schemas.get(call.name)) for call in calls]
     if found and (in_call or (reason not in WHOLE_REASONS and found[-1] in _FAULTS)):
         found[-1] = CallOutcome.CUT
     return found
@@ -52,7 +52,7 @@ def fault_of(calls: Sequence[ToolCall], outcomes: Sequence[CallOutcome]) -> str 
     return None
 
 
-def _outcome(call: ToolCall, strict: Tool | None) -> CallOutcome:
+def _outcome(call: ToolCall, schema: str | None) -> CallOutcome:
     if call.kind is ToolKind.CUSTOM:
         return CallOutcome.WHOLE
     try:
@@ -61,6 +61,6 @@ def _outcome(call: ToolCall, strict: Tool | None) -> CallOutcome:
         return CallOutcome.NOT_JSON
     if not isinstance(value, dict):
         return CallOutcome.NOT_JSON
-    if strict is not None and breaks_schema((strict.parameters or "").encode(), value):
+    if schema is not None and breaks_schema(schema.encode(), value):
         return CallOutcome.NOT_SCHEMA
     return CallOutcome.WHOLE
