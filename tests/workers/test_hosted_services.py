@@ -358,10 +358,11 @@ async def test_a_used_up_quota_is_not_tried_again(status: int, error: dict[str, 
 
 
 async def test_a_service_without_metrics_is_not_asked_for_them_each_second() -> None:
-    service = RawWorker([answers("hi")])
-    async with pool(service, metrics_path="/none", metrics_interval_seconds=0.01) as backend:
-        worker = next(iter(backend._workers.values()))
-        await until(lambda: worker._no_metrics)
+    service = RawWorker([answers("hi")], statuses={"/health": 404})
+    async with pool(service, probe_path="/ready", metrics_path="/health", metrics_interval_seconds=0.01):
+        await until(lambda: service.probes > 0)
+        await asyncio.sleep(0.3)
+        assert service.probes == 1
 
 
 def hosted_example(number: int = 0) -> str:

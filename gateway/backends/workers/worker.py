@@ -109,7 +109,6 @@ class Worker:
         # Readiness, not only liveness. The probe of a server without the path lists its models.
         own = READY_PATH if dialect is Dialect.SLUICE else LITELLM_PATH
         self._probe_path = section.probe_path or self.client.root + own
-        self._no_metrics = False
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
     def detect(self, pool: WorkerListener, *, kind: bool) -> None:
@@ -361,17 +360,12 @@ class Worker:
         return self.watcher.get(path, timeout_s=self._section.probe_timeout_seconds)
 
     async def _scrape_forever(self, path: str) -> None:
+        interval_s = pause_s = self._section.metrics_interval_seconds
         while True:
-            await self._scrape(path)
-            await asyncio.sleep(NO_METRICS_S if self._no_metrics else self._section.metrics_interval_seconds)
-
-    async def _scrape(self, path: str) -> None:
-        try:
-            answer = await self._get(path)
-        except TransportError:
-            return
-        self._no_metrics = answer.status == 404
-        if answer.status == 200:
-            figures = read_figures(answer.body.decode(errors="replace"))
-            if figures is not None:
-                self.load.scraped(figures, self._clock())
+            with contextlib.suppress(TransportError):
+                answer = await self._get(path)
+                pause_s = NO_METRICS_S if answer.status == 404 else interval_s
+                figures = read_figures(answer.body.decode(errors="replace")) if answer.status == 200 else None
+                if figures is not None:
+                    self.load.scraped(figures, self._clock())
+            await asyncio.sleep(pause_s)
