@@ -291,19 +291,16 @@ class WorkerInspections:
 
     async def run(self) -> None:
         while True:
-            await self._inspect(generate=False)
+            await self.now(generate=False)
             await asyncio.sleep(INSPECT_S)
 
-    async def now(self) -> Mapping[str, Sequence[Inspection]]:
-        """Inspect now, with one token of each."""
-        return await self._inspect(generate=True)
-
-    async def _inspect(self, *, generate: bool) -> Mapping[str, Sequence[Inspection]]:
+    async def now(self, *, generate: bool = True) -> Mapping[str, Sequence[Inspection]]:
+        """Inspect now; with ``generate``, also ask each worker for one token."""
         async with self._asking:
             self.latest = found = await self._ask(generate)
         return found
 
     def unusable(self, backend: str) -> bool:
         """Whether every worker of the backend fails every request."""
-        found = self.latest.get(backend)
-        return bool(found) and all(one.unusable for one in found or ())
+        found = self.latest.get(backend, ())
+        return bool(found) and all(one.unusable for one in found)
