@@ -31,13 +31,12 @@ class WorkerFigures:
 
     Args:
         adapters: LoRA adapters with running or waiting requests.
-        prompt_tokens, generation_tokens: totals since the server's start; ``None`` when not reported.
+        tokens: prompt and generated tokens since the server's start; ``None`` when not reported.
     """
 
     load: BackendLoad
     adapters: frozenset[str] = field(default_factory=frozenset)
-    prompt_tokens: int | None = None
-    generation_tokens: int | None = None
+    tokens: tuple[int, int] | None = None
 
 
 def read_figures(text: str) -> WorkerFigures | None:
@@ -69,7 +68,9 @@ def read_figures(text: str) -> WorkerFigures | None:
         return None
     kv_usage = sum(usages) / len(usages) if usages else 0.0
     load = BackendLoad(sums.get(RUNNING, 0), sums.get(WAITING, 0), kv_usage, total_blocks, block_size)
-    return WorkerFigures(load, adapters, sums.get(PROMPT_TOKENS), sums.get(GENERATION_TOKENS))
+    reported = PROMPT_TOKENS in sums and GENERATION_TOKENS in sums
+    tokens = (sums[PROMPT_TOKENS], sums[GENERATION_TOKENS]) if reported else None
+    return WorkerFigures(load, adapters, tokens)
 
 
 def _count(value: str | None) -> int:
@@ -141,10 +142,7 @@ class WorkerLoad:
     @property
     def counted(self) -> tuple[int, int] | None:
         """Prompt and generated tokens since the worker's start; ``None`` when it does not report them."""
-        figures = self._figures
-        if figures is None or figures.prompt_tokens is None or figures.generation_tokens is None:
-            return None
-        return figures.prompt_tokens, figures.generation_tokens
+        return self._figures.tokens if self._figures is not None else None
 
     def current(self, now: float) -> BackendLoad | None:
         """The worker's load now; ``None`` without a scrape that is recent enough."""
