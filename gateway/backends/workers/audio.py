@@ -63,14 +63,13 @@ _read_body = msgspec.json.Decoder(dict[str, Any]).decode
 
 def upload_of(model: str, recording: Recording) -> Upload:
     """The multipart form, the file last. The caller chose the file's name: it is escaped as in browsers."""
-    fields = {
-        "model": model,
-        **({"stream": "true", "stream_include_usage": "true"} if recording.stream else {}),
-    }
+    fields = [("model", model)]
+    if recording.stream:
+        fields += [("stream", "true"), ("stream_include_usage", "true")]
     boundary = token_hex(16)
     lines = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-        for name, value in (*fields.items(), *recording.fields)
+        for name, value in (*fields, *recording.fields)
     ]
     filename = recording.filename.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")
     lines.append(
