@@ -207,6 +207,11 @@ class AnswerStream:
         return replace(delta, logprobs=delta.logprobs[again:]) if again else delta
 
     @property
+    def input_tokens(self) -> int:
+        """The tokens of the prompt that was sent to a backend; 0 if none was."""
+        return 0 if self.origin is None else self.origin.plan.counts.total
+
+    @property
     def cached_tokens(self) -> int:
         """The cached prompt tokens that the first call reported; 0 if no call reported any."""
         return self._cached_tokens or 0

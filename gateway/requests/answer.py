@@ -152,7 +152,7 @@ def partial_usage(
         backend_name=origin.backend if origin else None,
         model=origin.model if origin else None,
         error_code=code,
-        input_tokens=origin.plan.counts.total if origin else 0,
+        input_tokens=stream.input_tokens,
         output_tokens=stream.tokens,
         cached_tokens=stream.cached_tokens,
         reasoning_tokens=stream.reasoning_tokens,

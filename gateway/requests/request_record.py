@@ -143,7 +143,7 @@ class RequestRecorder(Struct, eq=False):
             model=answer.model if answer else request.model,
             error_code=error_code,
             finish_reason=answer.finish_reason._value_ if answer else finish_reason,
-            input_tokens=answer.usage.input_tokens if answer else self._input_without_answer(),
+            input_tokens=answer.usage.input_tokens if answer else stream.input_tokens,
             output_tokens=answer.usage.output_tokens if answer else stream.tokens,
             cached_tokens=answer.usage.cached_tokens if answer else stream.cached_tokens,
             stage_ms=stage_ms,
@@ -204,11 +204,6 @@ class RequestRecorder(Struct, eq=False):
                 record.prefix_cached_tokens = min(answer.usage.cached_tokens, prefix.tokens)
         if canonical is not None and canonical.findings:
             record.volatile, record.volatile_action = canonical.kinds, canonical.action
-
-    def _input_without_answer(self) -> int:
-        """The prompt's tokens if a backend was at work, as in the usage row of a broken request."""
-        origin = self._stream.origin
-        return 0 if origin is None else origin.plan.counts.total
 
     def _tool_calls(self) -> ToolCallCounts:
         """Count the tool calls by outcome; calls of an unchecked answer were cut, or failed with it."""
