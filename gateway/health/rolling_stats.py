@@ -88,8 +88,7 @@ class RollingStats:
         self._forget(before=now - WINDOW_S, most=MAX_SAMPLES - 1)
         sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms)
         self._samples.append(sample)
-        self._judged += 1
-        self._failed += sample.outcome is FAILED
+        self._count(sample, 1)
 
     def observe_preemptions(self, total: int) -> None:
         """Record the engine's counter of preemptions since its start."""
@@ -143,7 +142,7 @@ class RollingStats:
     def _count(self, sample: Sample, one: int) -> None:
         if sample.at >= self._restarted_at:
             self._judged += one
-            self._failed += one * (sample.outcome is HealthOutcome.FAILED)
+            self._failed += one * (sample.outcome is FAILED)
 
 
 def _times(name: str, values: Sequence[float]) -> dict[str, object]:
