@@ -148,9 +148,7 @@ class BackgroundRun:
             try:
                 await self._stored.store.finish(row)
             except asyncio.CancelledError:
-                await self._stored.store.finish(
-                    row
-                )  # the answer has ended: it would be made, and billed, again
+                await self._stored.store.finish(row)  # else the answer is made, and billed, again
                 raise
         except LedgerUnavailable as error:
             self.unsaved = row
