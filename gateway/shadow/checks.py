@@ -31,7 +31,7 @@ class Exam:
     Args:
         question: the caller's latest turn.
         said: all messages of the request, without the evidence.
-        evidence: the retrieval chunks' texts.
+        evidence: the texts of the retrieval chunks in the model's prompt.
         wanted: the response format of the request.
         called: whether the answer calls tools.
     """
@@ -48,21 +48,16 @@ class Exam:
 def exam_of(request: GenerateRequest, plan: Plan, text: str, *, called: bool = False) -> Exam:
     """Return the exam of an answer to a request, with the evidence that was sent with ``plan``."""
     turns = [message.content for message in request.messages if message.role is Role.USER]
+    gone = frozenset(plan.dropped_chunks)
     return Exam(
         text=text,
         question=turns[-1] if turns else "",
         said="\n".join(message.content for message in request.messages),
-        evidence=sent_evidence(request, plan),
+        evidence=tuple(chunk.text for chunk in request.chunks if chunk.chunk_id not in gone),
         wanted=request.response_format,
         locale=request.locale,
         called=called,
     )
-
-
-def sent_evidence(request: GenerateRequest, plan: Plan) -> tuple[str, ...]:
-    """Return the texts of the retrieval chunks in the model's prompt."""
-    gone = frozenset(plan.dropped_chunks)
-    return tuple(chunk.text for chunk in request.chunks if chunk.chunk_id not in gone)
 
 
 Check = Callable[[Exam], bool | None]

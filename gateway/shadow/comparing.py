@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import orjson
 
 from accounting.shadow_values import ShadowPair, ShadowSide
-from budgeting.values import Role, ToolCall
+from budgeting.values import ToolCall
 from gateway.contracts.answer import Answer
 from gateway.shadow.asking import ShadowAnswer
-from gateway.shadow.checks import Checks, exam_of, sent_evidence
+from gateway.shadow.checks import Checks, Exam, exam_of
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, yield_thread
 from gateway.shadow.personal import Redactor, redact_calls
@@ -46,22 +46,23 @@ class Comparer:
     def compare(self, copy: Copy, asked: ShadowAnswer) -> tuple[ShadowPair, JudgedPair]:
         """Return the pair, and the texts for a judge. Raises the errors of the redactor."""
         answer, request = copy.answer, copy.request
-        question = next((m.content for m in reversed(request.messages) if m.role is Role.USER), "")
+        exam = exam_of(request, copy.plan, answer.output_text, called=bool(answer.tool_calls))
         texts = JudgedPair(
-            self._redacted(question),
-            tuple(map(self._redacted, sent_evidence(request, copy.plan))) if asked.failure is None else (),
+            self._redacted(exam.question),
+            tuple(map(self._redacted, exam.evidence)) if asked.failure is None else (),
             self._redacted(answer.output_text),
             self._redacted(asked.text),
         )
         timings = answer.timings
         primary = replace(
-            self._side(copy, answer, answer.output_text, answer.backend_name, answer.backend_version),
+            self._side(exam, answer, answer.backend_name, answer.backend_version),
             ttft_ms=None if timings.ttft_ms is None else max(0.0, timings.ttft_ms - timings.queue_wait_ms),
             total_ms=max(0.0, timings.total_ms - timings.queue_wait_ms),
             text=texts.primary if self.keep_texts else None,
         )
+        exam = replace(exam, text=asked.text, called=bool(asked.tool_calls))
         shadow = replace(
-            self._side(copy, asked, asked.text, asked.backend, asked.version),
+            self._side(exam, asked, asked.backend, asked.version),
             ttft_ms=asked.ttft_ms,
             total_ms=asked.total_ms,
             failure=asked.failure,
@@ -86,24 +87,21 @@ class Comparer:
         yield_thread()
         return self.redact(text)
 
-    def _side(
-        self, copy: Copy, given: Answer | ShadowAnswer, text: str, backend: str, version: str
-    ) -> ShadowSide:
+    def _side(self, exam: Exam, given: Answer | ShadowAnswer, backend: str, version: str) -> ShadowSide:
         """Return one answer's side of the pair, computed from its text, calls and tokens."""
-        request, usage, calls = copy.request, given.usage, given.tool_calls
-        exam = exam_of(request, copy.plan, text, called=bool(calls))
+        usage, calls = given.usage, given.tool_calls
         cost = self.costs.get(backend, free)
         return ShadowSide(
             backend=backend,
             version=version,
             finish_reason=given.finish_reason.value,
-            chars=len(text),
+            chars=len(exam.text),
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
             cost_nanousd=cost(
                 usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
             ),
-            language=language_of(text),
+            language=language_of(exam.text),
             checks=self.checks.run(exam),
             tool_calls=len(calls),
             tools=", ".join([call.name for call in calls]),
