@@ -64,14 +64,15 @@ class Ceilings:
     def running(self, caller: Caller) -> AbstractContextManager[None]:
         """Return a context manager in which a request of the key runs. Raises RateLimited."""
         limit, key_id = self.concurrent, caller.key_id
-        counted = limit is not None and caller.role is CALLER
-        if counted and self._running[key_id] >= (limit or 0):
+        if limit is None or caller.role is not CALLER:
+            return _UNCOUNTED
+        if self._running[key_id] >= limit:
             raise RateLimited(
                 f"concurrent_requests: {limit} requests of the key run here, which is the limit; "
                 "send fewer at a time",
                 retry_after_ms=1_000,
             )
-        return Running(self._running, key_id) if counted else _UNCOUNTED
+        return Running(self._running, key_id)
 
     def _count(self, name: str, limit: int, caller: Caller, amount: int, unit: int = 1) -> None:
         now = self.clock()
