@@ -184,7 +184,7 @@ class RoutingAdmin:
         source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
         comment = ": ".join(filter(None, (f"rollback to revision {source.number}", given.comment)))
         asked = given.model_copy(update={"comment": comment, "expected_revision": head})
-        return await self._made("rollback", _same_as(source), asked, who)
+        return await self._made("rollback", lambda last: source.draft.config, asked, who)
 
     async def _made(self, action: str, make: Make, given: RouteChangeBody, who: str) -> RevisionMadeBody:
         """Make the change, unless it is a dry run, or alters nothing and has no comment to record."""
@@ -268,10 +268,6 @@ def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bo
         return change.same_weights(change.weights_of(one, route), change.weights_of(other, route))
     except (UnknownRoute, KeyError, TypeError, ValueError):
         return False  # an invalid configuration is refused later
-
-
-def _same_as(source: Stored) -> Make:
-    return lambda last: source.draft.config
 
 
 def _shown(stored: Stored) -> RevisionBody:

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import structlog
 
@@ -157,7 +158,7 @@ class Shadow:
     async def _write(self) -> None:
         """Write the waiting pairs; pairs that the database does not accept are tried again later."""
         while self._unwritten:
-            batch = [self._unwritten[i] for i in range(min(WRITE_PAIRS, len(self._unwritten)))]
+            batch = list(islice(self._unwritten, WRITE_PAIRS))
             if not await self._put(batch):
                 return
             self.pairs_made["written"] += len(batch)

@@ -57,14 +57,13 @@ def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
         Accounts(ledger, prices.priced),
         leg_costs(base.settings, prices, unix_time=unix_time),
         lambda backend, model: prices.may_price(unix_time(), backend, model),
-        make_engine_counts(engines, ledger, observer=base.new_id("gw"), unix_time=unix_time),
+        make_engine_counts(base, engines, ledger),
     )
 
 
-def make_engine_counts(
-    engines: Engines, ledger: Ledger, *, observer: str, unix_time: Callable[[], float]
-) -> EngineCounts:
+def make_engine_counts(base: Foundation, engines: Engines, ledger: Ledger) -> EngineCounts:
     """Build the counters of engine tokens; an in-process engine is named by its admission gate."""
+    observer = base.new_id("gw")
 
     def read() -> dict[tuple[str, str], tuple[int, int]]:
         found = {
@@ -78,9 +77,8 @@ def make_engine_counts(
         return found
 
     begun = [(one.gate, observer) for one in engines.in_process]
-    return EngineCounts(
-        HourlyCounts(observer, begun), read=read, write_lines=ledger.write_counts, unix_time=unix_time
-    )
+    counts = HourlyCounts(observer, begun)
+    return EngineCounts(counts, read=read, write_lines=ledger.write_counts, unix_time=base.unix_time)
 
 
 def make_prices(settings: Settings) -> PriceBook:
