@@ -391,7 +391,9 @@ async def test_settlements_that_a_stop_loses_are_logged_and_counted(store: FakeS
 async def test_a_request_that_costs_nothing_lets_no_other_look_dropped(tmp_path: Path) -> None:
     """A store gives no lease for a hold of nothing: the next request then found none, and said so."""
     store, clock, budget = SqliteLimitStore(tmp_path / "limits", unix_time=Clock()), Clock(), Budget(100, 100)
-    one = SharedLimits(store, clock=clock, unix_time=clock, emit=lambda _: None, new_holder=lambda: "one")
+    one = SharedLimits(
+        store, clock=clock, unix_time=clock, emit=lambda _: None, new_holder=lambda: "one", timeout_s=30.0
+    )
     with structlog.testing.capture_logs() as logs:
         free, _ = await one.hold("usd", budget, 0)
         paid, hold = await one.hold("usd", budget, 60)
