@@ -35,7 +35,7 @@ _HINTS = {"temperature": "temperature", "top_p": "topP"}
 
 
 class Regions:
-    """The order in which regions are asked: the operator's, without those that failed lately; sans-I/O.
+    """The order in which regions are asked: the operator's, without those that failed lately; thread-safe.
 
     Args:
         names: the regions, the preferred one first.
@@ -46,6 +46,7 @@ class Regions:
         self._names = tuple(names)
         self._cool_down_s = cool_down_s
         self._back_at: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def order(self, now: float) -> tuple[str, ...]:
         """The regions to ask, one after the other.
@@ -53,19 +54,22 @@ class Regions:
         When all of them cool down, only the one whose cool-down ends first is asked: an outage then costs
         each request one call, not one for each region.
         """
-        warm = [name for name in self._names if self._back_at.get(name, now) <= now]
-        return tuple(warm) or (min(self._names, key=lambda name: self._back_at[name]),)
+        with self._lock:
+            warm = [name for name in self._names if self._back_at.get(name, now) <= now]
+            return tuple(warm) or (min(self._names, key=lambda name: self._back_at[name]),)
 
     def failed(self, name: str, now: float, retry_after_s: float | None) -> None:
         """Record that a region could not answer; ``retry_after_s``: the pause that it requested."""
-        self._back_at[name] = now + min(max(self._cool_down_s, retry_after_s or 0.0), MAX_COOL_DOWN_S)
+        with self._lock:
+            self._back_at[name] = now + min(max(self._cool_down_s, retry_after_s or 0.0), MAX_COOL_DOWN_S)
 
     def answered(self, name: str) -> None:
-        self._back_at.pop(name, None)
+        with self._lock:
+            self._back_at.pop(name, None)
 
 
 class Transport:
-    """Makes calls, each in the thread that asks for it; a lock guards the regions, shared by threads.
+    """Makes calls, each in the thread that asks for it.
 
     ``on_failure``: called with each region that failed, on the thread.
     """
@@ -81,7 +85,6 @@ class Transport:
         self._regions = Regions([section.region, *section.regions], section.region_cooldown_seconds)
         self._clock = clock
         self._on_failure = on_failure
-        self._lock = threading.Lock()
         self._making = threading.Lock()
         self._clients: dict[str, Any] = {}
         self._renewable_at: dict[str, float] = {}
@@ -105,7 +108,7 @@ class Transport:
 
         Raises BackendFailure: the client cannot be made.
         """
-        region = self._order()[0]
+        region = self._regions.order(self._clock())[0]
         try:
             self._client(region)
         except Exception as error:
@@ -113,7 +116,7 @@ class Transport:
 
     def _ask(self, request: Mapping[str, Any], call: EventBatches) -> BackendFailure | None:
         first: BackendFailure | None = None  # of the preferred region: another may only lack the model
-        for region in self._order():
+        for region in self._regions.order(self._clock()):
             delivered = ended = False
             try:
                 for event in self._events(region, request):
@@ -130,13 +133,11 @@ class Transport:
                     self._renew(region)
                 if not failure.policy.other_backend:
                     return failure
-                with self._lock:
-                    self._regions.failed(region, self._clock(), failure.retry_after_s)
+                self._regions.failed(region, self._clock(), failure.retry_after_s)
                 if delivered:
                     return failure
             else:
-                with self._lock:
-                    self._regions.answered(region)
+                self._regions.answered(region)
                 return None
         return first
 
@@ -147,10 +148,6 @@ class Transport:
             if now >= self._renewable_at.get(region, now):
                 self._clients.pop(region, None)
                 self._renewable_at[region] = now + RENEWED_AFTER_S
-
-    def _order(self) -> Sequence[str]:
-        with self._lock:
-            return self._regions.order(self._clock())
 
     def _events(self, region: str, request: Mapping[str, Any]) -> Iterator[Event]:
         client = self._client(region)
