@@ -117,8 +117,7 @@ class RoutingProjection(FollowedStream):
         """
         known = self.known
         if known.adapters is not None:
-            last = self.latest or self.in_force
-            named = adapters_named(last.draft.config) if last is not None else ()
+            named = adapters_named(self.last().draft.config)
             known = replace(known, adapters={*known.adapters, *named})
         return await asyncio.to_thread(make_revision, self.head + 1, draft.config, known, source="config")
 
