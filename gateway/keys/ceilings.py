@@ -9,10 +9,10 @@ from dataclasses import KW_ONLY, dataclass
 from msgspec import Struct
 
 from accounting.keys import NO_BUDGET, KeyLimits
+from accounting.quotas import MINUTE_S
 from gateway.contracts.values import CALLER, Caller
 from gateway.errors import RateLimited
 
-MINUTE_S = 60.0
 NANOUSD = 10**9
 
 

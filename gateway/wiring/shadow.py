@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping
 
 from accounting.shadow_pairs import ShadowPairStore
+from accounting.values import DAY_S
 from gateway.config.errors import ConfigError
 from gateway.keys.ceilings import NANOUSD
 from gateway.shadow.asking import Asker
@@ -16,7 +17,6 @@ from gateway.shadow.sampling import ShadowQueue
 from gateway.wiring.core import Core
 from resilience.leg_limits import LegLimit, LegLimits
 
-DAY_S = 86_400.0
 REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": str}
 
 
