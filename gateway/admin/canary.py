@@ -141,9 +141,7 @@ class CanaryAdmin:
 
     async def start(self, given: CanaryStartBody, *, who: str) -> CanaryShownBody:
         if given.dry_run:
-            with operator_errors():
-                return self._preview(await self._begin(self.driver.state, given, who))
-
+            return await self._preview(self._begin(self.driver.state, given, who))
         action, target = "start.forced" if given.force else "start", f"{given.route}: {given.backend}"
         return await self._audited(action, target, given, who, lambda last: self._begin(last, given, who))
 
@@ -155,8 +153,7 @@ class CanaryAdmin:
 
     async def abort(self, given: CanaryAbortBody, *, who: str) -> CanaryShownBody:
         if given.dry_run:
-            with operator_errors():
-                return self._preview(await self._abort(self._current("abort"), given.comment))
+            return await self._preview(self._abort(self._current("abort"), given.comment))
         return await self._ordered("abort", given, who, self._abort)
 
     async def _begin(
@@ -199,11 +196,12 @@ class CanaryAdmin:
             raise RevisionConflict(f"there is no canary to {action}")
         return state
 
-    def _preview(self, state: canary.CanaryState) -> CanaryShownBody:
+    async def _preview(self, made: Made) -> CanaryShownBody:
         """Return the canary and the routing's changes as they would be; a dry run is not audited."""
-        now = self.routing.last().draft.config
-        then = with_weights(now, state.plan.route, state.wanted)
-        return {"dry_run": True, "canary": _shown(state), "changes": differences(now, then)}
+        with operator_errors():
+            state, now = await made, self.routing.last().draft.config
+            then = with_weights(now, state.plan.route, state.wanted)
+            return {"dry_run": True, "canary": _shown(state), "changes": differences(now, then)}
 
     async def _pause(self, state: canary.CanaryState, comment: str) -> canary.CanaryState:
         if state.phase is not canary.Phase.RUNNING:
