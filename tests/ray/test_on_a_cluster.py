@@ -32,7 +32,7 @@ ENGINES = 3
 STEP_S = 0.08
 BODY = {
     "messages": [{"role": "user", "content": "What should I read next?"}],
-    "sampling": {"temperature": 0, "max_tokens": 12},
+    "sampling": {"temperature": 0, "max_tokens": 4},
 }
 
 
@@ -64,11 +64,11 @@ def metric(url: str, name: str) -> float:
 def test_the_gateways_contracts_are_served(running: Application) -> None:
     whole = httpx.post(f"{running.url}/v1/generate", json=BODY, timeout=60).json()
     assert whole["backend"] == "embedded"
-    assert whole["usage"]["output_tokens"] == 12
+    assert whole["usage"]["output_tokens"] == 4
     assert whole["fallback"] is None
     chat = httpx.post(
         f"{running.url}/v1/chat/completions",
-        json={"model": "demo", "messages": BODY["messages"], "max_tokens": 12, "temperature": 0},
+        json={"model": "demo", "messages": BODY["messages"], "max_tokens": 4, "temperature": 0},
         timeout=60,
     ).json()
     assert chat["choices"][0]["finish_reason"] == "length"
@@ -81,7 +81,7 @@ def test_the_gateways_contracts_are_served(running: Application) -> None:
 
 
 async def test_load_adds_replicas_and_killing_one_loses_no_request(running: Application) -> None:
-    callers = Callers(running.url, count=20, tokens=40)
+    callers = Callers(running.url, count=20, tokens=24)
     async with callers.calling() as tally:
 
         async def more_answers() -> None:
@@ -101,7 +101,7 @@ async def test_load_adds_replicas_and_killing_one_loses_no_request(running: Appl
 
 
 async def test_replicas_that_are_scaled_down_while_they_stream_break_no_answer(running: Application) -> None:
-    callers = Callers(running.url, count=8, tokens=60)
+    callers = Callers(running.url, count=8, tokens=40)
     async with callers.calling() as tally:
         before = metric(running.url, "sluice_resumed_streams_total")
         await until(
