@@ -47,6 +47,7 @@ def _panel(axes: Any, bar: Bar, rows: Sequence[Row], values: Sequence[float | No
     low = min(known) / 2
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")  # within one decade matplotlib labels these ticks, too
     axes.set_xlim(low, max(known) * 4)
     colours = [BLUE if row.name in OURS else GREY for row in rows]
     axes.barh(range(len(rows)), [max(value or low, low) for value in values], color=colours, height=0.66)
