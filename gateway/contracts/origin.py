@@ -1,6 +1,6 @@
 """What the edge knows of a request besides its body."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -19,10 +19,10 @@ class Caller(KeyRecord):
     max_priority: int = HIGHEST_PRIORITY
     by_front: bool = False
     own_salt: str | None = None
+    cache_salt: str = field(init=False)
 
-    @property
-    def cache_salt(self) -> str:
-        return self.own_salt or self.tenant
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_salt", self.own_salt or self.tenant)
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
