@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from adapters.values import Adapter
 from admission.queue import Slot
 from budgeting.plan import INLINE_CHARS
-from budgeting.values import Plan
+from budgeting.values import Plan, ToolChoice
 from gateway.backends.port import READY, Backend, BackendState, Completion, DeltaSink, Work, restarting
 from gateway.contracts.answer import Fallback
 from gateway.contracts.values import FinishReason, Usage
@@ -111,7 +111,7 @@ class Dispatcher:
                 )
             attempts.notes.extend(completion.warnings)
             reasons = [completion.finish_reason, *completion.others]
-            if _lacks_call(work, reasons, stream):
+            if work.tool_choice is not None and _lacks_call(work.tool_choice, reasons, stream):
                 attempts.notes.append("tool_choice requires a tool call, and the model made none")
             if stream.events is None and TOOL_CALLS not in reasons:
                 return completion
@@ -155,11 +155,9 @@ class Dispatcher:
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
 
 
-def _lacks_call(work: Work, reasons: Sequence[FinishReason], stream: AnswerStream) -> bool:
+def _lacks_call(choice: ToolChoice, reasons: Sequence[FinishReason], stream: AnswerStream) -> bool:
     """Whether a choice ended without the call that it must have: some servers only ask the model for it."""
-    if work.tool_choice is None or not work.tool_choice.forces_call:
-        return False
-    return any(
+    return choice.forces_call and any(
         reason is FinishReason.STOP and not stream.tool_calls(index) for index, reason in enumerate(reasons)
     )
 
