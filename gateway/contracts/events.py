@@ -86,8 +86,10 @@ def counted(events: list[Delta], given: Delta) -> list[Delta]:
     """
     first, *others = events or [Delta("", 0, index=given.index)]
     first = with_figures(first, given)
+    if not others or given.tokens < 2 or first.__class__ is not Reasoning:
+        return [first, *others]
     after = next((place for place, one in enumerate(others) if one.__class__ is not Reasoning), None)
-    if first.__class__ is not Reasoning or after is None or given.tokens < 2:
+    if after is None:
         return [first, *others]
     reasoning = len(first.text) + sum([len(one.text) for one in others[:after]])
     whole = reasoning + sum([len(one.text) for one in others[after:]])
