@@ -85,27 +85,35 @@ def chaos(
     could not start; 130 after Ctrl-C or SIGTERM.
     """
     need_modules("aiohttp", extra="replay")
-    from ops.chaos.processes import check_gateway
     from ops.chaos.scenario import load_scenario
     from ops.chaos.show import tables
-    from ops.chaos.testbed import Testbed
 
     console = screen(stderr=gateway.as_json)
-    unused = [f"--{name}" for name in given(pid=pid, ledger=ledger, log=log)] if start else []
-    if unused:
-        raise ChaosError(f"{unused[0]}: --start starts a gateway of its own; allowed without --start")
-    if pid is not None:
-        check_gateway(pid, gateway.url)
+    running = _gateway_at(gateway, start=start, pid=pid, ledger=ledger, log=log)
     check_folder("--output", output)
     wanted = _changed(load_scenario(scenario), streams, for_s, seed)
-    testbed = None
-    if not start:
-        testbed = Testbed(gateway.url, gateway.key, gateway_pid=pid, ledger=ledger, log=log)
-    report = _run(wanted, testbed, console)
+    report = _run(wanted, running, console)
     console.print(tables(report, every=every))
     write_figures(report.as_json(), output, as_json=gateway.as_json)
     if not report.ok:
         raise typer.Exit(EXIT_WRONG)
+
+
+def _gateway_at(
+    gateway: Operator, *, start: bool, pid: int | None, ledger: Path | None, log: Path | None
+) -> Testbed | None:
+    """The gateway at --url; ``None``: the scenario's own is started. Raises ChaosError."""
+    from ops.chaos.processes import check_gateway
+    from ops.chaos.testbed import Testbed
+
+    unused = [f"--{name}" for name in given(pid=pid, ledger=ledger, log=log)] if start else []
+    if unused:
+        raise ChaosError(f"{unused[0]}: --start starts a gateway of its own; allowed without --start")
+    if start:
+        return None
+    if pid is not None:
+        check_gateway(pid, gateway.url)
+    return Testbed(gateway.url, gateway.key, gateway_pid=pid, ledger=ledger, log=log)
 
 
 def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed: int | None) -> Scenario:
