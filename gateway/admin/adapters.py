@@ -319,12 +319,9 @@ class AdapterAdmin:
 
     def _preview(self, decide: Decide, name: str, who: str) -> AdapterOrAlias:
         now = self.projection.catalogue
-        event = decide(now)
-        then = (
-            now
-            if event is None
-            else apply(now, event, number=now.number + 1, author=who, at=self.audit.unix_time())
-        )
+        then, event = now, decide(now)
+        if event is not None:
+            then = apply(now, event, number=now.number + 1, author=who, at=self.audit.unix_time())
         shown = self._shown(name, then)
         shown["dry_run"] = True
         return shown
