@@ -107,6 +107,12 @@ def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], byte
     return ResumePoint(tuple(token_ids[:ends]), repeated=text[covered:])
 
 
+def tokens_of_text(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], bytes]) -> int:
+    """How many of the reported ids cover the caller's ``text``; all of them if that cannot be known."""
+    point = align(token_ids, text, token_bytes)
+    return len(token_ids) if point is None or point.repeated else len(point.token_ids)
+
+
 def without_open_character(token_ids: tuple[int, ...], text_bytes: Callable[[int], bytes]) -> tuple[int, ...]:
     """The ids before those that at the end spell only a part of a character."""
     while b"".join(map(text_bytes, token_ids[-8:])).decode(errors="replace").endswith("\ufffd"):
@@ -176,12 +182,14 @@ class Resumption:
         text: the part of the answer that the backend gets.
         token_ids: ids that decode to ``text``; ``None`` if the backend gets only the text.
         splice: joins the new output to the caller's text.
+        tokens: the tokens of the earlier calls that are kept; the others are generated again.
     """
 
     mode: ResumeMode
     text: str
     token_ids: tuple[int, ...] | None
     splice: Splice
+    tokens: int
 
 
 def plan_resumption(
@@ -191,11 +199,14 @@ def plan_resumption(
     stop: Sequence[str],
     spelling: Spelling,
     *,
+    tokens: int,
     repeats: bool = True,
 ) -> Resumption | None:
     """The first of ``modes`` that fits the caller's ``text`` and its ids; ``None`` when none does.
 
-    ``repeats``: the backend generates the same tokens again; otherwise a point that needs this is not used.
+    Args:
+        tokens: the earlier calls' tokens whose text the caller has.
+        repeats: the backend generates the same tokens again; otherwise a point that needs this is not used.
     """
     for mode in modes:
         if mode is ResumeMode.EXACT:
@@ -204,11 +215,12 @@ def plan_resumption(
                 point = align(token_ids, text, bytes_of)
                 if point is not None and (repeats or not point.repeated):
                     splice = Splice(point, stop, bytes_of)
-                    return Resumption(mode, point.covered(text), point.token_ids, splice)
+                    ids = point.token_ids
+                    return Resumption(mode, point.covered(text), ids, splice, len(ids))
         elif mode is ResumeMode.SPELLED:
             ids = spelling.encode(text, add_special_tokens=False)
             if b"".join(map(spelling.token_bytes, ids)) == text.encode():
-                return Resumption(mode, text, ids, Splice(ResumePoint(ids)))
+                return Resumption(mode, text, ids, Splice(ResumePoint(ids)), tokens)
         elif text:
-            return Resumption(mode, text, None, Splice(ResumePoint(())))
+            return Resumption(mode, text, None, Splice(ResumePoint(())), tokens)
     return None

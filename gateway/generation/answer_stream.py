@@ -265,20 +265,16 @@ class AnswerStream:
             self.buffer.discard()
         self._empty()
 
-    def resume(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
-        """Prepare for a call that resumes the answer after these tokens (``None``: they are not known)."""
+    def resume(self, token_ids: tuple[int, ...] | None, tokens: int, target: str, mode: str) -> None:
+        """Prepare for a call that resumes the answer after ``tokens`` (ids ``None``: they are not known)."""
         self._before_resume = self.origin, self._ids, self.tokens
         self._cached_tokens = self.cached_tokens  # a worker reports them with the last chunk only
         stored = self._logprobs.get(0)
         if stored is not None:
             self._sent_logprobs = max(self._sent_logprobs, len(stored))
-        if token_ids is not None:
-            self._ids = list(token_ids)
-            self.tokens = len(token_ids)
-            if stored is not None:
-                del stored[len(token_ids) :]
-        else:
-            self._ids = []
+            if tokens < self.tokens:
+                del stored[tokens:]
+        self._ids, self.tokens = list(token_ids or ()), tokens
         source = self.origin.backend if self.origin is not None else target
         after_ms = (self._clock() - self._arrived_at) * 1000
         self.resumes.append(ResumeFact(after_ms, source, target, mode, self.tokens))

@@ -55,12 +55,11 @@ class Attempts(Struct, eq=False):
         if this.after is not None:
             change = POLICIES[this.after].retry_with
         if stream.chars and (stream.committed or change is NOTHING):
-            spelling = self._spelling(self.backend.model)
             # A long answer may have to be encoded again, so in a thread; nothing else uses the stream now.
             resumption = (
-                await asyncio.to_thread(resumption_on, self.backend, self._job, stream, spelling)
+                await asyncio.to_thread(resumption_on, self.backend, self._job, stream, self._spelling)
                 if stream.chars > INLINE_CHARS
-                else resumption_on(self.backend, self._job, stream, spelling)
+                else resumption_on(self.backend, self._job, stream, self._spelling)
             )
             # If the caller does not have the part yet, a new answer is better than one of two models.
             if resumption is not None and (stream.committed or resumption.mode is not ResumeMode.TEXT):
@@ -86,7 +85,7 @@ class Attempts(Struct, eq=False):
         if origin is None:
             raise RuntimeError("an answer is resumed that was never begun")
         known = resumption.token_ids if resumption.mode is ResumeMode.EXACT else None
-        stream.resume(known, backend.name, resumption.mode.value)
+        stream.resume(known, resumption.tokens, backend.name, resumption.mode.value)
         served_model = self._job.served_model(backend)
         if not self._job.plan_holds(origin.model):
             plan = self._job.plan

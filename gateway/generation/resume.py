@@ -1,5 +1,7 @@
 """Resumes a broken answer on a backend: finds the possible modes, and joins the new output to the stream."""
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from budgeting.template import split_ending
@@ -17,6 +19,7 @@ from resilience.resume import (
     Splice,
     plan_resumption,
     resume_modes,
+    tokens_of_text,
     without_open_character,
 )
 
@@ -60,8 +63,11 @@ def _resumable(backend: Backend, job: Job) -> bool:
     return not request.is_shaped or Continue.SHAPED in ways
 
 
-def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Spelling) -> Resumption | None:
+def resumption_on(
+    backend: Backend, job: Job, stream: AnswerStream, spelling_of: Callable[[str], Spelling]
+) -> Resumption | None:
     """Return the best way for ``backend`` to resume the answer in ``stream``; ``None`` if there is none."""
+    spelling = spelling_of(backend.model)
     modes, text, sampling = modes_on(backend, job, stream), stream.text(), job.request.sampling
     # The embedded engine samples by seed and position.
     repeats = sampling.temperature == 0 or (
@@ -72,8 +78,11 @@ def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Sp
         if repeats or Continue.SHAPED not in backend.continues:
             # vLLM repeats the text of a prompt that ends inside a character.
             ids = without_open_character(ids, spelling.text_bytes)
-        return Resumption(ResumeMode.EXACT, text, ids, Splice(ResumePoint(ids))) if modes else None
-    return plan_resumption(modes, text, ids, sampling.stop, spelling, repeats=repeats)
+        return Resumption(ResumeMode.EXACT, text, ids, Splice(ResumePoint(ids)), len(ids)) if modes else None
+    tokens, origin = stream.tokens, stream.origin
+    if ids and origin is not None and ResumeMode.EXACT not in modes:
+        tokens = tokens_of_text(ids, text, spelling_of(origin.model).text_bytes)
+    return plan_resumption(modes, text, ids, sampling.stop, spelling, tokens=tokens, repeats=repeats)
 
 
 class EventSplice:

@@ -133,6 +133,29 @@ async def test_another_backend_goes_on_when_the_first_cannot(
     assert rig.in_use() == []
 
 
+@pytest.mark.parametrize("k", range(1, len(PIECES) + 1))
+@pytest.mark.parametrize("way", [Continue.TOKENS, Continue.TEXT])
+async def test_tokens_whose_text_was_held_back_are_counted_once_when_another_model_goes_on(
+    build_rig: Build, ask: Ask, k: int, way: Continue
+) -> None:
+    # The second model shows each token's text at once.
+    rig = build_rig(
+        backends=[
+            backend(breaking(k, GONE), continues=frozenset()),
+            backend(Script(BYTES), name="far", model="other", continues=frozenset({way})),
+        ],
+        route={"fallback": ["far"]},
+        spelling=SPELLING,
+    )
+    sink = await rig.run(ask(stream=True, sampling=Sampling(max_tokens=20)))
+    assert sink.answer is not None, sink.error
+    assert sink.text == TEXT
+    [row] = rig.outbox.rows
+    assert (sink.answer.usage.output_tokens, row.output_tokens) == (len(BYTES), len(BYTES))
+    rest = rig.backends["far"].calls[0].sampling.max_tokens
+    assert rest == 20 - (2 if k == 3 else k)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_waits_for_its_engine_to_come_back(build_rig: Build, ask: Ask, stream: bool) -> None:
     rig = build_rig(backends=[restarting(breaking(3, GONE), WHOLE)], spelling=SPELLING)

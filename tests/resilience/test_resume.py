@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.resume import Mismatch, ResumeMode, ResumePoint, Splice, align, plan_resumption
+from resilience.resume import (
+    Mismatch,
+    ResumeMode,
+    ResumePoint,
+    Splice,
+    align,
+    plan_resumption,
+    tokens_of_text,
+)
 
 # Ids stand for bytes, as in a byte-level vocabulary; 0 is a control token and has no text.
 VOCABULARY = (
@@ -65,6 +73,17 @@ def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
     assert point.covered("ax") == "a"
 
 
+def test_tokens_without_a_text_of_their_own_at_the_end_are_not_counted() -> None:
+    assert tokens_of_text([1, 3, 0], "a word", bytes_of) == 2
+    assert tokens_of_text([1, 3, 5], "a word", bytes_of) == 2
+    assert tokens_of_text([1, 3], "", bytes_of) == 0
+
+
+def test_without_a_vocabulary_for_the_text_all_tokens_are_counted() -> None:
+    assert tokens_of_text([1, 3, 0], "a word", lambda _: b"") == 3
+    assert tokens_of_text([2, 3, 0], "a word", bytes_of) == 3
+
+
 END = 99
 
 
@@ -85,7 +104,9 @@ class Bytes:
 
 @pytest.mark.parametrize("text", ["a word", "a<end> word"])
 def test_an_answer_past_the_models_end_goes_on_after_its_own_ids(text: str) -> None:
-    resumption = plan_resumption((ResumeMode.EXACT, ResumeMode.SPELLED), text, [1, END, 3], (), Bytes())
+    resumption = plan_resumption(
+        (ResumeMode.EXACT, ResumeMode.SPELLED), text, [1, END, 3], (), Bytes(), tokens=3
+    )
     assert resumption is not None
     assert (resumption.mode, resumption.token_ids) == (ResumeMode.EXACT, (1, END, 3))
 
@@ -97,7 +118,7 @@ def test_tokens_that_are_sampled_anew_are_never_compared_with_the_delivered_text
     repeats: bool, mode: ResumeMode, ids: tuple[int, ...]
 ) -> None:
     modes = (ResumeMode.EXACT, ResumeMode.SPELLED)
-    resumption = plan_resumption(modes, "ax", [1, 7], (), Bytes(), repeats=repeats)
+    resumption = plan_resumption(modes, "ax", [1, 7], (), Bytes(), tokens=2, repeats=repeats)
     assert resumption is not None
     assert (resumption.mode, resumption.token_ids) == (mode, ids)
     assert resumption.splice.joined is not repeats
