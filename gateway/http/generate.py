@@ -12,7 +12,7 @@ from gateway.contracts.answer import Answer
 from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
 from gateway.contracts.fields import label_or_none
 from gateway.contracts.images import LONG_BYTES, parse_around_images
-from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.origin import EdgeRequest, RequestOrigin
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
@@ -57,7 +57,8 @@ async def run_journey(
 
     The journey ends by itself within its time limit and reports its failures to the sink. This function
     reports what the journey cannot: its cancellation after the time limit, or a defect of it. The journey
-    reports the ``exchange``; the edge does if the key's limits do not let the journey begin.
+    reports the ``exchange``; the edge does if the key's limits do not let the journey begin, and this
+    function for a request without one.
     """
     limit_s = services.limits.request_timeout_seconds
     error: PublicError | None = None
@@ -76,6 +77,8 @@ async def run_journey(
         error = public_error(refused)
         if exchange is not None:
             exchange.status, exchange.error = error.status, error
+        else:
+            services.emit_edge(_refused(request, error))
     except Exception as defect:
         if isinstance(defect, TimeoutError) and bound.expired:
             error = public_error(DeadlineExceeded(f"the request took longer than {limit_s:g} s"))
@@ -84,6 +87,22 @@ async def run_journey(
             error = request.in_body_terms(public_error(defect))
     if not sink.ended:
         await sink.fail(error or public_error(Internal("the request ended without an answer")))
+
+
+def _refused(request: GenerateRequest, error: PublicError) -> EdgeRequest:
+    """The report of a request that runs without a connection, and that the key's limits refused."""
+    return EdgeRequest(
+        request_id=request.request_id,
+        trace_id=request.trace_id or "",
+        arrived_at=request.arrived_at,
+        method="POST",
+        trace_parent=request.trace_parent,
+        trace_state=request.trace_state,
+        contract=request.contract.value,
+        caller=request.caller,
+        status=error.status,
+        error=error,
+    )
 
 
 async def in_time(services: Services, work: Awaitable[T]) -> T:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import threading
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from msgspec import structs
 from openai.types.responses import ResponseInputMessageItem, ResponseOutputMessage
 
 from accounting.errors import LedgerUnavailable
+from accounting.keys import KeyLimits
 from accounting.stored_responses import ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
 from gateway.config.settings import ServerConfig
@@ -28,6 +30,8 @@ from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, Draining, InvalidKey, public_error
 from gateway.http.responses import ResponsesRerun
+from gateway.keys.ceilings import Ceilings
+from gateway.keys.rate_limits import KeyLimiter
 from gateway.requests.background import LEASE_S, BackgroundResponses
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.stored_responses import StoredResponses
@@ -510,6 +514,23 @@ async def test_a_gateway_that_is_stopping_takes_no_background_response(rig: Resp
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert int(refused.headers["retry-after"]) >= 1
     assert [(one.contract, one.status) for one in outcomes] == [("responses", 503)] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_background_response_that_the_concurrency_limit_refuses_is_reported(
+    rig: ResponsesRig, stream: bool
+) -> None:
+    limiter = KeyLimiter(ceilings=Ceilings(KeyLimits(), 0, clock=time.monotonic))
+    outcomes = list[EdgeRequest]()
+    async with rig.serving(limiter=limiter, emit_edge=outcomes.append) as client:
+        body = {**ASKED, "background": True, "stream": stream}
+        sent = await client.post("/v1/responses", json=body)
+        made = events(sent.content)[0]["response"] if stream else sent.json()
+        found = await ended(client, f"/v1/responses/{made['id']}")
+    assert (found["status"], found["error"]["code"]) == ("failed", "rate_limit_exceeded")
+    [told] = [one for one in outcomes if one.contract == "responses"]
+    assert (told.request_id, told.status) == (sent.headers["x-request-id"], 429)
+    assert told.error is not None and told.error.code == "rate_limited"
 
 
 async def test_a_background_response_that_a_drain_cuts_keeps_what_its_caller_has_received(
