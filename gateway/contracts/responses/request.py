@@ -93,16 +93,11 @@ def responses_request(
         in_history=holds_calls(messages),
     )
     native = body.sluice or NO_FIELDS
+    check_count(len(messages), origin.max_messages, "input")
     try:
-        check_count(len(messages), origin.max_messages)
         check_latest(messages)
     except InvalidRequest as error:
-        if isinstance(body.input, list) and not body.input:
-            raise not_allowed("input", "has no items", "one or more") from None
-        # The last message is of the last item; messages are counted otherwise than items.
-        last = "input" if isinstance(body.input, str) else f"input.{len(body.input) - 1}"
-        message = re.sub(r"^messages\.\d+(\.content)?", last, error.message)
-        raise InvalidRequest(message.replace("messages", "input", 1), param="input") from None
+        raise _unanswerable(body.input, error) from None
     request = build_request(
         origin,
         Contract.RESPONSES,
@@ -137,6 +132,19 @@ def responses_request(
         items=input_items(body, origin.generation_id) if store else (),
         seal=partial(seal.seal, *bound) if seal is not None and INCLUDED_SEALED in included else None,
     )
+
+
+def _unanswerable(given: str | Sequence[InputItem], error: InvalidRequest) -> InvalidRequest:
+    """The error about the last message, in terms of the last item: several items may be one message."""
+    if not given:
+        return not_allowed("input", "has no items", "one or more")
+    last = given[-1]
+    at = "input" if isinstance(last, str) else f"input.{len(given) - 1}"
+    message = re.sub(r"^messages\.\d+(\.content)?", at, error.message)
+    if not isinstance(last, str) and message.startswith(f"{at}.role "):
+        shown = f"role is '{last.role}'" if last.type == "message" else f"type is '{last.type}'"
+        message = f"{at}.{shown}; allowed: a message of 'user' or the output of a call as the last item"
+    return InvalidRequest(message, param="input")
 
 
 def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]:
