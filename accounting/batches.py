@@ -114,6 +114,12 @@ class BatchStore(FurtherTables):
         query = select(batches).where(batches.c.status.not_in(ENDED))
         return await self._all(query.order_by(batches.c.created_at, batches.c.batch_id), BatchRow)
 
+    async def count_unfinished(self, tenant: str) -> int:
+        """The number of the tenant's unfinished batches."""
+        query = select(func.count()).select_from(batches).filter_by(tenant=tenant)
+        async with self._transaction() as connection:
+            return int((await connection.execute(query.where(batches.c.status.not_in(ENDED)))).scalar_one())
+
     async def change(self, batch_id: str, was: Sequence[str], **values: Any) -> bool:
         """Set ``values`` if the batch's status is in ``was``; returns whether it was."""
         had = update(batches).filter_by(batch_id=batch_id).where(batches.c.status.in_(was))

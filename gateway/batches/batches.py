@@ -59,8 +59,7 @@ class Batches:
             orjson.dumps(stored),
         )
         await self._check_window(file.bytes, window)
-        unfinished = await self.files.store.unfinished()
-        if sum(one.tenant == caller.tenant for one in unfinished) >= self.max_unfinished:
+        if await self.files.store.count_unfinished(caller.tenant) >= self.max_unfinished:
             raise QuotaExceeded(
                 f"{self.max_unfinished} batches of the tenant have not ended; wait for one, or cancel one"
             )

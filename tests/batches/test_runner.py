@@ -667,6 +667,29 @@ async def test_a_tenants_batches_that_have_not_ended_are_bounded_in_number(rig: 
     await files.store.close()
 
 
+class CountsBatches(BatchStore):
+    """Lets nobody read the unfinished batches of all tenants."""
+
+    async def unfinished(self) -> list[BatchRow]:
+        raise AssertionError("all unfinished batches are read")
+
+
+async def test_the_bound_of_a_tenants_batches_is_checked_without_reading_those_of_all_tenants(
+    rig: BatchRig,
+) -> None:
+    rig.store_type = CountsBatches
+    files = rig.files()
+    batches = Batches(files, max_unfinished=1)
+    first = await batches.show("acme", await rig.create_batch(batches, 1))
+    file = await files.add("umbra", "file-u", "in.jsonl", "batch", io.BytesIO(b"{}"), 2)
+    body = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
+    await batches.create(Caller("umbra", CallerRole.CALLER, "key_2"), "batch_u", body)
+    with pytest.raises(QuotaExceeded):
+        await rig.create_batch(batches, 1)
+    assert first["status"] == "validating"
+    await files.store.close()
+
+
 async def test_a_file_is_not_deleted_under_a_batch_and_expires_later(rig: BatchRig) -> None:
     async with rig.gateway(Lines(is_ready=False)) as batches:
         batch_id = await rig.create_batch(batches, 1)
