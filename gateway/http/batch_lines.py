@@ -19,6 +19,7 @@ from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey, PublicError, public_error
+from gateway.http.body import body_too_large
 from gateway.http.embeddings import vectors_body
 from gateway.http.generate import run_journey
 from gateway.http.generating import dialects_of
@@ -61,6 +62,8 @@ class BatchLines:
         """The fault for which the contract refuses a line; an engine's refusal is in the line's result."""
         nobody = Caller(batch.tenant, CallerRole.CALLER, batch.key_id)
         try:
+            if len(body) > (most := self._services.limits.max_body_bytes):
+                raise body_too_large(most)
             if batch.endpoint == EMBEDDINGS:
                 embeddings_request(parse(EmbeddingsBody, body), self._origin("", nobody))
             elif batch.endpoint == RESPONSES:

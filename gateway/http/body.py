@@ -68,7 +68,7 @@ async def read_body(
         # uvicorn has the whole body already: there is no wait, so no timer is needed.
         body, cycle.body = bytes(cycle.body), bytearray()
         if len(body) > limit:
-            raise _too_large(limit)
+            raise body_too_large(limit)
         if len(body) > UNCOUNTED_BYTES:
             exchange.hold_body(len(body))
         return body
@@ -83,7 +83,7 @@ async def _read(exchange: Exchange, receive: Receive, limit: int) -> bytes:
     declared = exchange.headers.get(b"content-length", b"")
     too_large = declared.isdigit() and (len(declared) > 18 or int(declared) > limit)
     if too_large and b"expect" in exchange.headers:
-        raise _too_large(limit)  # the client waits for permission to send
+        raise body_too_large(limit)  # the client waits for permission to send
     body = BytesIO()  # getvalue() copies nothing; joining a list of pieces would hold the body twice
     size = 0
     while True:
@@ -97,17 +97,18 @@ async def _read(exchange: Exchange, receive: Receive, limit: int) -> bytes:
         if too_large:
             body = BytesIO()
             if size > DISCARD_FACTOR * limit:
-                raise _too_large(limit)
+                raise body_too_large(limit)
         elif piece:
             exchange.hold_body(size)
             body.write(piece)
         if not message.get("more_body", False):
             if too_large:
-                raise _too_large(limit)
+                raise body_too_large(limit)
             return body.getvalue()
 
 
-def _too_large(limit: int) -> BodyTooLarge:
+def body_too_large(limit: int) -> BodyTooLarge:
+    """The refusal of a body of more than ``limit`` bytes."""
     return BodyTooLarge(f"the body is larger than {limit} bytes; allowed: {limit} or fewer")
 
 

@@ -21,6 +21,7 @@ from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
+from gateway.config.settings import ServerConfig
 from gateway.errors import PublicError
 from gateway.http.batch_lines import BatchLines
 from gateway.requests.body_memory import BodyMemory
@@ -336,6 +337,18 @@ async def test_a_gateway_without_files_says_so(connect: Connect) -> None:
     async with connect(fake_services()) as client:
         for sent in (await uploaded(client), await client.get("/v1/files"), await client.get("/v1/batches")):
             assert sent.status_code == 400 and "batches.enabled" in json.dumps(sent.json())
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings"])
+async def test_a_lines_body_may_be_as_large_as_a_requests(endpoint: str) -> None:
+    chat = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
+    body = chat if endpoint == "/v1/chat/completions" else b'{"model": "demo", "input": "hi"}'
+    limits = ServerConfig(max_body_bytes=1024)
+    lines = BatchLines(fake_services(limits=limits), HeldRows(), lambda: False)
+    batch = BatchRow("batch_1", "acme", "key_1", None, endpoint, "f", "in_progress", 0, 1, b"")
+    assert lines.fault(batch, body.replace(b"hi", b"h" * (1024 + 2 - len(body)), 1)) is None
+    refused = lines.fault(batch, body.replace(b"hi", b"h" * (1024 + 3 - len(body)), 1))
+    assert refused is not None and refused.code == "body_too_large" and "1024" in refused.message
 
 
 @pytest.mark.parametrize(("retry_after_ms", "retry_s"), [(None, None), (5_000, 5.0)])
