@@ -17,7 +17,8 @@ class CardKind(StrEnum):
 class ModelCard:
     """One entry of ``GET /v1/models``: a base model, an adapter, a backend or an alias of a model.
 
-    ``pooling``: how the engine in process makes vectors of the model's hidden states.
+    ``pooling``: how the engine in process makes vectors of the model's hidden states. ``images``: whether a
+    backend of the model takes images.
     """
 
     id: str
@@ -26,3 +27,4 @@ class ModelCard:
     max_model_len: int | None = None
     kind: CardKind = CardKind.BASE
     pooling: str | None = None
+    images: bool = False

@@ -103,5 +103,5 @@ def codex_model(card: ModelCard, place: int) -> dict[str, Any]:
         **({} if length is None else {"context_window": length}),
         "auto_compact_token_limit": None,
         "experimental_supported_tools": [],
-        "input_modalities": ["text"],
+        "input_modalities": ["text", "image"] if card.images else ["text"],
     }

@@ -34,10 +34,15 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
                 return allowed is None or card.id in reached
 
     cards = [card for card in cards if caller.may_use(card.parent or card.root)]
-    longest = {card.id: card.max_model_len for card in cards}
+    first = {card.id: card for card in cards}
     selecting = [
-        ModelCard(
-            model, backends.get(routes[name].backends[0], model), None, longest.get(routes[name].backends[0])
+        replace(
+            first.get(at := routes[name].backends[0], ModelCard(model, model)),
+            id=model,
+            root=backends.get(at, model),
+            parent=None,
+            kind=CardKind.BASE,
+            pooling=None,
         )
         for model, name in revision.route_of.items()
         if (allowed is None or name in allowed)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from adapters.registry import AdapterRegistry
 from gateway.backends.port import Fleet, makes_vectors
+from gateway.contracts.features import Feature
 from gateway.contracts.fields import label_or_none
 from gateway.contracts.model_card import CardKind, ModelCard
 
@@ -25,8 +26,11 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
     pooled = {
         one.model: "mean" for one in fleet.backends.values() if makes_vectors(one) and one.kind == "embedded"
     }
+    seeing = {one.model for one in fleet.backends.values() if Feature.IMAGES in one.features}
     return [
-        ModelCard(name, root, parent, length(parent or root), kind, pooled.get(root))
+        ModelCard(
+            name, root, parent, length(parent or root), kind, pooled.get(root), (parent or root) in seeing
+        )
         for name, root, parent, kind in cards
         if label_or_none(name) is not None
     ]

@@ -9,6 +9,7 @@ import pytest
 
 from budgeting.values import Plan, SectionCounts
 from gateway.contracts.events import Delta
+from gateway.contracts.model_card import ModelCard
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import PublicError
 from gateway.generation.sink import Sink
@@ -230,6 +231,13 @@ async def test_codex_finds_the_fields_that_its_reader_demands(connect: Any) -> N
     } <= set(first)  # fmt: skip
     assert first["base_instructions"]
     assert (first["context_window"], first["truncation_policy"]) == (4096, {"mode": "tokens", "limit": 512})
+
+
+async def test_codex_finds_whether_a_model_takes_images(connect: Any) -> None:
+    cards = (ModelCard("demo", "demo"), ModelCard("sees", "sees", images=True))
+    async with connect(fake_services(models=lambda caller: cards)) as client:
+        found = (await client.get("/v1/models?client_version=0.169.0")).json()["models"]
+    assert [one["input_modalities"] for one in found] == [["text"], ["text", "image"]]
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,22 @@ def test_only_a_model_whose_backend_makes_vectors_shows_how() -> None:
     assert {card.pooling for card in model_cards(fleet, registry(), lambda model: 8)} == {None}
 
 
+def test_every_name_of_a_model_shows_whether_its_backend_takes_images() -> None:
+    plain = ScriptedBackend("plain", model="text", features=frozenset())
+    fleet = Fleet({"plain": plain, "sees": ScriptedBackend("sees", model="demo")}, aliases={"eye": "demo"})
+    routes = {
+        "chat": {"backends": [{"name": "plain"}], "models": ["gpt-text"]},
+        "look": {"backends": [{"name": "sees"}], "models": ["gpt-4o"]},
+    }
+    revision = make_revision(
+        1, {"routes": routes, "openai_route": "chat"}, KnownNames(fleet.backends, (), None)
+    )
+    cards = model_cards(fleet, registry(), lambda model: 8)
+    shown = [*cards, *usable(cards, Caller("t", CallerRole.CALLER, "k"), revision)]
+    assert {card.id for card in shown if card.images} == {"demo", "sees", "eye", "gpt-4o"}
+    assert {card.id for card in shown if not card.images} == {"text", "plain", "gpt-text"}
+
+
 @pytest.mark.parametrize(
     ("model", "shown"), [(f"/models/{'m' * 200}", True), ("m" * 257, False), ("a\nb", False), (" ", False)]
 )
