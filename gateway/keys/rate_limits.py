@@ -33,9 +33,6 @@ from gateway.keys.shared_limits import SharedLimits
 
 Header = tuple[bytes, bytes]
 _DAY = "tokens_per_day"
-# Separates a key's id from a model's id in the name of an account.
-MODEL_MARK = " model "
-_TENANT = "tenant"
 _LOCAL = "local"
 
 
@@ -111,18 +108,18 @@ class KeyLimiter:
         if caller.limits.requests_per_minute is not None:
             await self._count(caller.key_id, caller.limits)
 
-    async def _count(self, account: str, limits: KeyLimits) -> None:
+    async def _count(self, account: str, limits: KeyLimits, place: str = "") -> None:
         if limits.requests_per_minute is None:
             return
         ask = QuotaRequest(requests=1)
         verdict = None if self.shared is None else await self.shared.count(account, limits)
         if verdict is None:
-            self._decide("request", account, limits, ask)
+            self._decide("request", account, limits, ask, place)
             return
         if verdict.excess is None:
             # Counted here too, in case the shared counts become unreachable.
             self.quotas.count(account, limits, ask)
-        self._decided("request", account, verdict.excess, shared=True)
+        self._decided("request", verdict.excess, place, shared=True)
 
     async def headers(self, caller: Caller) -> list[Header]:
         """Return the ``x-ratelimit-*`` headers of a key with limits."""
@@ -176,9 +173,9 @@ class KeyLimiter:
         limits, own = caller.limits, None
         if caller.model_limits:
             own = next((one for one in caller.model_limits if one.model == model), None)
-        accounts = [(caller.key_id, limits)]
+        accounts = [(caller.key_id, limits, "")]
         if own is not None:
-            accounts.append((_of_model(caller.key_id, model), own.limits))
+            accounts.append((_of_model(caller.key_id, model), own.limits, f" for {model}"))
             await self._count(*accounts[1])
         of_tenant = self.tenant_budgets.get(caller.tenant, NO_BUDGET)
         tokens_are_free = limits.tokens_per_minute is limits.tokens_per_day is None
@@ -187,12 +184,13 @@ class KeyLimiter:
         budgets = self._budgets(caller, of_tenant, own)
         reservation = TokenReservation(tokens)
         try:
-            for account, limits in accounts:
+            for account, limits, place in accounts:
                 if limits.tokens_per_minute is not None or limits.tokens_per_day is not None:
-                    reservation._settle_tokens.append(await self._hold("tokens", account, limits, tokens))
+                    held = await self._hold("tokens", account, limits, tokens, place)
+                    reservation._settle_tokens.append(held)
             nanousd = cost() if budgets else 0
-            for account, budget in budgets:
-                held = await self._hold("money", account, budget, nanousd)
+            for account, budget, place in budgets:
+                held = await self._hold("money", account, budget, nanousd, place)
                 reservation._settle_money.append(held)
         except BaseException:
             reservation.settle(0)
@@ -207,11 +205,17 @@ class KeyLimiter:
 
     def _budgets(
         self, caller: Caller, of_tenant: Budget, own: ModelLimits | None
-    ) -> list[tuple[str, Budget]]:
-        budgets = [("key", caller.key_id, caller.budget), (_TENANT, caller.tenant, of_tenant)]
+    ) -> list[tuple[str, Budget, str]]:
+        """Return the accounts with a budget, and how an error calls the account."""
+        budgets = [
+            ("key", caller.key_id, caller.budget, ""),
+            ("tenant", caller.tenant, of_tenant, " of the tenant, for all its keys,"),
+        ]
         if own is not None:
-            budgets.append(("key", _of_model(caller.key_id, own.model), own.budget))
-        return [(self._account(kind, name), one) for kind, name, one in budgets if one != NO_BUDGET]
+            budgets.append(("key", _of_model(caller.key_id, own.model), own.budget, f" for {own.model}"))
+        return [
+            (self._account(kind, name), one, place) for kind, name, one, place in budgets if one != NO_BUDGET
+        ]
 
     def _account(self, kind: str, name: str) -> str:
         """Return the name of a month's account. No key's id contains a space."""
@@ -221,7 +225,7 @@ class KeyLimiter:
         return self._spent if isinstance(limits, Budget) else self.quotas
 
     async def _hold(
-        self, kind: str, account: str, limits: KeyLimits | Budget, amount: int
+        self, kind: str, account: str, limits: KeyLimits | Budget, amount: int, place: str
     ) -> Callable[[int], None]:
         """Hold an amount; return the function that replaces it by the used one."""
         verdict, hold = None, None
@@ -230,9 +234,9 @@ class KeyLimiter:
         own = hold or HoldId(_LOCAL, next(self._numbers))
         ask = QuotaRequest(tokens=amount, hold=own)
         if verdict is None:
-            self._decide(kind, account, limits, ask)
+            self._decide(kind, account, limits, ask, place)
         else:
-            self._decided(kind, account, verdict.excess, shared=True)
+            self._decided(kind, verdict.excess, place, shared=True)
             self._counts(limits).count(account, limits, ask)
 
         def settle(used: int) -> None:
@@ -244,12 +248,14 @@ class KeyLimiter:
 
         return settle
 
-    def _decide(self, kind: str, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest) -> None:
+    def _decide(
+        self, kind: str, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest, place: str
+    ) -> None:
         """Decide without the store: by its last answer, and by this process's own counts."""
         excess = None if self.shared is None else self.shared.last_known(key_id, ask)
         if excess is None:
             excess = self._counts(limits).take(key_id, limits, ask).excess
-        self._decided(kind, key_id, excess, shared=False)
+        self._decided(kind, excess, place, shared=False)
         if self.shared is not None:
             self.shared.count_passed(key_id, ask)
 
@@ -260,14 +266,10 @@ class KeyLimiter:
                 return figures
         return self._counts(limits).take(key_id, limits, QuotaRequest()).figures
 
-    def _decided(self, kind: str, account: str, excess: Excess | None, *, shared: bool) -> None:
+    def _decided(self, kind: str, excess: Excess | None, place: str, *, shared: bool) -> None:
         self.emit(QuotaDecided(kind, None if excess is None else excess.name, shared))
         if excess is None:
             return
-        _, _, model = account.partition(MODEL_MARK)
-        place = f" for {model.split(' ')[0]}" if model else ""
-        if kind == "money" and account.startswith(f"usd {_TENANT} "):
-            place = " of the tenant, for all its keys,"
         raise self._over_budget(excess, place) if kind == "money" else _refusal(excess, place)
 
     def _over_budget(self, excess: Excess, place: str) -> BudgetExceeded:
@@ -326,7 +328,7 @@ def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:
 
 def _of_model(key_id: str, model: str | None) -> str:
     """Return the account of a key's limits for a model. No key's id contains a space."""
-    return key_id if model is None else f"{key_id}{MODEL_MARK}{model}"
+    return key_id if model is None else f"{key_id} model {model}"
 
 
 def _refusal(excess: Excess, place: str) -> RateLimited | QuotaExceeded:

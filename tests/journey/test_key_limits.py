@@ -10,7 +10,7 @@ import pytest
 from accounting.keys import NO_BUDGET, Budget, KeyLimits, ModelLimits
 from accounting.quotas import Quotas
 from gateway.contracts.values import Caller, Contract, GenerateRequest, Sampling
-from gateway.errors import BudgetExceeded
+from gateway.errors import BudgetExceeded, RateLimited
 from gateway.keys.rate_limits import KeyLimiter
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.rig import CALLER, JourneyRig, RecordingSink
@@ -123,3 +123,14 @@ async def test_a_budget_for_a_model_and_a_refusal_leave_nothing_held() -> None:
         await limiter.reserve(caller, 10, lambda: 400, "small")
     assert await limiter.used(caller.key_id, limits) == {"tokens_per_minute": 30}
     assert await limiter.spent(caller.key_id, own[0].budget, "small") == {"usd_per_day": 400}
+
+
+async def test_a_refusal_shows_the_whole_id_of_a_model_whatever_its_words() -> None:
+    limiter = KeyLimiter(Quotas(clock=lambda: 0.0), unix_time=lambda: 0.0)
+    of_model = "the model small"
+    own = ModelLimits(of_model, KeyLimits(requests_per_minute=1), Budget(nanousd_per_day=500))
+    caller = replace(CALLER, model_limits=(own,))
+    with pytest.raises(BudgetExceeded, match=f"the budget for {of_model} is 5e-07 USD"):
+        await limiter.reserve(caller, 10, lambda: 501, of_model)
+    with pytest.raises(RateLimited, match=f"the key's limit for {of_model} is 1;"):
+        await limiter.reserve(caller, 10, lambda: 1, of_model)
