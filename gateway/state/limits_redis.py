@@ -74,6 +74,9 @@ for _, one in ipairs(account[2]) do
   if alive[one[1]] == nil then
     local lease = redis.call('ZSCORE', KEYS[2], one[1])
     alive[one[1]] = lease and tonumber(lease) >= now or false
+    if tokens > 0 and lease and tonumber(lease) > now + {LEASE_S} + 1 then  -- the clock was set back
+      redis.call('ZADD', KEYS[2], string.format('%.3f', now + {LEASE_S}), one[1])
+    end
   end
   if alive[one[1]] and one[3] + {MAX_HOLD_S} > now then held[#held + 1] = one end
 end

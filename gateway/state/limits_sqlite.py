@@ -90,8 +90,11 @@ def _leases(connection: sqlite3.Connection, now: float) -> Callable[[str], bool]
 
     @cache
     def is_valid(holder: str) -> bool:
-        query = "SELECT 1 FROM limit_holders WHERE holder = ? AND lease >= ?"
-        return connection.execute(query, (holder, now)).fetchone() is not None
+        query = "SELECT lease FROM limit_holders WHERE holder = ? AND lease >= ?"
+        found = connection.execute(query, (holder, now)).fetchone()
+        if found is not None and found[0] > now + LEASE_S:  # the clock was set back
+            _lease(connection, holder, now)
+        return found is not None
 
     return is_valid
 

@@ -27,13 +27,18 @@ BIG = 10**15
 
 
 class Stores:
-    """The stores of two processes over the same data; ``let_lapse`` ends a holder's lease."""
+    """The stores of two processes over the same data."""
 
     def __init__(self, one: LimitStore, other: LimitStore) -> None:
         self.one = one
         self.other = other
 
     def let_lapse(self, holder: str) -> None:
+        """End a holder's lease."""
+        self.lease(holder, time.time() - 1.0)
+
+    def lease(self, holder: str, changed: float | None = None) -> float:
+        """When a holder's lease ends, which ``changed`` replaces."""
         raise AssertionError("each kind has its own")
 
     def set_back(self, hours: int) -> None:
@@ -54,9 +59,12 @@ class OnRedis(Stores):
         self._server = server
         super().__init__(*(RedisLimitStore(connect(server.url), namespace="test") for _ in range(2)))
 
-    def let_lapse(self, holder: str) -> None:
+    def lease(self, holder: str, changed: float | None = None) -> float:
         with redis.Redis.from_url(self._server.url) as client:
-            client.zadd("sluice:{test}:limit-holders", {holder: time.time() - 1.0})
+            if changed is not None:
+                client.zadd("sluice:{test}:limit-holders", {holder: changed})
+            ends_at: float = client.zscore("sluice:{test}:limit-holders", holder)
+            return ends_at
 
     def account(self, changed: bytes | None = None) -> bytes:
         with redis.Redis.from_url(self._server.url) as client:
@@ -71,12 +79,12 @@ class OnSqlite(Stores):
         self._path = path
         super().__init__(*(SqliteLimitStore(path, unix_time=time.time) for _ in range(2)))
 
-    def let_lapse(self, holder: str) -> None:
+    def lease(self, holder: str, changed: float | None = None) -> float:
         with sqlite3.connect(self._path) as connection:
-            changed = connection.execute(
-                "UPDATE limit_holders SET lease = ? WHERE holder = ?", (time.time() - 1.0, holder)
-            )
-            assert changed.rowcount == 1
+            if changed is not None:
+                connection.execute("UPDATE limit_holders SET lease = ? WHERE holder = ?", (changed, holder))
+            [[ends_at]] = connection.execute("SELECT lease FROM limit_holders WHERE holder = ?", (holder,))
+            return float(ends_at)
 
     def account(self, changed: bytes | None = None) -> bytes:
         with sqlite3.connect(self._path) as connection:
@@ -197,6 +205,15 @@ async def test_the_holds_of_a_crashed_process_are_free_when_its_lease_ends(store
     assert (await take(stores.other, tokens(100, "p2"))).excess is not None
     stores.let_lapse("p1")
     assert remaining(await take(stores.other, tokens(100, "p2"))) == [5, 0, 900]
+
+
+async def test_the_lease_of_a_crashed_process_ends_soon_although_the_clock_was_set_back_since(
+    stores: Stores,
+) -> None:
+    await take(stores.one, tokens(100))
+    stores.lease("p1", time.time() + 3_600)
+    assert (await take(stores.other, tokens(100, "p2"))).excess is not None
+    assert stores.lease("p1") <= time.time() + LEASE_S
 
 
 async def test_a_lease_that_was_lost_is_not_taken_up_again_while_something_is_held(stores: Stores) -> None:
