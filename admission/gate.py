@@ -58,17 +58,8 @@ class BackendGate:
     # The life of a request
 
     def offer(self, demand: Demand, now: float, *, at_once: bool = False) -> AdmissionTicket | Refusal:
-        """Queue a request, or refuse it; with ``at_once`` hand it on directly, as :meth:`pump` would,
-        if no request waits and nothing holds this one. The first refusal that applies is reported:
-
-        1. ``circuit_open``: too many answers of this backend failed lately.
-        2. ``low_priority_shed`` or ``queue_full``: the queue has reached that overload level.
-        3. ``token_budget_exceeded``: the prompt is longer than the limit.
-        4. ``memory_pressure``: the pool is in its out-of-memory zone.
-        5. ``queue_full``: the queue is full, and no request of a lower class can be displaced.
-        6. ``wait_exceeded`` (``memory_pressure`` when it would wait for memory): the estimated wait passes
-           the wait budget, or the first token would come later than it is due.
-        """
+        """Queue a request, or refuse it (:meth:`_reason_to_refuse`); with ``at_once`` hand it on directly, as
+        :meth:`pump` would, if no request waits and nothing holds this one."""
         limits = demand.limits or self.limits
         factor = limits.priority_factor if demand.priority > 0 else 1.0
         work = self.work
@@ -78,34 +69,24 @@ class BackendGate:
         longest_s, due = work.estimator.longest_wait(demand, limits, alone_s)
         longest_s *= factor
         waiting = len(self.tickets) + work.waiting
-        rung = self._ladder_of(limits.rungs).at(waiting // work.signals.workers)
+        rungs = limits.rungs
+        ladder = self._ladder if rungs is self.limits.rungs else self._ladder_of(rungs)
+        rung = ladder.at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
             max_tokens = min(max_tokens, rung.max_tokens * demand.sequences)
         room = work.room(demand, demand.priority, now)
         wait_s, first_s = self._estimates(demand, uncached, room)
-        late = due is not None and work.estimator.misses(due, first_s, now, busy=bool(work.tickets))
+        late = wait_s >= longest_s or (
+            due is not None and work.estimator.misses(due, first_s, now, busy=bool(work.tickets))
+        )
+        crowded = waiting > 0 or not limits.max_queue
+        full = crowded and self._full(demand, limits, factor, waiting, now)
+        least = self._lower(demand) if full else None
 
-        reason: Reason | None = None
-        least: AdmissionTicket | None = None
-        if not self.circuit.admits(now):
-            reason = Reason.CIRCUIT_OPEN
-        elif rung.shed_low and demand.priority < 0:
-            reason = Reason.LOW_PRIORITY_SHED
-        elif rung.shed_all:
-            reason = Reason.QUEUE_FULL
-        elif limits.max_input_tokens is not None and demand.input_tokens > limits.max_input_tokens:
-            reason = Reason.TOKEN_BUDGET_EXCEEDED
-        elif work.out_of_memory(demand.priority, limits, room.used):
-            reason = Reason.MEMORY_PRESSURE
-        elif (
-            (waiting or not limits.max_queue)
-            and self._full(demand, limits, factor, waiting, now)
-            and (least := self._lower(demand)) is None
-        ):
-            reason = Reason.QUEUE_FULL
-        elif wait_s >= longest_s or late:
-            reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
+        reason = self._reason_to_refuse(
+            demand, limits, rung, room, now, full=full and least is None, late=late
+        )
         if reason is not None:
             return self._refusal(reason, wait_s, now)
         if least is not None:
@@ -204,6 +185,43 @@ class BackendGate:
             self.circuit.record(outcome is DROPPED, now)
 
     # Parts of the decisions
+
+    def _reason_to_refuse(
+        self,
+        demand: Demand,
+        limits: AdmissionLimits,
+        rung: Rung,
+        room: Room,
+        now: float,
+        *,
+        full: bool,
+        late: bool,
+    ) -> Reason | None:
+        """The first of these that applies to a new request:
+
+        1. ``circuit_open``: too many answers of this backend failed lately.
+        2. ``low_priority_shed`` or ``queue_full``: the queue has reached that overload level.
+        3. ``token_budget_exceeded``: the prompt is longer than the limit.
+        4. ``memory_pressure``: the pool is in its out-of-memory zone.
+        5. ``queue_full``: the queue is full, and no request of a lower class can be displaced.
+        6. ``wait_exceeded`` (``memory_pressure`` when it would wait for memory): the estimated wait passes
+           the wait budget, or the first token would come later than it is due.
+        """
+        if not self.circuit.admits(now):
+            return Reason.CIRCUIT_OPEN
+        if rung.shed_low and demand.priority < 0:
+            return Reason.LOW_PRIORITY_SHED
+        if rung.shed_all:
+            return Reason.QUEUE_FULL
+        if limits.max_input_tokens is not None and demand.input_tokens > limits.max_input_tokens:
+            return Reason.TOKEN_BUDGET_EXCEEDED
+        if self.work.out_of_memory(demand.priority, limits, room.used):
+            return Reason.MEMORY_PRESSURE
+        if full:
+            return Reason.QUEUE_FULL
+        if late:
+            return Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
+        return None
 
     def _estimates(self, demand: Demand, uncached: int, room: Room) -> tuple[float, float]:
         """Expected seconds until the request would be handed on (slot, prefill ahead), and until its first
