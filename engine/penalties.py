@@ -16,6 +16,9 @@ from engine.values import SamplingParams
 
 _BIAS, _FACTOR, _SHIFT = range(3)  # rows of ``Adjustments.values``
 _FIRST_CAPACITY = 64
+# Subtracted from the logits of tokens that may not end the answer yet: far beyond any logit, so that none of
+# them is sampled. Finite: where a grammar forbids all other tokens, one of them is.
+_BARRED = 1e6
 
 
 class Adjustments:
@@ -23,7 +26,7 @@ class Adjustments:
 
     First the bias is added, then a positive logit is divided and a negative one multiplied by the factor,
     then the shift is subtracted. The shift of tokens that may not end the answer yet, ``ends`` and stop ids,
-    is infinite.
+    is ``_BARRED``.
     """
 
     __slots__ = ("_barred", "_counts", "_ids", "_left", "_params", "_places", "_size", "_values")
@@ -46,7 +49,7 @@ class Adjustments:
         self._barred = {*ends, *params.stop_token_ids} if params.min_tokens else set()
         for token in self._barred:
             place = self._place(token)
-            self._values[_SHIFT, place] = np.inf
+            self._values[_SHIFT, place] = _BARRED
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

@@ -159,6 +159,18 @@ def test_an_answer_ends_where_the_grammar_ends_even_when_the_end_token_is_ignore
         assert (answer.text, answer.finish_reason) == ("ab", SequenceEnd.STOP)
 
 
+def test_before_min_tokens_a_stop_id_is_sampled_where_the_grammar_allows_nothing_else(engine: Engine) -> None:
+    [end] = make_tokenizer().encode("x").ids
+    options = {"min_tokens": 3, "stop_token_ids": (end,)}
+    [needed, avoided] = answers(
+        engine,
+        shaped(GrammarKind.REGEX, "x", **options),
+        shaped(GrammarKind.CHOICE, ["x", "yes"], **options),
+    )
+    assert (needed.token_ids, needed.finish_reason) == ([end], SequenceEnd.STOP)
+    assert avoided.text == "yes"
+
+
 def test_an_empty_text_is_an_answer_when_the_pattern_says_so(engine: Engine) -> None:
     [answer] = answers(engine, shaped(GrammarKind.REGEX, ""))
     assert (answer.text, answer.finish_reason) == ("", SequenceEnd.STOP)
