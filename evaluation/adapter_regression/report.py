@@ -32,6 +32,7 @@ def as_json(comparison: AdapterComparison) -> dict[str, Any]:
         "seed": plan.seed,
         "seconds": round(comparison.seconds, 1),
         "metrics": [_finding(one) for one in comparison.findings],
+        "unmeasured": list(comparison.unmeasured),
     }
 
 
@@ -46,6 +47,8 @@ def as_table(comparison: AdapterComparison) -> Table:
     table.add_column("")
     for one in comparison.findings:
         table.add_row(*finding_cells(one))
+    for metric in comparison.unmeasured:
+        table.add_row(metric, "0", "", "", "", "", "", "[red]not measured[/]")
     return table
 
 
@@ -57,6 +60,7 @@ def explained(comparison: AdapterComparison) -> list[str]:
             lines.append(f"{one.metric}: worse than allowed; see {', '.join(one.named) or 'the times'}")
         elif one.standing is MetricVerdict.UNSURE:
             lines.append(f"{one.metric}: {one.prompts} prompts cannot tell; more prompts narrow the interval")
+    lines += (f"{metric}: has a limit, and no prompt measures it" for metric in comparison.unmeasured)
     return lines
 
 

@@ -19,7 +19,7 @@ from evaluation.adapter_regression.answers import Bench, Timing
 from evaluation.adapter_regression.checks import AdapterAnswer, score
 from evaluation.adapter_regression.losses import Reference, reference_losses
 from evaluation.adapter_regression.prompts import Case, PromptSet
-from evaluation.adapter_regression.thresholds import Thresholds
+from evaluation.adapter_regression.thresholds import RATIOS, Threshold, Thresholds
 from evaluation.adapter_regression.verdict import MetricFinding, Scores, judge, passes
 
 BASE = "base"
@@ -73,7 +73,15 @@ class AdapterComparison:
     @property
     def passed(self) -> bool:
         """Return whether the candidate passes."""
-        return passes(self.findings)
+        return passes(self.findings) and not self.unmeasured
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Return the metrics that have a limit but that no prompt measured; times may be left out."""
+        limits = self.thresholds.metrics
+        limited = {name for name, one in limits.items() if one != Threshold()}
+        found = {one.metric for one in self.findings}
+        return tuple(sorted(limited - found - (frozenset() if self.plan.timed else RATIOS)))
 
 
 def compare(plan: RegressionPlan, prompts: PromptSet, thresholds: Thresholds) -> AdapterComparison:

@@ -24,6 +24,8 @@ from evaluation.adapter_regression.damage import damage
 from evaluation.adapter_regression.intervals import mean_interval
 from evaluation.adapter_regression.losses import Reference, reference_losses
 from evaluation.adapter_regression.prompts import Case, PromptMessage, PromptSetError, load_prompts
+from evaluation.adapter_regression.report import explained
+from evaluation.adapter_regression.run import AdapterComparison, RegressionPlan
 from evaluation.adapter_regression.thresholds import Threshold, Thresholds, ThresholdsError, load_thresholds
 from evaluation.adapter_regression.verdict import MetricFinding, MetricVerdict, judge, passes
 from models.catalogue import load_catalogue
@@ -157,6 +159,30 @@ def test_a_candidate_below_the_least_share_is_worse_even_where_the_active_one_is
 def test_a_metric_without_a_limit_is_shown_and_nothing_at_all_does_not_pass() -> None:
     assert finding([1.0], [0.0], "exact").standing is MetricVerdict.SHOWN
     assert not passes(())
+
+
+@pytest.mark.parametrize(
+    ("timed", "unmeasured"), [(0, ("format",)), (2, ("format", "ttft"))], ids=["without_times", "with_times"]
+)
+def test_a_metric_with_a_limit_that_no_prompt_measured_keeps_a_candidate_from_passing(
+    timed: int, unmeasured: tuple[str, ...]
+) -> None:
+    judged = Threshold(worse_by=0.1)
+    done = AdapterComparison(
+        plan=RegressionPlan(Path("new"), ACTIVE, Path("demo"), timed=timed),
+        candidate_sha256="a",
+        active_sha256="b",
+        prompts=load_prompts(PROMPTS),
+        thresholds=Thresholds(
+            metrics={"facts": judged, "format": judged, "ttft": judged, "exact": Threshold()}
+        ),
+        findings=(finding([1.0] * 30, [1.0] * 30, "facts", worse_by=0.1),),
+        answers={},
+        seconds=1.0,
+    )
+    assert done.unmeasured == unmeasured
+    assert not done.passed
+    assert [line.partition(":")[0] for line in explained(done)] == list(unmeasured)
 
 
 def test_the_base_model_may_have_a_limit_of_its_own() -> None:
