@@ -6,6 +6,7 @@ a thread.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import stat
@@ -13,7 +14,9 @@ import tempfile
 from pathlib import Path
 
 from adapters.base_model import BaseModel
+from adapters.errors import AdapterRejected
 from adapters.peft_config import CONFIG_FILE
+from adapters.safetensors import read_header
 from adapters.unpack import is_archive, unpack
 from adapters.verify import WEIGHTS_FILE, Verified, list_files, verify
 
@@ -37,7 +40,17 @@ class AdapterStore:
         return self.folder / sha256
 
     def has(self, sha256: str) -> bool:
-        return all((self.path(sha256) / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
+        """Whether the adapter is stored: the settings are readable, the weights as long as their header says.
+
+        Damage inside the weights is found by :meth:`check` alone: to read them takes seconds.
+        """
+        folder = self.path(sha256)
+        try:
+            json.loads((folder / CONFIG_FILE).read_bytes())
+            read_header(folder / WEIGHTS_FILE)
+        except (OSError, ValueError, AdapterRejected):
+            return False
+        return True
 
     def take(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
         """Copy, check and store the adapter in a folder or an archive.
@@ -86,7 +99,7 @@ class AdapterStore:
             os.replace(folder, target)
         except OSError:
             if not self.has(sha256):  # another process may have been first with the same content
-                shutil.rmtree(target, ignore_errors=True)  # its weights were deleted
+                shutil.rmtree(target, ignore_errors=True)  # it is not complete any more
                 os.replace(folder, target)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import tarfile
@@ -568,9 +569,11 @@ async def test_each_check_of_a_kept_copy_reads_it_anew(tmp_path: Path) -> None:
         assert (await one.admin.verify("v1", who="key")).verified
         weights = Path(one.projection.adapter("v1").path) / "adapter_model.safetensors"
         weights.chmod(0o600)
-        weights.write_bytes(weights.read_bytes()[:-4])
+        weights.write_bytes(weights.read_bytes()[:-4] + b"\xff" * 4)
         again = f"{re.escape(str(weights.parent))}: .*; delete this folder, and it is fetched again from "
         with pytest.raises(AdapterRejected, match=again + re.escape(str(tmp_path / "a"))):
             await one.admin.verify("v1", who="key")
+        os.truncate(weights, weights.stat().st_size - 4)  # no longer complete, so it is fetched again
+        assert (await one.admin.verify("v1", who="key")).verified
         shutil.rmtree(weights.parent)
         assert (await one.admin.verify("v1", who="key")).verified

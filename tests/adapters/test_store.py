@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,19 @@ def test_an_adapter_is_kept_under_its_content_and_cannot_be_changed_by_its_sourc
     assert not os.access(path / "adapter_model.safetensors", os.W_OK) or os.geteuid() == 0
 
 
-def test_an_adapter_whose_weights_were_deleted_is_stored_again(tmp_path: Path) -> None:
+def _truncate(file: Path) -> None:
+    file.chmod(0o600)
+    os.truncate(file, file.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("damage", [Path.unlink, _truncate], ids=["deleted", "truncated"])
+def test_an_adapter_of_which_a_file_is_not_whole_is_stored_again(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
     store, source = AdapterStore(tmp_path / "store"), crafted.write(tmp_path / "a")
     verified = store.take(source, crafted.base())
-    (store.path(verified.sha256) / "adapter_model.safetensors").unlink()
+    damage(store.path(verified.sha256) / name)
     assert not store.has(verified.sha256)
     store.take(source, crafted.base())
     assert store.check(store.path(verified.sha256), crafted.base(), sha256=verified.sha256) == verified
