@@ -238,9 +238,7 @@ class FallbackPolicy:
             self._on_leg(LegEvent.OUT_OF_MEMORY, self._on_same_engine(backend))
         if kind in _ENGINE_LOST and backend in self._on_engine:
             self._on_leg(LegEvent.ENGINE_LOST, self._on_same_engine(backend))
-        if backend in self._on_same_engine(self.primary) and (
-            away or kind in _ENGINE_LOST or kind is _NOT_READY
-        ):
+        if backend in self._on_same_engine(self.primary) and (away or kind in _ENGINE_LOST):
             self._on_primary_engine(EngineEvent.LOST)
 
     def refused(self, leg: str, *, memory: bool = False) -> None:

@@ -204,3 +204,14 @@ async def test_after_the_wait_for_the_engine_the_deadline_ends_the_wait_for_a_pl
     assert late.answer is None and late.error is not None and late.error.status == 503
     assert 0.4 < took_s < 30
     assert rig.in_use() == []
+
+
+async def test_a_backend_that_answers_503_while_it_is_in_service_is_not_asked_again_at_once(
+    build_rig: Build, ask: Ask
+) -> None:
+    busy = RestartingBackend(scripts=[Script(failure=BackendFailure(FailureKind.BACKEND_UNAVAILABLE, "503"))])
+    busy.waited_for = asyncio.Event()
+    rig = build_rig(backends=[busy], route=NOTHING)
+    sink = await rig.run(ask())
+    assert sink.error is not None and sink.error.status == 503
+    assert len(busy.calls) == 1 and not busy.waited_for.is_set()
