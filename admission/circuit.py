@@ -23,8 +23,8 @@ class CircuitState(StrEnum):
 class Circuit:
     """Counts the answers of the last minute and the failed ones; sans I/O.
 
-    Above 20 % failures one request in ten is admitted, above 50 % none for 30 s; then one in ten again, until
-    the failures have left the window.
+    Above 20 % failures one request in ten is admitted, above 50 % none for 30 s; then the first one, and one
+    in ten again, until the failures have left the window.
     """
 
     def __init__(self) -> None:
@@ -47,6 +47,7 @@ class Circuit:
             self._forget(now)
         if failed and _rate(self._failed, self._ended) > OPEN_AT and now >= self._open_until:
             self._open_until = now + OPEN_S
+            self._half_open_requests = 0  # the first request after the open state shows whether it may close
 
     def state(self, now: float) -> CircuitState:
         if now < self._open_until:

@@ -214,6 +214,18 @@ def test_the_circuit_closes_again_when_the_failures_have_left_the_window() -> No
     assert circuit.state(WINDOW_S + 2.0) is CircuitState.CLOSED
 
 
+def test_the_first_request_after_the_open_state_is_admitted_whatever_came_before() -> None:
+    circuit = Circuit()
+    for failed in [False] * 7 + [True] * 3:
+        circuit.record(failed, 0.0)
+    assert [circuit.admits(0.0) for _ in range(3)] == [True, False, False]
+    for _ in range(10):
+        circuit.record(True, 1.0)
+    asked_at = 1.0 + circuit.retry_after_s(1.0)
+    assert not circuit.admits(asked_at - 0.1)
+    assert [circuit.admits(asked_at) for _ in range(3)] == [True, False, False]
+
+
 def test_a_half_open_circuit_names_the_time_at_which_it_closes_without_further_answers() -> None:
     circuit = Circuit()
     for second in range(40):
