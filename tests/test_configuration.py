@@ -90,6 +90,7 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ("server: {prt: 1}", {}, ["sluice.yaml", "server.prt", "did you mean 'port'", "allowed"]),
         ("server: {port: 99999}", {}, ["server.port", "less than or equal to 65535", "99999"]),
         ("", {"SLUICE_SERVER__HOST": ""}, ["SLUICE_SERVER__HOST: server.host", "at least 1 character"]),
+        ('engine: {model: ""}', {}, ["engine.model", "at least 1 character"]),
         ("engine: {kind: magic}", {}, ["engine.kind", "'embedded'", "magic"]),
         ("engine: {max_model_len: NaN}", {}, ["engine.max_model_len", "valid integer"]),
         ("engine: {seed: -1}", {}, ["engine.seed: Input should be greater than or equal to 0; given: -1"]),

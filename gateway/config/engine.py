@@ -89,7 +89,9 @@ class EngineSection(Section):
     """
 
     kind: Literal["embedded", "vllm", "none"] = "embedded"
-    model: Annotated[str, AfterValidator(installed_model), Field(validate_default=True)] = DEMO_MODEL
+    model: Annotated[str, Field(min_length=1, validate_default=True), AfterValidator(installed_model)] = (
+        DEMO_MODEL
+    )
     tokenizer: Folder | None = None
     served_model_name: str | None = None
     max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
