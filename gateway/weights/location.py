@@ -94,7 +94,8 @@ def s3_prefix(given: str) -> S3Prefix:
     """Parse an address of S3. Raises UnknownLocation."""
     found = _S3.fullmatch(given)
     if found is None:
-        raise UnknownLocation(f"{shown(given)} is not s3://bucket/prefix")
+        name = "a bucket's name is of 2 to 255 letters, digits, '.', '_' and '-'"
+        raise UnknownLocation(f"{shown(given)} is not s3://bucket/prefix; {name}")
     return S3Prefix(found["bucket"], (found["prefix"] or "").strip("/"))
 
 

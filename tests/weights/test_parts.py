@@ -49,6 +49,13 @@ def test_another_address_is_refused_with_what_is_allowed(given: str) -> None:
         locate(given)
 
 
+def test_a_bucket_whose_name_is_too_short_is_refused_with_the_form_of_one() -> None:
+    with pytest.raises(
+        UnknownLocation, match="'s3://x/y' is not s3://bucket/prefix; a bucket's name is of 2 to"
+    ):
+        locate("s3://x/y")
+
+
 @pytest.mark.parametrize(
     "given", ["s3://me:hun/ter2@bucket/x", "hf://me:hun/ter2@org/name", "https://me:hun/ter2@host/model?a=1"]
 )
