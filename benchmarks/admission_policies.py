@@ -29,6 +29,7 @@ from evaluation.simulator.measures import RunSummary, SimulatedSlo
 from evaluation.simulator.profiles import PROFILES
 from evaluation.simulator.values import Arrival, Profile
 from evaluation.simulator.workload import WorkloadShape, halves, paced, rate_of, requests_of
+from ops.replay.options import ReplayError
 from ops.replay.trace import read_trace
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -284,4 +285,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (ReplayError, OSError) as error:  # of a trace, or of a file to write
+        raise SystemExit(str(error)) from None

@@ -29,6 +29,13 @@ def test_a_quick_comparison_tells_every_policy_at_every_load_and_draws_it(tmp_pa
         assert ours["wasted"] < 0.02 < none["wasted"]
 
 
+def test_a_trace_that_cannot_be_read_ends_in_one_line(tmp_path: Path) -> None:
+    trace = tmp_path / "none.csv"
+    command = [sys.executable, "-m", "benchmarks.admission_policies", "--quick", "--azure", str(trace)]
+    done = fork_server.run(command, cwd=ROOT)
+    assert (done.returncode, done.stderr.strip()) == (1, f"{trace}: No such file or directory")
+
+
 def test_a_profile_that_does_not_exist_is_refused_with_those_that_do() -> None:
     command = [sys.executable, "-m", "benchmarks.admission_policies", "--profile", "h900"]
     done = fork_server.run(command, cwd=ROOT)
