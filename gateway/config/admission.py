@@ -24,6 +24,19 @@ class RungConfig(Section):
 
 # Keys that are fields of AdmissionLimits.
 _SAME = ("max_queue", "max_queue_tokens", "max_queue_bytes", "max_input_tokens", "kv_pressure")
+_WATERMARKS = ("watermark_low", "watermark_normal", "watermark_high")
+
+
+def check_watermarks(section: Any) -> None:
+    """Raise ValueError where a class has more memory than a higher one, of the watermarks that are set."""
+    for name, above in pairwise(name for name in _WATERMARKS if _is_set(section, name)):
+        mark, most = getattr(section, name), getattr(section, above)
+        if mark > most:
+            raise ValueError(f"{name}: {mark} is above {above} ({most}); allowed: at most as much")
+
+
+def _is_set(section: Any, name: str) -> bool:
+    return name in section.model_fields_set and getattr(section, name) is not None
 
 
 def thresholds(section: Any, default: AdmissionLimits) -> dict[str, Any]:
@@ -33,11 +46,13 @@ def thresholds(section: Any, default: AdmissionLimits) -> dict[str, Any]:
         own["max_wait_s"] = section.max_wait_ms / 1000
     if section.ladder is not None:
         own["rungs"] = tuple(one.rung() for one in section.ladder)
-    marks = (section.watermark_low, section.watermark_normal, section.watermark_high)
-    if any(mark is not None for mark in marks):
-        pairs = zip(marks, default.watermarks, strict=True)
-        own["watermarks"] = tuple(theirs if mine is None else mine for mine, theirs in pairs)
-        own["oom_watermark"] = own["watermarks"][2]
+    marks = list(default.watermarks)
+    for place, name in enumerate(_WATERMARKS):
+        if _is_set(section, name):  # the others keep the order of the classes
+            mark = getattr(section, name)
+            lower, higher = marks[:place], marks[place + 1 :]
+            marks = [*(min(one, mark) for one in lower), mark, *(max(one, mark) for one in higher)]
+            own["watermarks"], own["oom_watermark"] = tuple(marks), marks[2]
     return own
 
 
@@ -62,12 +77,7 @@ class AdmissionConfig(Section):
 
     @model_validator(mode="after")
     def _watermarks_in_order(self) -> Self:
-        """Refuse watermarks that contradict each other; one beyond another's default is allowed."""
-        names = [name for name in type(self).model_fields if name.startswith("watermark_")]
-        for name, above in pairwise(name for name in names if name in self.model_fields_set):
-            mark, most = getattr(self, name), getattr(self, above)
-            if mark > most:
-                raise ValueError(f"{name}: {mark} is above {above} ({most}); allowed: at most as much")
+        check_watermarks(self)
         return self
 
     def limits(self) -> AdmissionLimits:

@@ -1,12 +1,12 @@
 """The sections ``admission`` and ``resume`` of a route."""
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from admission.values import AdmissionLimits
-from gateway.config.admission import RungConfig, thresholds
+from gateway.config.admission import RungConfig, check_watermarks, thresholds
 from gateway.config.section import Section
 from resilience.resume import ResumeRules
 
@@ -37,6 +37,11 @@ class RouteAdmission(Section):
     ladder: tuple[RungConfig, ...] | None = None
     refuse_late: bool = False
     limit_follows: tuple[Literal["ttft", "tpot"], ...] | None = None
+
+    @model_validator(mode="after")
+    def _watermarks_in_order(self) -> Self:
+        check_watermarks(self)
+        return self
 
 
 def route_limits(

@@ -104,6 +104,10 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
             changed(admission={"max_in_flight": 3}),
             ["admission.max_in_flight'", "allowed: ", "max_queue, "],
         ),
+        (
+            changed(admission={"watermark_low": 0.97, "watermark_normal": None, "watermark_high": 0.9}),
+            ["admission: watermark_low: 0.97 is above watermark_high (0.9); allowed: at most as much"],
+        ),
         (changed(admission={"ladder": [{"depth": 0}]}), ["admission.ladder[0].depth"]),
         (changed(slo={"tpot_ms": 0}), ["slo.tpot_ms: Input should be greater than 0; given: 0"]),
         ({"routes": {}}, ["routes"]),
@@ -186,10 +190,29 @@ def test_a_routes_admission_is_laid_over_the_sections() -> None:
     assert revision.routes["self_hosted_generation"].limits == replace(
         base,
         max_wait_s=0.75,
-        watermarks=(0.9, 0.95, 0.9),
+        watermarks=(0.9, 0.9, 0.9),
         oom_watermark=0.9,
         rungs=(Rung(3, shed_low=True),),
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "watermarks"),
+    [
+        ({"watermark_low": 0.93}, (0.93, 0.93, 0.97)),
+        ({"watermark_normal": 0.99}, (0.8, 0.99, 0.99)),
+        ({"watermark_high": 0.85}, (0.8, 0.85, 0.85)),
+        ({"watermark_low": 0.5, "watermark_high": 0.7}, (0.5, 0.7, 0.7)),
+    ],
+)
+def test_watermarks_that_a_route_does_not_set_keep_the_order_of_the_classes(
+    own: dict[str, float], watermarks: tuple[float, float, float]
+) -> None:
+    base = AdmissionLimits(watermarks=(0.8, 0.9, 0.97), oom_watermark=0.97)
+    limits = make_revision(1, changed(admission=own), replace(KNOWN, limits=base))
+    held = limits.routes["self_hosted_generation"].limits
+    assert held is not None
+    assert (held.watermarks, held.oom_watermark) == (watermarks, watermarks[2])
 
 
 def test_a_route_that_says_nothing_of_admission_has_the_sections_limits() -> None:
