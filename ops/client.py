@@ -61,8 +61,9 @@ class AdminClient:
     def patch(self, *path: str, body: Mapping[str, Any]) -> Any:
         return self._json("PATCH", path, json.dumps(body).encode())
 
-    def delete(self, *path: str) -> None:
-        self._call("DELETE", path)
+    def delete(self, *path: str, status: int) -> None:
+        """Delete what is at a path; ``status`` is the gateway's, since another server answers 200."""
+        self._call("DELETE", path, status=status)
 
     def upload(self, *path: str, file: Path, fields: Mapping[str, str]) -> Any:
         """Post a form with a file, which is read while it is sent; returns the JSON answer."""
@@ -114,6 +115,7 @@ class AdminClient:
         query: Mapping[str, str | int] | None = None,
         accept: Collection[int] = (),
         headers: Mapping[str, str] = MappingProxyType({}),
+        status: int | None = None,
     ) -> Iterator[BinaryIO]:
         if not self.url.startswith(("http://", "https://")):
             raise AdminError(f"--url: {self.url!r} is not a gateway's address; allowed: http://HOST:PORT")
@@ -129,6 +131,9 @@ class AdminClient:
             request.add_header("authorization", f"Bearer {self.key}")
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+                if status not in (None, answer.status):
+                    fault = f"the answer is {answer.status}, not {status}; is the {self.kind} running there?"
+                    raise AdminError(f"{self.url}: {fault}")
                 yield answer
                 if answer.length:  # reads of a given size do not fail at an early end
                     raise http.client.IncompleteRead(b"", answer.length)

@@ -279,6 +279,25 @@ def test_the_file_of_a_refused_batch_is_not_left_behind(tmp_path: Path) -> None:
     assert RefusesBatches.deleted == ["/v1/files/file-1"]
 
 
+class OtherServer(BaseHTTPRequestHandler):
+    """A server that is no gateway: each path has the same page."""
+
+    def do_DELETE(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>Welcome</html>")
+
+
+def test_a_key_is_not_said_to_be_revoked_where_another_server_answers() -> None:
+    with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = CliRunner().invoke(app, ["keys", "revoke", "key_1", "--url", url])
+        server.shutdown()
+    assert done.exit_code == 1 and not done.stdout
+    assert f"{url}: the answer is 200, not 204; is the gateway running there?" in done.stderr
+
+
 class Interrupted(Operator):
     """An operator who presses Ctrl-C while a batch is looked at."""
 

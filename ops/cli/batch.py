@@ -53,7 +53,7 @@ def submit(
         made = gateway.post(*AT, input_file_id=stored["id"], endpoint=endpoint, completion_window=window)
     except AdminError:
         with suppress(AdminError):  # 409 if the batch was created and only its answer was lost
-            client.delete(*FILES, stored["id"])
+            client.delete(*FILES, stored["id"], status=200)
         raise
     if wait:
         _follow(gateway, made["id"])

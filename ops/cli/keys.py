@@ -248,7 +248,7 @@ def revoke(
         shown = f"{owner}; not revoked" if dry_run else shown
         confirm(f"revoke {owner}?", yes or dry_run)
     if not dry_run:
-        gateway.client().delete(*AT, key_id)
+        gateway.client().delete(*AT, key_id, status=204)
     gateway.show({"id": key_id, "revoked": not dry_run}, lambda _: print_lines(shown))
 
 
