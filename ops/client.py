@@ -139,7 +139,7 @@ class AdminClient:
                     raise http.client.IncompleteRead(b"", answer.length)
         except urllib.error.HTTPError as error:
             if error.code not in accept:
-                raise (GatewayAway if error.code >= 500 else AdminError)(_reported(error)) from None
+                raise (GatewayAway if error.code >= 500 else AdminError)(self._reported(error)) from None
             yield cast("BinaryIO", error)
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
@@ -150,6 +150,14 @@ class AdminClient:
                 f"{self.url}: the answer is cut off or not HTTP ({type(error).__name__}); "
                 f"is the {self.kind} running there?"
             ) from None
+
+    def _reported(self, error: urllib.error.HTTPError) -> str:
+        """The gateway's error message, or the status of another server's error and where it came from."""
+        try:
+            reported = json.loads(error.read(MAX_ANSWER_BYTES))["error"]
+            return f"{error.code} {reported['code']}: {reported['message']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{self.url}: {error.code} {error.reason}; is the {self.kind} running there?"
 
 
 def reach_loopback() -> None:
@@ -165,12 +173,3 @@ def _through_proxy(url: str) -> str:
         return ""
     name = f"{parts.scheme}_proxy".upper()
     return f" It was asked through the proxy of {name}; NO_PROXY={parts.hostname} goes around it"
-
-
-def _reported(error: urllib.error.HTTPError) -> str:
-    """The gateway's error message if there is one, otherwise the HTTP reason."""
-    try:
-        reported = json.loads(error.read(MAX_ANSWER_BYTES))["error"]
-        return f"{error.code} {reported['code']}: {reported['message']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{error.code} {error.reason}"

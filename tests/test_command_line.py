@@ -298,6 +298,17 @@ def test_a_key_is_not_said_to_be_revoked_where_another_server_answers() -> None:
     assert f"{url}: the answer is 200, not 204; is the gateway running there?" in done.stderr
 
 
+def test_an_error_of_another_server_is_shown_with_its_address_and_what_was_expected_there() -> None:
+    with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(AdminError) as caught:
+            AdminClient(url, kind="Prometheus server").get("api", "v1", "rules")
+        server.shutdown()
+    assert str(caught.value).startswith(f"{url}: 501 Unsupported method")
+    assert str(caught.value).endswith("; is the Prometheus server running there?")
+
+
 class Interrupted(Operator):
     """An operator who presses Ctrl-C while a batch is looked at."""
 

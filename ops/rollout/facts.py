@@ -63,7 +63,9 @@ def gather(client: AdminClient, options: RolloutOptions) -> Facts:
     """
     drain_s = None if options.config is None else load_settings(options.config).server.drain_seconds
     keyless = AdminClient(client.url, None, client.timeout_s)
-    prometheus = None if options.prometheus is None else AdminClient(options.prometheus)
+    prometheus = (
+        None if options.prometheus is None else AdminClient(options.prometheus, kind="Prometheus server")
+    )
     return Facts(
         # A health check's 503 has the same body as its 200.
         ready=client.get("ready", accept=(503,)),
