@@ -25,6 +25,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, Usage
 from observability.events import EngineFigures
+from resilience.heartbeat import NO_PROMPTS
 
 # vLLM with an 8B model on one GPU takes 15 to 25 ms per token.
 STEP_S = 0.020
@@ -65,7 +66,8 @@ class PacedHost:
         self._places = asyncio.Semaphore(max_running)
         self._lengths: dict[int, int] = {}
         self._numbers = itertools.count()
-        self.unfinished = self.pending_tokens = self.computed_tokens = 0
+        self.unfinished = self.computed_tokens = 0
+        self.pending = NO_PROMPTS
         self.occupied, self.last_error = False, ""
         self.state = BackendState.STARTING
         self.facts: EngineFacts | None = None

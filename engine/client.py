@@ -50,15 +50,16 @@ class EngineState(StrEnum):
 class EngineTicket:
     """One request in flight, as a context manager: an exit before the last output aborts the request."""
 
-    def __init__(self, request_id: str, wire_id: str, client: "EngineClient", pending_tokens: int) -> None:
-        self.request_id = request_id
+    def __init__(self, request: GenerationRequest, wire_id: str, client: "EngineClient") -> None:
+        self.request_id = request.request_id
         self.wire_id = wire_id
+        self.for_adapter = request.adapter_id is not None
         self._client = client
         self._mailbox: list[SequenceOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed: EngineError | None = None
         # Prompt tokens that are not computed yet; 0 after the first output.
-        self.pending_tokens = pending_tokens
+        self.pending_tokens = len(request.prompt_token_ids) + len(request.partial_token_ids)
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +154,8 @@ class EngineClient(asyncio.Protocol):
         self._adapter_calls: dict[int, tuple[wire.AdapterCommand, asyncio.Future[None]]] = {}
         self._calls = count()
         self._submitted = 0
-        self.pending_tokens = 0
+        # Prompt tokens that are not computed yet, and those of them for adapters.
+        self.pending_tokens = self.pending_adapter_tokens = 0
 
     @property
     def pid(self) -> int | None:
@@ -211,9 +213,10 @@ class EngineClient(asyncio.Protocol):
             raise RequestedAdapterMissing(f"adapter {request.adapter_id!r} is not loaded")
         # The id on the wire is never used twice, so late output of an aborted request cannot reach a new one.
         self._submitted += 1
-        tokens = len(request.prompt_token_ids) + len(request.partial_token_ids)
-        ticket = EngineTicket(request.request_id, f"{self._submitted}:{request.request_id}", self, tokens)
-        self.pending_tokens += tokens
+        ticket = EngineTicket(request, f"{self._submitted}:{request.request_id}", self)
+        self.pending_tokens += ticket.pending_tokens
+        if ticket.for_adapter:
+            self.pending_adapter_tokens += ticket.pending_tokens
         self._by_wire_id[ticket.wire_id] = ticket
         self._request_ids.add(request.request_id)
         self._send(wire.Add(replace(request, request_id=ticket.wire_id)))
@@ -343,6 +346,8 @@ class EngineClient(asyncio.Protocol):
     def _prefilled(self, ticket: EngineTicket) -> None:
         """Stop counting the prompt tokens of a request that is computed or aborted."""
         self.pending_tokens -= ticket.pending_tokens
+        if ticket.for_adapter:
+            self.pending_adapter_tokens -= ticket.pending_tokens
         ticket.pending_tokens = 0
 
     def connection_lost(self, error: Exception | None) -> None:

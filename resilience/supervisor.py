@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-from resilience.heartbeat import Heartbeat
+from resilience.heartbeat import NO_PROMPTS, Heartbeat, PromptTokens
 
 # Restarts are counted over an hour.
 HOUR_S = 3600.0
@@ -53,7 +53,7 @@ class Loss(StrEnum):
 class Observation:
     """The engine at one moment; ``exited``: a process of it has ended; ``stopped``: a signal stopped one.
 
-    ``pending_tokens`` are the most prompt tokens that the current step may compute; ``occupied``: the engine
+    ``pending`` are the most prompt tokens that the current step may compute; ``occupied``: the engine
     executes a call other than a generation, such as loading an adapter.
     """
 
@@ -61,7 +61,7 @@ class Observation:
     stopped: bool = False
     unfinished: int = 0
     steps: int = 0
-    pending_tokens: int = 0
+    pending: PromptTokens = NO_PROMPTS
     occupied: bool = False
 
 
@@ -197,7 +197,7 @@ class Supervisor:
             self._steps, self._idle_s = observed.steps, 0.0
         else:
             self._idle_s += min(gap_s, LONGEST_COUNTED_S)
-        limit_s = self._hang_s if observed.occupied else self.heartbeat.limit_s(observed.pending_tokens)
+        limit_s = self._hang_s if observed.occupied else self.heartbeat.limit_s(observed.pending)
         if self.state in (SupervisorState.READY, SupervisorState.SUSPECT):
             suspect = observed.stopped or self._idle_s >= limit_s / 2
             self.state = SupervisorState.SUSPECT if suspect else SupervisorState.READY

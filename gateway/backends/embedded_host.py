@@ -16,6 +16,7 @@ from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
 from observability.events import EngineFigures, LoraFigures
+from resilience.heartbeat import PromptTokens
 
 
 class EmbeddedHost:
@@ -56,8 +57,10 @@ class EmbeddedHost:
         return self._client.in_flight
 
     @property
-    def pending_tokens(self) -> int:
-        return min(self._client.pending_tokens, self._config.max_num_batched_tokens)
+    def pending(self) -> PromptTokens:
+        adapters = self._client.pending_adapter_tokens
+        base = self._client.pending_tokens - adapters
+        return PromptTokens.in_a_step(base, adapters, self._config.max_num_batched_tokens)
 
     @property
     def computed_tokens(self) -> int:

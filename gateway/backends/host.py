@@ -13,6 +13,7 @@ import psutil
 from engine.errors import EngineDead
 from gateway.backends.port import Backend, BackendState
 from observability.events import EngineFigures
+from resilience.heartbeat import PromptTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class EngineHost(Protocol):
         """Sequences that the engine has accepted and not ended."""
 
     @property
-    def pending_tokens(self) -> int:
+    def pending(self) -> PromptTokens:
         """Most prompt tokens that the engine's current step may compute."""
 
     @property

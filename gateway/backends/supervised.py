@@ -25,6 +25,7 @@ from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.features import Feature
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
+from resilience.heartbeat import NO_PROMPTS
 from resilience.oom import cause_of_death, fewer_blocks, kernel_oom_kills
 from resilience.supervisor import (
     Decision,
@@ -166,7 +167,7 @@ class SupervisedHost:
             self._run.backends[name] = self._run.host.backend(name)
         return self._run.backends[name]
 
-    def take_work(self, name: str) -> None:
+    def take_work(self, name: str, *, adapter: bool) -> None:
         """Note that the engine gets work: an idle one begins a step. Raises BackendFailure: it loads."""
         state = self.supervisor.state
         if state in (SupervisorState.STARTING, SupervisorState.RESTARTING):
@@ -177,7 +178,7 @@ class SupervisedHost:
             raise BackendFailure(
                 FailureKind.ENGINE_DEAD, f"{name}: the engine has died too often and is not started again"
             )
-        self.supervisor.heartbeat.got_work(self.clock())
+        self.supervisor.heartbeat.got_work(self.clock(), adapter=adapter)
 
     async def wait_ready(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -260,7 +261,7 @@ class SupervisedHost:
             stopped=stopped,
             unfinished=run.host.unfinished,
             steps=run.steps,
-            pending_tokens=run.host.pending_tokens,
+            pending=run.host.pending,
             occupied=run.host.occupied,
         )
         loss = self.supervisor.observe(self.clock(), seen)
@@ -362,8 +363,12 @@ class SupervisedHost:
             run.steps += 1
             host = run.host
             if run is self._run:
-                self.supervisor.heartbeat.stepped(
-                    self.clock(), unfinished=host.unfinished > 0, computed_tokens=host.computed_tokens
+                heartbeat = self.supervisor.heartbeat
+                heartbeat.stepped(
+                    self.clock(),
+                    unfinished=host.unfinished > 0,
+                    computed_tokens=host.computed_tokens,
+                    pending=host.pending if heartbeat.has_adapters else NO_PROMPTS,
                 )
             self.on_step(self._totals.preemptions + preemptions)
 
@@ -425,7 +430,7 @@ class SupervisedBackend(DelegatingBackend):
         return await self._host.wait_ready(timeout_s)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        with self._working():
+        with self._working(adapter=work.adapter is not None):
             return await self.delegate.generate(work, out)
 
     async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
@@ -434,8 +439,8 @@ class SupervisedBackend(DelegatingBackend):
             return await super().embed(part)
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
-        self._host.take_work(self._name)
+    def _working(self, *, adapter: bool = False) -> Iterator[None]:
+        self._host.take_work(self._name, adapter=adapter)
         try:
             yield
         except BackendFailure as failure:

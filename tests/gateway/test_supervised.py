@@ -32,6 +32,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from observability.events import Distribution, EngineFigures
 from resilience.failures import BackendFailure, FailureKind
+from resilience.heartbeat import NO_PROMPTS
 from resilience.supervisor import (
     EngineGivenUp,
     EngineLost,
@@ -73,7 +74,8 @@ class FakeEngine:
         self.number = number
         self.state = BackendState.STARTING
         self.facts: EngineFacts | None = None
-        self.unfinished = self.pending_tokens = self.computed_tokens = 0
+        self.unfinished = self.computed_tokens = 0
+        self.pending = NO_PROMPTS
         self.occupied = False
         self.last_error = ""
         self.kv_blocks: int | None = None

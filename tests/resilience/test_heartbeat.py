@@ -6,12 +6,13 @@ import random
 
 import pytest
 
-from resilience.heartbeat import KNOWN_STEPS
+from resilience.heartbeat import KNOWN_STEPS, PromptTokens
 from resilience.supervisor import Loss, Observation, Supervisor
 
 LOOK_S = 0.25
 HANG_S = 30.0
 STEP_TOKENS = 8192
+ADAPTER_SLOWER = 28  # as vLLM on a CPU
 
 
 class Engine:
@@ -33,7 +34,13 @@ class Engine:
         self.found: tuple[float, Loss] | None = None
 
     def elapse(
-        self, seconds: float, *, pending: int = 0, occupied: bool = False, unfinished: int = 1
+        self,
+        seconds: float,
+        *,
+        pending: int = 0,
+        adapter: bool = False,
+        occupied: bool = False,
+        unfinished: int = 1,
     ) -> None:
         """Advances the clock while the engine reports nothing; the supervisor observes it, sometimes late."""
         end = self.now + seconds
@@ -41,7 +48,7 @@ class Engine:
             seen = Observation(
                 unfinished=unfinished,
                 steps=self.steps,
-                pending_tokens=min(pending, STEP_TOKENS),
+                pending=prompts(pending, adapter=adapter),
                 occupied=occupied,
             )
             if (loss := self.supervisor.observe(self.next_look, seen)) is not None:
@@ -50,33 +57,50 @@ class Engine:
             self.next_look += LOOK_S if not late else self.random.uniform(0.5, 1.9)
         self.now = end
 
-    def step(self, seconds: float, *, pending: int = 0, computed: int = 0, more: bool = True) -> None:
-        self.supervisor.heartbeat.got_work(self.now)
-        self.elapse(seconds, pending=pending)
+    def step(
+        self,
+        seconds: float,
+        *,
+        pending: int = 0,
+        adapter: bool = False,
+        computed: int = 0,
+        more: bool = True,
+    ) -> None:
+        heartbeat = self.supervisor.heartbeat
+        heartbeat.got_work(self.now, adapter=adapter)
+        self.elapse(seconds, pending=pending, adapter=adapter)
         self.steps += 1
-        self.supervisor.heartbeat.stepped(self.now, unfinished=more, computed_tokens=computed)
+        left = prompts(max(0, pending - STEP_TOKENS), adapter=adapter)
+        heartbeat.stepped(self.now, unfinished=more, computed_tokens=computed, pending=left)
 
     def decode(self, steps: int) -> None:
         for _ in range(steps):
             self.step(self.decode_s * self.random.uniform(0.7, 1.6))
 
-    def prefill(self, tokens: int, *, cached: float = 0.0) -> None:
+    def prefill(self, tokens: int, *, cached: float = 0.0, adapter: bool = False) -> None:
         """Runs a prompt in steps of at most ``STEP_TOKENS``; later ones are slower (longer context)."""
         left = tokens
         while left > 0:
             chunk = min(left, STEP_TOKENS)
             computed = int(chunk * (1 - cached))
             slower = 1 + (tokens - left) / 32_768
+            if adapter:
+                slower *= ADAPTER_SLOWER
             took_s = self.decode_s + computed * self.token_s * slower * self.random.uniform(0.7, 1.5)
-            self.step(took_s, pending=left, computed=computed)
+            self.step(took_s, pending=left, adapter=adapter, computed=computed)
             left -= chunk
 
 
-def hang(engine: Engine, *, pending: int = 0) -> float:
+def prompts(tokens: int, *, adapter: bool) -> PromptTokens:
+    base, adapters = (0, tokens) if adapter else (tokens, 0)
+    return PromptTokens.in_a_step(base, adapters, STEP_TOKENS)
+
+
+def hang(engine: Engine, *, pending: int = 0, adapter: bool = False) -> float:
     """Lets the engine make no more steps; returns the seconds until the supervisor finds that."""
-    engine.supervisor.heartbeat.got_work(engine.now)
+    engine.supervisor.heartbeat.got_work(engine.now, adapter=adapter)
     struck = engine.now
-    engine.elapse(60.0, pending=pending)
+    engine.elapse(60.0, pending=pending, adapter=adapter)
     assert engine.found is not None and engine.found[1] is Loss.NO_PROGRESS
     return engine.found[0] - struck
 
@@ -126,6 +150,37 @@ def test_a_hang_in_a_known_prefill_is_found_after_five_times_its_length() -> Non
         engine.prefill(8_000)
         engine.decode(KNOWN_STEPS)
     assert 1.0 <= hang(engine, pending=4_000) < 5 * 4_000 * 0.0001 * 1.6 + 1.0
+
+
+def test_the_first_prompt_for_an_adapter_has_the_configured_time_though_the_models_own_are_fast() -> None:
+    engine = Engine(token_s=0.0001)
+    for _ in range(5):
+        engine.prefill(2_000)
+        engine.decode(KNOWN_STEPS)
+    began = engine.now
+    engine.prefill(4_000, adapter=True)
+    assert engine.found is None and engine.now - began > 5.0
+
+
+def test_a_hang_is_found_by_the_speed_of_the_prompts_of_its_kind() -> None:
+    for adapter, longest in ((False, 2_000 * 0.0001), (True, 2_000 * 0.0001 * ADAPTER_SLOWER)):
+        engine = Engine(token_s=0.0001)
+        for _ in range(5):
+            engine.prefill(1_000)
+            engine.prefill(300, adapter=True)
+            engine.decode(KNOWN_STEPS)
+        found_s = hang(engine, pending=1_000, adapter=adapter)
+        assert (5.0 if adapter else 1.0) <= found_s < 2.0 + 5 * longest
+
+
+def test_a_prompt_of_the_model_beside_one_for_an_adapter_says_nothing_about_adapters() -> None:
+    engine = Engine(token_s=0.0001)
+    engine.decode(KNOWN_STEPS)
+    heartbeat = engine.supervisor.heartbeat
+    heartbeat.got_work(engine.now)
+    heartbeat.got_work(engine.now, adapter=True)
+    engine.step(0.2, pending=2_000, computed=1_000)
+    assert HANG_S <= hang(engine, pending=1_000, adapter=True) < HANG_S + 2.0
 
 
 def test_before_its_steps_are_known_an_engine_has_the_configured_time() -> None:

@@ -33,6 +33,7 @@ from gateway.backends.vllm.start_errors import check_folder, explain
 from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures
+from resilience.heartbeat import NO_PROMPTS, PromptTokens
 
 # Time between two searches of a cancelled start for processes that it has made since, seconds.
 GIVE_UP_EVERY_S = 0.1
@@ -120,8 +121,8 @@ class VllmHost:
         return self._engine.unfinished if self._engine is not None else 0
 
     @property
-    def pending_tokens(self) -> int:
-        return self._engine.pending_tokens if self._engine is not None else 0
+    def pending(self) -> PromptTokens:
+        return self._engine.pending if self._engine is not None else NO_PROMPTS
 
     @property
     def computed_tokens(self) -> int:

@@ -28,6 +28,7 @@ from gateway.backends.vllm.values import EngineShape, Lora
 from gateway.contracts.values import FormatType, ResponseFormat, template_variables
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind, invalid_input
+from resilience.heartbeat import PromptTokens
 
 RETRY_AFTER_S = 1.0  # Retry-After, seconds, while the queue of an engine that bounds it is full
 
@@ -67,8 +68,8 @@ class VllmEngine:
         config = llm.vllm_config
         self.parser_names = names
         self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)
-        # Tokens of the prompts that are not computed yet, by request id.
-        self._pending: dict[str, int] = {}
+        # Tokens of each prompt that is not computed yet, and whether it is for an adapter, by request id.
+        self._pending: dict[str, tuple[int, bool]] = {}
         self._step_tokens = int(config.scheduler_config.max_num_batched_tokens)
         self.shape = EngineShape(
             max_model_len=int(config.model_config.max_model_len),
@@ -103,8 +104,10 @@ class VllmEngine:
         return len(self._llm.output_processor.request_states)
 
     @property
-    def pending_tokens(self) -> int:
-        return min(sum(self._pending.values()), self._step_tokens)
+    def pending(self) -> PromptTokens:
+        adapters = sum([tokens for tokens, for_adapter in self._pending.values() if for_adapter])
+        base = sum([tokens for tokens, for_adapter in self._pending.values() if not for_adapter])
+        return PromptTokens.in_a_step(base, adapters, self._step_tokens)
 
     @property
     def occupied(self) -> bool:
@@ -115,7 +118,7 @@ class VllmEngine:
 
         ``work.sampling`` has all fields set: defaults are filled in.
         """
-        self._pending[work.generation_id] = work.input_tokens + len(work.partial_ids)
+        self._pending[work.generation_id] = work.input_tokens + len(work.partial_ids), lora is not None
         try:
             return await self._run(work, out, lora)
         finally:
@@ -190,7 +193,7 @@ class VllmEngine:
         Cancelling aborts the request. Raises BackendFailure.
         """
         params = self._pooling(task="embed", dimensions=dimensions)
-        self._pending[request_id] = len(token_ids)
+        self._pending[request_id] = len(token_ids), False
         try:
             # Priority 1: after the chats that share the device.
             made = self._llm.encode(self._prompt(list(token_ids)), params, request_id, priority=1)
