@@ -82,7 +82,7 @@ class FallbackChain:
         backend's answer, but the same backend may resume its own. A fault of the request has no fallback.
 
         Raises:
-            Refused, BackendFailure: ``cause``.
+            Refused, BackendFailure: ``cause``, or the failure that broke the part that the caller has.
             DeadlinePassed: before the first token, if no stored text may be served.
         """
         try:
@@ -132,17 +132,20 @@ class FallbackChain:
             and cause.kind is not FailureKind.BACKEND_UNAVAILABLE,  # e.g. a refused connection
         )
         self._record(policy, primary, cause, job, stream)
-        waited = False
+        told, waited = cause, False
         while (step := policy.next(self._situation(policy, job, stream))) is not None:
             if isinstance(step, WaitForRestart):
                 await self._wait(policy, step, job, stream)
                 waited = True
             elif isinstance(step, TryBackend):
                 backend = primary if step.backend == policy.primary else self.backends[step.backend]
+                committed = stream.committed
                 outcome = await self._try(policy, backend, job, stream, waited=waited)
-                if outcome is not None:
+                if isinstance(outcome, GenerationOutcome):
                     fallback = None if backend is primary else _fallback(backend.name, cause)
                     return replace(outcome, fallback=fallback)
+                if outcome is not None and stream.committed and not committed:
+                    told = outcome  # it broke the part that the caller has
             else:
                 left_s = self._time_left_s(job)
                 limit_s = max(left_s - job.fallback_reserve_s, left_s / 2)
@@ -153,7 +156,7 @@ class FallbackChain:
             return await cut_short(primary, job, stream)
         if not stream.committed:
             stream.rewind()  # the caller has no part of the answer, and is not billed for it
-        raise cause
+        raise told
 
     async def _on_base_model(
         self, cause: Refused | BackendFailure, plain: Job, job: Job, stream: AnswerStream
@@ -237,8 +240,8 @@ class FallbackChain:
 
     async def _try(
         self, policy: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream, *, waited: bool
-    ) -> GenerationOutcome | None:
-        """Let a backend answer, or resume the answer; ``None`` if it failed.
+    ) -> GenerationOutcome | Refused | BackendFailure | None:
+        """Let a backend answer, or resume the answer; return its failure, ``None`` if it was not asked.
 
         ``waited``: the request has waited for the primary's engine.
         """
@@ -283,13 +286,13 @@ class FallbackChain:
             refused = cannot_resume or isinstance(failure, CannotResume)
             if resumes and refused and not gave and not stream.committed:
                 stream.rewind()  # the same backend is asked for a new answer
-                return None
+                return failure
             if not _resumable_after(failure) and not cannot_resume:
                 if stream.committed:
                     raise
                 stream.rewind()
             self._record(policy, backend, failure, job, stream, gave=gave)
-            return None
+            return failure
         except DeadlinePassed:
             if not stream.committed:
                 raise

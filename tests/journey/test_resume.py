@@ -291,6 +291,25 @@ async def test_when_both_legs_break_the_caller_keeps_a_part_and_pays_for_it(
     assert rig.in_use() == []
 
 
+@pytest.mark.parametrize("where", ["the primary", "another backend"])
+async def test_the_error_behind_a_part_of_an_answer_says_what_broke_it(
+    build_rig: Build, ask: Ask, where: str
+) -> None:
+    scripts = breaking(2, BackendFailure(FailureKind.TIMEOUT, "nothing more came")), BROKEN_AT_ONCE
+    away = BackendFailure(FailureKind.BACKEND_UNAVAILABLE, "no worker is in service")
+    if where == "the primary":
+        local = restarting(*scripts, restart_s=0.01, state=BackendState.STARTING)
+        local.ready_in_s = 0.01
+        rig = build_rig(backends=[local], route={"fallback": []}, spelling=SPELLING)
+    else:
+        backends = [backend(breaking(0, away)), backend(*scripts, name="other")]
+        rig = build_rig(backends=backends, route={"fallback": ["other"]}, spelling=SPELLING)
+    sink = await rig.run(ask(stream=True))
+    assert sink.text == "Vinland" and sink.error is not None
+    assert sink.error.message == "timeout: nothing more came"
+    assert rig.outbox.rows[0].output_tokens == 2
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("found", [0, 2, None], ids=["cold", "warm", "not reported"])
 @pytest.mark.parametrize("breaks", [1, 2])
