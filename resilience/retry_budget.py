@@ -24,11 +24,12 @@ class CallBudget(Struct):
     """The calls to servers that one request may still make.
 
     The first call to each backend is free. Each further call to any server takes one of ``extra``: a retry, a
-    resumption, another worker of a pool, a hedged request.
+    resumption, another worker of a pool, a hedged request. ``broke``: the servers that broke off the answer.
     """
 
     extra: int = MAX_EXTRA_CALLS
     called: set[str] = set()
+    broke: set[str] = set()
 
     def allows(self, backend: str) -> bool:
         return backend not in self.called or self.extra > 0

@@ -20,14 +20,17 @@ from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import collect
 from tests.workers.raw_worker import (
     DONE,
+    STREAM_HEAD,
     RawWorker,
     answers,
+    chunk,
     ending,
     event,
     make_pool,
     make_writer,
     piece,
     pool,
+    sends,
     token_bytes,
     until,
     usage,
@@ -142,6 +145,23 @@ async def test_the_usage_is_of_the_requests_own_prompt_and_of_this_call() -> Non
         answer = await collect(backend, work(ids=[1, 2], partial=PARTIAL))
     assert answer.text == "not far."
     assert answer.completion.usage == Usage(2, 2, 2)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_an_answer_is_resumed_on_another_worker_than_the_one_that_broke_it_off(alone: bool) -> None:
+    workers = [RawWorker([answers("Hi")]) for _ in range(1 if alone else 2)]
+    async with pool(*workers, prompt="token_ids", idle_timeout_seconds=1) as backend:
+        prompt = [1] * 200
+        await collect(backend, work(ids=prompt))
+        # The worker with the prompt in its cache hangs once; its probes are still answered.
+        [hung] = [one for one in workers if one.requests]
+        hung.behaviours = [sends(STREAM_HEAD, chunk(piece("Hi")), then="hold"), answers("Hi")]
+        asked = work(ids=prompt)
+        with pytest.raises(BackendFailure) as caught:
+            await collect(backend, asked)
+        assert (caught.value.kind, len(hung.requests)) == (FailureKind.TIMEOUT, 2)
+        await collect(backend, work(ids=prompt, partial=PARTIAL, call_budget=asked.call_budget))
+        assert len(hung.requests) == (3 if alone else 2)
 
 
 async def test_white_space_at_the_resume_point_is_sent_once() -> None:
