@@ -62,6 +62,7 @@ class AnswerStream:
         queue_wait_s: seconds in the backend's own queue.
         buffer: holds the first chunks of a stream back.
         resumes: the points at which other calls resumed the answer, in order.
+        declined: whether the backend refused the request itself, and so computed nothing of the prompt.
         events: the answer's events; ``None`` while it is only text.
         ended: whether the answer's events were checked at its end; not needed for text only.
         call_outcomes: number of tool calls, by outcome.
@@ -82,7 +83,7 @@ class AnswerStream:
         self.steps = TraceSteps(clock, request.arrived_at, span)
         self.started_at: float | None = None
         self.admission_wait_s = 0.0
-        self.committed = False
+        self.committed = self.declined = False
         self.call_outcomes: defaultdict[CallOutcome, int] = defaultdict(int)
         self._empty()
 
@@ -208,8 +209,8 @@ class AnswerStream:
 
     @property
     def input_tokens(self) -> int:
-        """The tokens of the prompt that was sent to a backend; 0 if none was."""
-        return 0 if self.origin is None else self.origin.plan.counts.total
+        """The tokens of the prompt that a backend got to compute; 0 if none did."""
+        return 0 if self.origin is None or self.declined else self.origin.plan.counts.total
 
     @property
     def cached_tokens(self) -> int:

@@ -113,6 +113,7 @@ class FallbackChain:
         if isinstance(cause, Refused):
             stream.refused(job.primary.name, cause)
         elif not cause.policy.other_backend:
+            stream.declined = not stream.has_output
             raise cause
         plain = without_adapter(cause, job, stream)
         if plain is not None and job.call_budget.allows(job.primary.name):

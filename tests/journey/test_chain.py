@@ -148,6 +148,16 @@ async def test_bad_input_is_never_answered_by_a_fallback(build_rig: Build, ask: 
     assert sink.error is not None and rig.backends["far"].calls == []
 
 
+async def test_a_request_that_its_backend_refuses_has_a_row_without_tokens(
+    build_rig: Build, ask: Ask
+) -> None:
+    bad = Script((), failure=BackendFailure(FailureKind.INVALID_INPUT, "no"))
+    rig = build_rig(bad)
+    await rig.run(ask())
+    [row] = rig.outbox.rows
+    assert (row.error_code, row.backend_name, row.input_tokens) == ("invalid_request", "local", 0)
+
+
 CUT = Script(breaks_after=1, failure=BackendFailure(FailureKind.STREAM_BROKEN, "cut"))
 TWO = Sampling(n=2, temperature=1.0)
 
