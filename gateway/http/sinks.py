@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 import orjson
 from msgspec import Struct
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
 from budgeting.values import Plan
@@ -188,6 +189,7 @@ class SocketSink:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._partial = False
+        self._unsent: list[str] = []  # what a deadline stopped on its way
         self.close_code = CloseCode.NORMAL_CLOSURE
         self.ended = False
 
@@ -215,4 +217,13 @@ class SocketSink:
         await self._exchange.send({"type": "websocket.close", "code": self.close_code})
 
     async def _text(self, text: str) -> None:
-        await self._exchange.send({"type": "websocket.send", "text": text})
+        try:
+            while self._unsent:
+                await self._exchange.send({"type": "websocket.send", "text": self._unsent[0]})
+                del self._unsent[0]
+            await self._exchange.send({"type": "websocket.send", "text": text})
+        except asyncio.CancelledError:
+            # uvicorn waits for a slow reader before it writes; another server may have sent the text.
+            if isinstance(getattr(self._exchange.raw_send, "__self__", None), WebSocketsSansIOProtocol):
+                self._unsent.append(text)
+            raise

@@ -8,10 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.config.settings import ServerConfig
+from gateway.contracts.events import Delta
 from gateway.errors import PublicError
 from gateway.http.exchange import Exchange
 from gateway.http.middleware import EdgeMiddleware
@@ -43,6 +45,30 @@ async def all_events(socket: ClientConnection) -> list[Any]:
             got.append(json.loads(await socket.recv()))
     except ConnectionClosed:
         return got
+
+
+class SlowReader(WebSocketsSansIOProtocol):
+    """The server's end of a WebSocket whose reader takes a message once it is ``ready``."""
+
+    def __init__(self) -> None:
+        self.ready, self.sent = asyncio.Event(), list[Any]()
+
+    async def send(self, message: Any) -> None:
+        await self.ready.wait()
+        self.sent.append(json.loads(message["text"]) if "text" in message else message["code"])
+
+
+async def test_the_pieces_that_a_deadline_stops_on_their_way_go_out_before_the_end() -> None:
+    reader = SlowReader()
+    exchange = Exchange.open({"type": "websocket", "headers": []}, reader.send, fake_services())
+    sink = SocketSink(exchange)
+    for text in ("Hello", " world"):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sink.delta(Delta(text, 1)), 0.01)
+    reader.ready.set()
+    await sink.fail(PublicError(504, "deadline_exceeded", "too late"))
+    assert [one["delta"] for one in reader.sent[:-2]] == ["Hello", " world"]
+    assert (reader.sent[-2]["type"], reader.sent[-2]["partial"], reader.sent[-1]) == ("error", True, 1000)
 
 
 async def test_the_first_frame_is_the_request_and_the_last_event_closes(
