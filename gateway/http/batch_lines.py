@@ -102,7 +102,7 @@ class BatchLines:
             vectors = await services.embeddings.run(embeddings_request(given, origin))
             return await vectors_body(vectors, given)
         if batch.endpoint == RESPONSES:
-            response = await asked_of(services, parse(ResponsesBody, body), origin)
+            response = await asked_of(services, parse(ResponsesBody, body), origin, len(body))
             answer = await self._generated(response)
             return answer if isinstance(answer, PublicError) else await body_of(services, response, answer)
         asked = self._parsed(batch, body, origin)

@@ -51,7 +51,7 @@ class ResponsesEndpoint(GenerationEndpoint):
 
     async def _asked(self, exchange: Exchange, body: bytes, short: bytes) -> ParsedRequest:
         origin = origin_of(exchange)
-        own = await asked_of(self._services, parse(ResponsesBody, short), origin)
+        own = await asked_of(self._services, parse(ResponsesBody, short), origin, len(short))
         # A streaming client has events that a new run would not repeat; a front's tenant is not the key's.
         if own.background and not own.request.stream and not own.request.caller.by_front:
             own = structs.replace(own, again=await asyncio.to_thread(_packed, origin, body))
@@ -104,17 +104,19 @@ class CompactEndpoint(ResponsesEndpoint):
         return orjson.dumps(compacted(cast("ResponsesRequest", asked), answer))
 
 
-async def asked_of(services: Services, body: ResponsesBody, origin: RequestOrigin) -> ResponsesRequest:
+async def asked_of(
+    services: Services, body: ResponsesBody, origin: RequestOrigin, size: int = 0
+) -> ResponsesRequest:
     """The request with the stored conversation before it; stored items replace references to them.
 
-    Raises NotFound, InvalidRequest.
+    ``size``: the bytes of the body. Raises NotFound, InvalidRequest.
     """
     body = await _with_items(services, body, origin.caller.tenant)
     before = await services.responses.before(
         origin.caller.tenant, body.previous_response_id, services.limits.max_body_bytes
     )
     return responses_request(
-        body, origin, stores=services.responses.enabled, before=before, seal=services.seal
+        body, origin, stores=services.responses.enabled, before=before, seal=services.seal, size=size
     )
 
 

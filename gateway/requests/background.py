@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -143,11 +144,14 @@ class BackgroundRun:
     async def _end(self, response: dict[str, Any], last: bytes) -> None:
         self._ending = True
         whole = b"".join((*self.events, self._opened(last)))
-        row = self._stored.packed(self.asked, response, whole)
+        pack = partial(self._stored.packed, self.asked, response, whole)
+        row: StoredResponse | None = None
         try:
             try:
+                row = await asyncio.to_thread(pack)
                 await self._stored.store.finish(row)
             except asyncio.CancelledError:
+                row = row or pack()
                 await self._stored.store.finish(row)  # else the answer is made, and billed, again
                 raise
         except LedgerUnavailable as error:

@@ -729,7 +729,19 @@ async def test_a_heartbeat_does_not_pack_the_input_of_a_response_again(rig: Resp
         assert text.encode() in zlib.decompress((await rig.row(path)).input)
 
 
-async def test_the_input_of_a_background_response_is_packed_beside_the_event_loop(rig: ResponsesRig) -> None:
+@pytest.mark.parametrize(
+    ("fields", "on_the_loop"),
+    [
+        ({"background": True}, False),
+        ({"input": "long " * 20_000}, False),
+        ({"metadata": {"a": "long " * 20_000}}, False),
+        ({}, True),
+    ],
+    ids=["background", "long input", "long metadata", "short"],
+)
+async def test_a_background_response_and_a_large_one_are_packed_beside_the_event_loop(
+    rig: ResponsesRig, fields: dict[str, Any], on_the_loop: bool
+) -> None:
     threads = list[threading.Thread]()
 
     class NotesThreads(StoredResponses):
@@ -740,9 +752,10 @@ async def test_the_input_of_a_background_response_is_packed_beside_the_event_loo
             return super().packed(asked, response, events)
 
     rig.stored_type = NotesThreads
-    async with rig.serving(held()) as client:
-        await made(client, background=True)
-    assert threads[0] is not threading.main_thread()
+    async with rig.serving() as client:
+        path = f"/v1/responses/{(await made(client, **fields))['id']}"
+        await ended(client, path)
+    assert {one is threading.main_thread() for one in threads} == {on_the_loop}
 
 
 class SlowToAnswer(ResponseStore):

@@ -38,6 +38,7 @@ class ResponsesRequest(ParsedRequest, frozen=True):
 
     ``items``: its own input, if the response is stored. ``seal``: makes the ``encrypted_content`` of its
     reasoning, if that was requested and there is a key. ``again``: data to run it again on another gateway.
+    ``size``: the bytes of its body.
     """
 
     echo: Mapping[str, Any] = EMPTY
@@ -48,6 +49,7 @@ class ResponsesRequest(ParsedRequest, frozen=True):
     items: Sequence[Mapping[str, Any]] = ()
     seal: Callable[[str], str] | None = None
     again: bytes | None = None
+    size: int = 0
 
 
 _FIELDS: Final[Mapping[str, str]] = {
@@ -66,6 +68,7 @@ def responses_request(
     stores: bool = False,
     before: Sequence[Mapping[str, Any]] = (),
     seal: ReasoningSeal | None = None,
+    size: int = 0,
 ) -> ResponsesRequest:
     """Convert a validated body to a request. Raises InvalidRequest: fields that do not go together.
 
@@ -131,6 +134,7 @@ def responses_request(
         previous_id=body.previous_response_id,
         items=input_items(body, origin.generation_id) if store else (),
         seal=partial(seal.seal, *bound) if seal is not None and INCLUDED_SEALED in included else None,
+        size=size,
     )
 
 
