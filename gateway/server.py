@@ -135,6 +135,7 @@ def protocol_of(
     own: dict[str, Any] = {
         "table": ConnectionTable(max_connections, server.max_connections_per_address, server.trusted_proxies),
         "admin_port": None if admin is None else admin.getsockname()[1],
+        "cors_origins": frozenset(server.cors_origins),
     }
     addresses = [one.getsockname()[:2] for one in (listener, admin) if one is not None]
     local = frozenset(port for address, port in addresses if is_loopback(address))

@@ -101,6 +101,7 @@ class GatewayProtocol(HttpToolsProtocol):
     Bounds: ``stall_s`` while the caller reads nothing, ``head_s`` from a request's first byte to the end of
     its headers, ``linger_s`` for the rest of a body after the answer, ``table`` for open connections. A
     connection above its limits has ``surplus_head_s`` for its headers; on ``admin_port`` it is then served.
+    Pages of ``cors_origins`` may read the protocol's own answers.
     """
 
     stall_s: ClassVar[float] = STALL_S
@@ -108,6 +109,7 @@ class GatewayProtocol(HttpToolsProtocol):
     linger_s: ClassVar[float] = BODY_TIMEOUT_S
     surplus_head_s: ClassVar[float] = SURPLUS_HEAD_S
     admin_port: ClassVar[int | None] = None
+    cors_origins: ClassVar[frozenset[str]] = frozenset()
     table: ClassVar[ConnectionTable] = ConnectionTable()
     _disconnect: ClientDisconnect
     # The request that the application is answering; ``cycle`` is the newest request.
@@ -414,10 +416,21 @@ class GatewayProtocol(HttpToolsProtocol):
             (b"x-trace-id", secrets.token_hex(16).encode()),
             *SECURITY_HEADERS,
             *reply.headers,
+            *self._cors_headers(),
         ]
         self.transport.write(b"%b\r\n%b" % (_head(reply.status, headers), reply.body))
         self.transport.close()
         self._bound_close()
+
+    def _cors_headers(self) -> list[Header]:
+        origin = next((value for name, value in self.headers or () if name == b"origin"), None)
+        if origin is None or self.cors_origins.isdisjoint(("*", origin.decode("latin-1"))):
+            return []
+        return [
+            (b"access-control-allow-origin", b"*" if "*" in self.cors_origins else origin),
+            (b"access-control-expose-headers", b"*"),
+            (b"vary", b"Origin"),
+        ]
 
     def _bound_close(self) -> None:
         """Limit the time for which bytes that the caller does not read keep a closing connection open."""

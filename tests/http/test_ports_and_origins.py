@@ -15,6 +15,7 @@ from accounting.keys import KeyRing
 from gateway.config.settings import ServerConfig, Settings
 from gateway.http.local_protocol import LocalProtocol
 from gateway.http.protocol import GatewayProtocol
+from gateway.http.security import MAX_HEAD_BYTES
 from gateway.http.surfaces import for_callers
 from gateway.keys.authenticate import Keys
 from gateway.server import protocol_of
@@ -225,6 +226,21 @@ def test_with_keys_off_a_page_whose_name_resolves_to_loopback_may_do_nothing() -
             assert status(host, *upgrade, "connection: upgrade") == 403, host
         answer = httpx.get(f"{url}/docs", headers={"host": "evil.example"}).json()["error"]
     assert answer["param"] == "host" and "evil.example" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "shown"), [((CONSOLE,), [CONSOLE, None]), (("*",), ["*", "*"]), ((), [None, None])]
+)
+def test_the_listed_origin_may_read_an_answer_of_the_protocol_itself(
+    allowed: tuple[str, ...], shown: list[str | None]
+) -> None:
+    with serving(fake_services(), http=protocol(True, cors_origins=list(allowed))) as url:
+        answers = [
+            httpx.get(f"{url}/ping", headers={"Origin": origin, "x-long": "a" * MAX_HEAD_BYTES})
+            for origin in (CONSOLE, "https://evil.example")
+        ]
+    assert [one.status_code for one in answers] == [431, 431]
+    assert [one.headers.get("access-control-allow-origin") for one in answers] == shown
 
 
 def test_with_keys_or_with_all_origins_allowed_the_host_is_not_looked_at() -> None:
