@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.config.engine import WeightsSection
+from gateway.limited.aws_session import make_session
 from gateway.weights.errors import FetchError, NotThere, Unreachable
 
 # The client's attempts for one request, until the body begins.
@@ -21,13 +22,10 @@ def make_client(section: WeightsSection) -> Any:
     Raises FetchError without boto3, for malformed credentials or a malformed endpoint.
     """
     try:
-        import boto3
         import botocore.config
         import botocore.exceptions
-    except ImportError:
-        raise FetchError("s3:// needs boto3: pip install 'sluice-gateway[s3]'") from None
-    try:
-        return boto3.session.Session(region_name=section.region).client(
+
+        return make_session(region=section.region).client(
             "s3",
             endpoint_url=section.endpoint_url,
             config=botocore.config.Config(
@@ -41,6 +39,8 @@ def make_client(section: WeightsSection) -> Any:
                 response_checksum_validation="when_required",
             ),
         )
+    except ImportError:
+        raise FetchError("s3:// needs boto3: pip install 'sluice-gateway[s3]'") from None
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise FetchError(f"S3 client: {one_line(error)}; see weights.endpoint_url and AWS_PROFILE") from None
 

@@ -31,6 +31,7 @@ from gateway.backends.bedrock.transport import Transport
 from gateway.backends.bedrock.transport import failure_of as classified
 from gateway.config.backends import BedrockSection
 from gateway.contracts.events import Delta
+from gateway.limited.aws_session import make_session
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
 from tests.bedrock.support import failure_of, threads_of, until, wait_idle, work
@@ -160,6 +161,20 @@ async def test_credentials_that_are_expired_when_fetched_are_denied_access_and_f
             assert (failure.kind, "credentials" in str(failure)) == (FailureKind.ACCESS_DENIED, True)
     await collect(backend, work())
     assert bedrock.keys == ["NEW"]
+
+
+def test_a_credential_process_that_never_ends_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    config = tmp_path / "config"
+    config.write_text("[profile slow]\ncredential_process = sh -c 'sleep 600; true'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    session = make_session(profile="slow", process_s=0.3)
+    with pytest.raises(aws.CredentialRetrievalError, match=r"killed: no answer after 0\.3 s") as caught:
+        session.client("bedrock-runtime", region_name="us-east-1")
+    assert classified(caught.value, region="r", delivered=False).kind is FailureKind.ACCESS_DENIED
 
 
 async def test_many_calls_with_refused_credentials_make_one_new_client(

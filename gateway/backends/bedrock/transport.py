@@ -15,6 +15,7 @@ from gateway.backends.bedrock.answer import (
 from gateway.backends.bedrock.call import EventBatches, Wire, WireCut
 from gateway.config.backends import BedrockSection
 from gateway.contracts.events import Delta
+from gateway.limited.aws_session import make_session
 from resilience.classify_aws import aws_failure
 from resilience.failures import BackendFailure, FailureKind
 
@@ -175,13 +176,12 @@ class Transport:
             return self._clients[region]
 
     def _made(self, region: str) -> Any:
-        import boto3
         from botocore.config import Config
 
         from gateway.backends.bedrock.cutting import make_cuttable
 
         section = self._section
-        client = boto3.session.Session(profile_name=section.profile).client(
+        client = make_session(profile=section.profile).client(
             "bedrock-runtime",
             region_name=region,
             endpoint_url=section.endpoint_url and section.endpoint_url.replace("{region}", region),
