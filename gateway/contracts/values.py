@@ -1,5 +1,6 @@
 """The internal values of a request, and those that its answer shares with its events."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from enum import StrEnum
@@ -172,9 +173,9 @@ class GenerateRequest(RequestOrigin, frozen=True, kw_only=True):
         spelled = self.fields.get(error.param or "")
         if spelled is None or error.param is None:
             return error
-        message = error.message
-        if message.startswith(f"{error.param} "):
-            message = spelled + message[len(error.param) :]
+        # The places of a field in messages; elsewhere its name may be an ordinary word.
+        named = rf"(^|: |supports ){re.escape(error.param)}(?=[ ,:;]|$)"
+        message = re.sub(named, lambda found: found[1] + spelled, error.message, count=1)
         return replace(error, param=spelled, message=message)
 
     @property

@@ -24,7 +24,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.contracts.values import Contract, FormatType
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, PublicError
 from tests.contracts.test_openai_requests import ORIGIN as SHORT
 from tests.contracts.test_openai_requests import chat
 
@@ -326,3 +326,19 @@ def test_a_last_item_that_cannot_be_answered_is_named_by_its_place_in_the_input(
     with pytest.raises(InvalidRequest) as refused:
         parsed({"model": "demo", "instructions": "be brief", "input": given})
     assert refused.value.message.startswith(names) and refused.value.param == "input"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "{} is 9; allowed: 8",
+        "{}: too many",
+        "the worker refused the request: {} (bad_value)",
+        "no backend of this route supports {}, tools; leave it out or choose another route",
+    ],
+    ids=["first", "before a colon", "after a colon", "unsupported"],
+)
+def test_an_error_from_inside_names_the_field_as_the_body_spells_it(message: str) -> None:
+    inside = PublicError(422, "invalid_request", message.format("max_tokens"), "max_tokens")
+    shown = parsed({"model": "demo", "input": "hi"}).request.in_body_terms(inside)
+    assert (shown.param, shown.message) == ("max_output_tokens", message.format("max_output_tokens"))
