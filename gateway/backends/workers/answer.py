@@ -343,6 +343,11 @@ class CompletionReader:
             deltas.append(Delta("".join(pieces), count, None, None, index, tuple(entries), tuple(ids or ())))
         return deltas
 
+    @property
+    def ended(self) -> bool:
+        """Whether every text has its finish reason: nothing but the usage may follow."""
+        return len(self._reasons) == self._work.sampling.n
+
     def finish(self) -> tuple[Delta | None, Completion]:
         """A last delta with the tokens not counted yet, and the completion. Call after the stream's end.
 

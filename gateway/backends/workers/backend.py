@@ -44,7 +44,7 @@ from gateway.backends.workers.dialect import (
     echoed_logprobs,
     supports_format,
 )
-from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
+from gateway.backends.workers.errors import BadHttp, ConnectionLost, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import OUTAGE_PROBE_S, WorkersInService
 from gateway.backends.workers.inspection import Inspection, ServedModel, inspect
@@ -523,6 +523,10 @@ class WorkersBackend:
                 while more and not reader.done:
                     more = await connection.pass_on(forwarder.take)
                     await forwarder.rest()
+            except ConnectionLost:
+                if not reader.ended:
+                    raise
+                more = False  # only the usage is missing
             finally:
                 attempt.delivered = forwarder.delivered
                 forwarder.close()
