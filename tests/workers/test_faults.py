@@ -250,6 +250,47 @@ async def test_a_worker_that_dies_loses_no_request_that_had_not_streamed() -> No
         assert backend.state is BackendState.READY
 
 
+class Stoppable(RawWorker):
+    """Once ``stopped``, it reads requests and answers none of them, like a process after SIGSTOP."""
+
+    stopped = False
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if self.stopped:
+            await reader.read()
+            return False
+        return await super()._one(reader, writer)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("other", [True, False])
+async def test_requests_leave_a_worker_that_answers_neither_them_nor_its_probes_if_there_is_another(
+    begun: bool, other: bool
+) -> None:
+    hangs = sends(*([STREAM_HEAD, HALF] if begun else []), then="hold")
+    frozen, good = Stoppable([hangs]), RawWorker([GOOD])
+    workers = [frozen, good] if other else [frozen]
+    limits = {"first_token_timeout_seconds": 60, "idle_timeout_seconds": 60, "probe_timeout_seconds": 0.5}
+
+    async def outcome() -> str:
+        try:
+            return (await collect(backend, work())).text
+        except BackendFailure as failure:
+            return str(failure)
+
+    async with pool(*workers, affinity=False, **limits) as backend, asyncio.TaskGroup() as group:
+        while not frozen.requests:
+            asked = group.create_task(outcome())
+            await asyncio.wait([asked], timeout=0.5)
+        frozen.stopped = True
+        if other:
+            assert ("nothing came" in await asked) if begun else (await asked == "Hello there")
+        else:
+            await asyncio.sleep(5)
+            assert not asked.done(), "no other worker can answer"
+            asked.cancel()
+
+
 async def test_a_worker_that_comes_back_is_given_requests_again() -> None:
     first, second = RawWorker([GOOD]), RawWorker([GOOD])
     async with pool(first, second, affinity=False) as backend:

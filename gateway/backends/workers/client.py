@@ -161,6 +161,11 @@ class WorkerClient:
                 raise
             connection = await self._connect()
 
+    def give_up(self, silent_s: float) -> None:
+        """Fail the exchanges in which the worker has sent nothing for ``silent_s``."""
+        for connection in tuple(self._open):
+            connection.give_up(silent_s)
+
     def close(self) -> None:
         for connection in tuple(self._open):
             connection.close()

@@ -186,6 +186,14 @@ class Connection(asyncio.Protocol):
             self._first_by, self._total_by = None, self._loop.time() + LINGER_S
             self._arm(self._total_by)
 
+    def give_up(self, silent_s: float) -> None:
+        """Fail an exchange in which the worker owes bytes and has sent none for ``silent_s``."""
+        owed = self.busy and not (
+            self._partly_sent or self._lingering or self._paused or self._body or self._done
+        )
+        if owed and self._loop.time() - self._last_at >= silent_s:
+            self._fail(TimedOut("nothing came", silent_s))
+
     def close(self) -> None:
         """Close at once, without sending what is still buffered."""
         self._disarm()

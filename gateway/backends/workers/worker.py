@@ -38,7 +38,10 @@ WATCH_CONNECTIONS = 3
 VERDICT_S = 0.25
 # Time between two scrapes of a worker that answers 404, seconds: a hosted service has no such path.
 NO_METRICS_S = 60.0
+# Time without a byte, in probe timeouts, after which a request leaves a worker that answers no probe.
+SILENT_PROBES = 5
 NOT_PROBED = "has not answered yet"
+NO_ANSWER = "does not answer"
 NOT_READY = "is not ready yet"
 RETURNING = "was out of service and is coming back"
 
@@ -120,6 +123,11 @@ class Worker:
     def serves_several(self) -> bool:
         """Whether it serves further models of the pool."""
         return len(self._in_service) > 1
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether it is out of service and does not answer its probes."""
+        return not self.health.in_service and self.unavailable_reason is NO_ANSWER
 
     @property
     def _none_in_service(self) -> bool:
@@ -243,6 +251,8 @@ class Worker:
                 self._returned()
             elif not good and self.health.probe_failed(now):
                 self._left_service("probes failed")
+            if not good and self._is_silent and not self._none_in_service:
+                self.client.give_up(SILENT_PROBES * self._section.probe_timeout_seconds)
             probed, self._probed = self._probed, asyncio.Event()
             probed.set()
             if good and self._lists_models:
@@ -272,7 +282,7 @@ class Worker:
                 self._probe_path = models
                 answer = await self._get(models)
         except TransportError as error:
-            self.unavailable_reason = "does not answer"
+            self.unavailable_reason = NO_ANSWER
             if isinstance(error, ConnectFailed) and error.refused:
                 self.end("refuses connections")
             return False
