@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.backends.port import BackendState
+from gateway.backends.port import BackendState, PartialAnswer
 from gateway.backends.workers.inspection import ServedModel, offers_of
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.serving_pool import ServingPool
@@ -29,6 +29,7 @@ from tests.workers.raw_worker import (
     make_pool,
     pool,
     refuses,
+    token_bytes,
     until,
     work,
 )
@@ -332,3 +333,17 @@ def following(worker: RawWorker, reader: Reader, **changes: Any) -> Any:
     """A pool in front of this worker that learns its model, unless ``changes`` name one."""
     ready = changes.pop("ready", True)
     return pool(worker, ready=ready, read=reader, **{"model": None, **changes})
+
+
+async def test_an_estimate_learns_nothing_from_the_rest_of_an_answer() -> None:
+    learned: list[int] = []
+
+    async def read(found: ServedModel, length: int | None, ask: Ask | None) -> ModelReading:
+        return ModelReading(token_bytes, learn=lambda sent, reported: learned.append(reported))
+
+    answering = [answers("It is", prompt=9), answers(" far.", prompt=12)]
+    worker = RawWorker(answering, models=lambda: listing(("base", 4096)))
+    async with pool(worker, read=read, model=None, dialect="vllm") as backend:
+        await collect(backend, work(ids=[1, 2]))
+        await collect(backend, work(ids=[1, 2], partial=PartialAnswer("It is")))
+    assert learned == [9]

@@ -539,7 +539,9 @@ class WorkersBackend:
         finally:
             connection.release()
         learn = self._reading.learn
-        if learn is not None and reader.has_usage and not self._writer.token_ids:
+        # Nothing is learned from the rest of an answer: its partial answer is counted as prompt tokens.
+        own_prompt = reader.has_usage and work.partial is None
+        if learn is not None and own_prompt and not self._writer.token_ids:
             sent = work if written.custom_tools else with_allowed_tools(work)
             learn(sent, completion.usage.input_tokens)
         if not reader.has_usage and not self._warned_no_usage:
