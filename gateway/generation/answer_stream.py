@@ -221,7 +221,9 @@ class AnswerStream:
         """Return the usage of a resumed answer whose last call reports ``usage``."""
         if self._cached_tokens is None:
             return usage
-        return replace(usage, cached_tokens=min(self._cached_tokens, usage.input_tokens))
+        cached_tokens = min(self._cached_tokens, usage.input_tokens)
+        written = min(usage.cache_write_tokens, usage.input_tokens - cached_tokens)
+        return replace(usage, cached_tokens=cached_tokens, cache_write_tokens=written)
 
     # Commit
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from websockets.asyncio.client import connect as connect_socket
 
 from admission.events import Admitted
@@ -329,6 +330,28 @@ async def test_a_resumed_answer_does_not_count_its_own_prompt_as_cached_tokens(
     assert sink.answer is not None and sink.answer.usage.cached_tokens == (found or 0)
     [row], [record] = rig.outbox.rows, rig.records
     assert row.cached_tokens == record.cached_tokens == (found or 0)
+
+
+class WritingBackend(ScriptedBackend):
+    """Reports its whole prompt as written to its cache, as Bedrock does for a new prefix."""
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        completion = await super().generate(work, out)
+        usage = structs.replace(completion.usage, cache_write_tokens=completion.usage.input_tokens)
+        return structs.replace(completion, usage=usage)
+
+
+async def test_cached_tokens_and_those_written_by_the_resuming_call_are_at_most_the_prompt(
+    build_rig: Build, ask: Ask
+) -> None:
+    first = backend(breaking(2, GONE, replace(WHOLE, cached_tokens=3)), continues=frozenset())
+    far = WritingBackend("far", scripts=[WHOLE], continues=EXACT)
+    rig = build_rig(backends=[first, far], route={"fallback": ["far"]}, spelling=SPELLING)
+    sink = await rig.run(ask(stream=True))
+    check_whole(rig, sink)
+    assert sink.answer is not None
+    usage = sink.answer.usage
+    assert (usage.cached_tokens, usage.cached_tokens + usage.cache_write_tokens) == (3, usage.input_tokens)
 
 
 @pytest.mark.parametrize("cut_by", ["a break", "the deadline"])
