@@ -156,6 +156,29 @@ async def test_a_proxy_that_refuses_is_a_failed_connection_that_says_so(status: 
             await status_of("https://service.internal/v1", proxy=f"http://127.0.0.1:{proxy.port}")
 
 
+# Connections
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_request_cancelled_in_the_moment_its_connection_is_made_leaves_none_counted(loop: Any) -> None:
+    async def scenario() -> None:
+        service = RawWorker([answers("hi")])
+        await service.start()
+        made = section(base_urls=[service.url])
+        client = make_connections("hosted", made, (), {}).client(service.url, 1, 30)
+        async with asyncio.TaskGroup() as group:
+            leaving = group.create_task(client.get("/health", timeout_s=30))
+            while not client.open:  # noqa: ASYNC110 - the moment is one turn of the event loop
+                await asyncio.sleep(0)
+            leaving.cancel()
+        await until(lambda: not client.open)
+        assert (await client.get("/health", timeout_s=30)).status == 200, "it may have one connection"
+        client.close()
+        await service.die()
+
+    run(scenario(), loop)
+
+
 # Keys and headers
 
 

@@ -180,10 +180,10 @@ class WorkerClient:
         if len(self._open) + self._opening >= self._max:
             raise ConnectionsInUse(f"all {self._max} connections are in use")
         loop = asyncio.get_running_loop()
+        connection = Connection(loop, made=self._open.add, free=self._idle.append, gone=self._forget)
         self._opening += 1
         try:
             async with asyncio.timeout(self._connect_s):
-                connection = Connection(loop, made=self._open.add, free=self._idle.append, gone=self._forget)
                 if self._proxy is not None:
                     where = (self._host, self._port)
                     await connect_through(self._proxy, connection, where, self._tls, self._server_name)
@@ -195,11 +195,15 @@ class WorkerClient:
                         ssl=self._tls,
                         server_hostname=self._server_name,
                     )
-        except TimeoutError as error:
-            raise ConnectFailed(f"no connection within {self._connect_s:g} s") from error
-        except (OSError, ssl.SSLError) as error:
-            why = error.strerror or type(error).__name__
-            raise ConnectFailed(f"no connection: {why}", refused=_refused(error)) from error
+        except BaseException as error:
+            # It may have been made in this moment. uvloop then closes its transport without telling it.
+            connection.close()
+            if isinstance(error, TimeoutError):
+                raise ConnectFailed(f"no connection within {self._connect_s:g} s") from error
+            if isinstance(error, OSError):
+                why = error.strerror or type(error).__name__
+                raise ConnectFailed(f"no connection: {why}", refused=_refused(error)) from error
+            raise
         finally:
             self._opening -= 1
         return connection
