@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from admission.values import BackendLoad
+from admission.values import BackendLoad, Reason
 from benchmarks.fleet.front import Known
-from gateway.backends.workers.load import WorkerFigures
+from gateway.backends.workers.load import STALE_INTERVALS, WorkerFigures
 from gateway.backends.workers.pool import MAX_SNAPSHOT_AGE_S, WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.shortlist import PLACES, WORKERS_PER_KEY, Hints
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference
+from tests.admission.gate_rig import GateRig
 
 MANY = 200
 IDLE = WorkerFigures(BackendLoad(kv_usage=0.1, total_blocks=100, block_size=16))
@@ -160,3 +161,19 @@ def test_hints_are_bounded_and_name_the_last_worker_first(sent: list[tuple[int, 
 
 def test_the_places_of_hints_rise() -> None:
     assert list(PLACES) == sorted(set(PLACES))
+
+
+@pytest.mark.parametrize("size", [1, 2, MANY])
+def test_workers_whose_metrics_ended_while_they_were_full_get_requests_again(size: int) -> None:
+    pool, members = made(size)
+    full = WorkerFigures(BackendLoad(8, 500, 1.0, 100, 16))
+    for member in members:
+        member.load.scraped(full, 1.0)
+    rig = GateRig(load=pool.load(1.0), now=1.0)
+    assert rig.reason() is Reason.MEMORY_PRESSURE
+    rig.now = 1.0 + STALE_INTERVALS
+    rig.tell(pool.load(rig.now))
+    assert rig.reason() is None
+    placed(pool, conversation(1, 5), rig.now)
+    ours = pool.load(rig.now)
+    assert ours is not None and (ours.running, ours.waiting, ours.workers) == (1, 0, size)

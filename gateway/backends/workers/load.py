@@ -97,6 +97,7 @@ class WorkerLoad:
         self._interval_s = interval_s
         self._max_running = max_running
         self._figures: WorkerFigures | None = None
+        self.reports = False  # whether it was ever scraped
         self._scraped_at = self._fresh_until = 0.0
         self._others = 0
         # Requests in flight, by ticket: prompt tokens, and the number of scrapes before the request.
@@ -133,6 +134,7 @@ class WorkerLoad:
     def scraped(self, figures: WorkerFigures, now: float) -> None:
         self._cached = None
         self._figures = figures
+        self.reports = True
         self._scraped_at = now
         self._fresh_until = now + DOUBT_INTERVALS * self._interval_s
         self._others = max(0, figures.load.running + figures.load.waiting - len(self._sent))
@@ -194,6 +196,19 @@ class WorkerLoad:
             return 0.0
         share = (age - DOUBT_INTERVALS) / (STALE_INTERVALS - DOUBT_INTERVALS)
         return 1.0 + share * (DOUBT_FACTOR - 1.0)
+
+
+def own_load(loads: Sequence[WorkerLoad], max_running: int) -> BackendLoad | None:
+    """Our own requests on workers of which no scrape is recent enough; ``None`` if none was ever scraped.
+
+    With ``None`` instead, admission would keep the last report, and a full worker would stay full for it.
+    ``max_running``: as of :func:`pool_load`.
+    """
+    if not any(load.reports for load in loads):
+        return None
+    most, total = max_running * len(loads), sum(load.in_flight for load in loads)
+    running = min(total, most or total)
+    return BackendLoad(running, total - running, max_running=most, workers=len(loads))
 
 
 def pool_load(

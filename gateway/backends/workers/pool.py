@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from admission.values import BackendLoad
 from gateway.backends.workers.health import WorkerHealth, WorkerState
-from gateway.backends.workers.load import WorkerLoad, pool_load
+from gateway.backends.workers.load import WorkerLoad, own_load, pool_load
 from gateway.backends.workers.shortlist import Hints
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 
@@ -124,10 +124,15 @@ class WorkerPool(Generic[M]):
         self._choice.lost(url, adapter)
 
     def load(self, now: float) -> BackendLoad | None:
-        """The load of all workers in service; ``None`` while the load of none of them is known."""
+        """The load of all workers in service: our own requests alone when no scrape is recent enough.
+
+        ``None`` while none of them is in service, or none was ever scraped.
+        """
         if self._only is not None:
-            serves = self._only.health.state is IN_SERVICE
-            return self._only.load.current(now) if serves else None
+            if self._only.health.state is not IN_SERVICE:
+                return None
+            only = self._only.load
+            return only.current(now) or (own_load([only], self._max_running) if only.reports else None)
         if not self._large:
             return self._sum(self._serving(), now)
         snapshot = self._current(now)
@@ -194,12 +199,10 @@ class WorkerPool(Generic[M]):
         return snapshot
 
     def _sum(self, serving: Sequence[M], now: float) -> BackendLoad | None:
-        if len(serving) <= 1:
-            return serving[0].load.current(now) if serving else None
         loads = [member.load for member in serving]
-        return pool_load(
-            [load.current(now) for load in loads], [load.in_flight for load in loads], self._max_running
-        )
+        reported = [load.current(now) for load in loads]
+        total = pool_load(reported, [load.in_flight for load in loads], self._max_running)
+        return total or own_load(loads, self._max_running)
 
     def _takes_requests(self, member: M, now: float) -> bool:
         return member.health.state is IN_SERVICE and self._resting_until.get(member.url, 0.0) <= now
