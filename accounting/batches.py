@@ -120,6 +120,10 @@ class BatchStore(FurtherTables):
         async with self._transaction() as connection:
             return int((await connection.execute(query.where(batches.c.status.not_in(ENDED)))).scalar_one())
 
+    async def delete_ended(self, before: float) -> None:
+        """Delete the batches that have ended, and whose window was over at ``before``."""
+        await self._change(delete(batches).where(batches.c.status.in_(ENDED), batches.c.expires_at < before))
+
     async def change(self, batch_id: str, was: Sequence[str], **values: Any) -> bool:
         """Set ``values`` if the batch's status is in ``was``; returns whether it was."""
         had = update(batches).filter_by(batch_id=batch_id).where(batches.c.status.in_(was))

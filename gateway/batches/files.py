@@ -141,13 +141,20 @@ class Files:
         await self._drop(file_id)
 
     async def sweep(self) -> None:
-        """Delete expired files, and contents without a row. Raises LedgerUnavailable."""
+        """Delete expired files, contents without a row, and batches whose results have all expired.
+
+        Raises LedgerUnavailable.
+        """
         for row in await self.store.expired_files(self.now(), SWEPT_AT_ONCE):
             await self.store.delete_file(row.tenant, row.file_id)
             await self._drop(row.file_id)
         now = self.now()
         if now - self._contents_swept_at >= SWEEP_CONTENTS_S:
             self._contents_swept_at = now
+            # A batch's results are written soon after its window, and kept for one of these times.
+            await self.store.delete_ended(
+                now - SWEEP_CONTENTS_S - max(self.section.keep_seconds, EXPIRES_S[1])
+            )
             try:
                 await self._sweep_contents(now - UPLOAD_S)
             except OSError as error:

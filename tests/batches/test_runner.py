@@ -704,6 +704,20 @@ async def test_a_file_is_not_deleted_under_a_batch_and_expires_later(rig: BatchR
     assert not any(one.is_file() for one in rig.folder.glob("files/*/*"))
 
 
+async def test_a_batch_is_forgotten_once_its_results_can_only_have_expired(rig: BatchRig) -> None:
+    async with rig.gateway(Lines()) as batches:
+        done = await rig.create_batch(batches, 1)
+        await until(batches, done, "completed")
+    files = rig.files()
+    batches = Batches(files)
+    unfinished = await rig.create_batch(batches, 1)
+    for later_s, known in ((31 * 86_400, [unfinished, done]), (7_200, [unfinished])):
+        rig.now += later_s
+        await files.sweep()
+        assert [one["id"] for one in await batches.page("acme", after=None, limit=9)] == known
+    await files.store.close()
+
+
 async def test_tenants_take_turns(rig: BatchRig) -> None:
     class Tenants(Lines):
         tenants: list[str] = []  # noqa: RUF012 - of this test alone
