@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from accounting.leases import LeaseClock
 from accounting.store import FurtherTables
-from accounting.tables import columns_of, metadata, value_of
+from accounting.tables import columns_of, insert_into, metadata, value_of
 
 # Longest time that an answer waits for the database: a sync of a busy disk takes a second.
 TIMEOUT_S: Final = 5.0
@@ -89,7 +89,12 @@ class ResponseStore(FurtherTables):
         )
 
     async def put(self, response: StoredResponse) -> None:
-        await self._change(sa.insert(responses).values(self._columns(response)))
+        """Store a response; a line of a batch that runs again replaces its own."""
+        columns = self._columns(response)
+        async with self._transaction() as connection:
+            new = insert_into(responses, connection.dialect).values(columns)
+            key = responses.primary_key.columns.keys()
+            await connection.execute(new.on_conflict_do_update(index_elements=key, set_=columns))
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished response; false when it was deleted, or ended or claimed elsewhere.

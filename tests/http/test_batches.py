@@ -17,6 +17,7 @@ import pytest
 from accounting.account import HeldRows
 from accounting.batch_tables import BatchLine, BatchRow
 from accounting.batches import BatchStore
+from accounting.stored_responses import ResponseStore
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.batches.storage import LocalFiles
@@ -25,6 +26,7 @@ from gateway.config.settings import ServerConfig
 from gateway.errors import PublicError
 from gateway.http.batch_lines import BatchLines
 from gateway.requests.body_memory import BodyMemory
+from gateway.requests.stored_responses import StoredResponses, response_of
 from gateway.testing import ADMIN_KEY, FakeJourney, fake_services
 from tests.http.conftest import Connect
 
@@ -349,6 +351,20 @@ async def test_a_lines_body_may_be_as_large_as_a_requests(endpoint: str) -> None
     assert lines.fault(batch, body.replace(b"hi", b"h" * (1024 + 2 - len(body)), 1)) is None
     refused = lines.fault(batch, body.replace(b"hi", b"h" * (1024 + 3 - len(body)), 1))
     assert refused is not None and refused.code == "body_too_large" and "1024" in refused.message
+
+
+async def test_a_response_of_a_line_that_runs_again_is_stored_as_it_was_answered_last(tmp_path: Path) -> None:
+    store = ResponseStore(f"sqlite+aiosqlite:///{tmp_path}/state.db", tenant_bytes=1 << 20)
+    stored = StoredResponses(store, unix_time=lambda: 1_800_000_000.0)
+    batch = BatchRow("batch_1", "acme", "key_1", None, "/v1/responses", "f", "in_progress", 0, 1, b"")
+    line, body = BatchLine("batch_1", 0, 1, "a", 0, 1), b'{"model": "demo", "input": "hi"}'
+    for text in ("first", "second"):
+        services = fake_services(FakeJourney(pieces=(text,)), responses=stored)
+        outcome = await BatchLines(services, HeldRows(), lambda: False).run(batch, line, body)
+    answer = json.loads(outcome.body)
+    assert (answer["store"], answer["sluice"]["warnings"]) == (True, [])
+    assert response_of(await stored.get("acme", answer["id"])) == answer
+    await store.close()
 
 
 @pytest.mark.parametrize(("retry_after_ms", "retry_s"), [(None, None), (5_000, 5.0)])
