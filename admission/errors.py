@@ -15,7 +15,8 @@ class AdmissionError(Exception):
 
 class Refused(AdmissionError):
     """The request was refused for ``reason``; ``waited_s`` is how long it was queued before, ``checked_s``
-    the part of its time until the deadline that went into checks. Times in seconds."""
+    the part of its time until the deadline that went into checks. ``first_token_s``: when its first token was
+    expected, if it was refused because of that alone. Times in seconds."""
 
     def __init__(
         self,
@@ -25,10 +26,14 @@ class Refused(AdmissionError):
         retry_after_s: float,
         waited_s: float = 0.0,
         checked_s: float = 0.0,
+        first_token_s: float | None = None,
     ) -> None:
         self.reason = reason
         self.estimated_wait_s = estimated_wait_s
         self.retry_after_s = retry_after_s
         self.waited_s = waited_s
         self.checked_s = checked_s
-        super().__init__(f"{reason.value} (estimated wait {estimated_wait_s:.2f} s)")
+        expected = f"estimated wait {estimated_wait_s:.2f} s"
+        if first_token_s is not None:
+            expected = f"first token expected after {first_token_s:.2f} s"
+        super().__init__(f"{reason.value} ({expected})")

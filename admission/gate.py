@@ -5,6 +5,7 @@
 """
 
 import random
+from dataclasses import replace
 from functools import lru_cache
 
 from admission.circuit import Circuit, CircuitState
@@ -88,7 +89,9 @@ class BackendGate:
             demand, limits, rung, room, now, full=full and least is None, late=late
         )
         if reason is not None:
-            return self._refusal(reason, wait_s, now)
+            refusal = self._refusal(reason, wait_s, now)
+            too_slow = reason is Reason.WAIT_EXCEEDED and wait_s < longest_s
+            return replace(refusal, first_token_s=first_s) if too_slow else refusal
         if least is not None:
             self._displace(least, Reason.LOW_PRIORITY_SHED, now)
 

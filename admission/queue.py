@@ -218,4 +218,5 @@ class AdmissionQueue:
             retry_after_s=refusal.retry_after_s,
             waited_s=waited_s,
             checked_s=0.0 if demand.deadline is None else demand.checked_s,
+            first_token_s=refusal.first_token_s,
         )

@@ -23,12 +23,16 @@ IDLE_ENGINE = "idle_engine"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request was refused, and when a retry makes sense."""
+    """Why a request was refused, and when a retry makes sense.
+
+    ``first_token_s``: when its first token was expected, if the request was refused because of that alone.
+    """
 
     reason: Reason
     estimated_wait_s: float
     retry_after_s: float
     queued: bool = False
+    first_token_s: float | None = None
 
 
 class TicketState(StrEnum):

@@ -204,6 +204,16 @@ async def test_a_request_that_would_be_late_displaces_no_waiter() -> None:
     assert waiter.result() == "low"
 
 
+async def test_a_request_refused_for_its_first_token_alone_is_told_when_that_was_expected() -> None:
+    rig = Rig(limits=plain())
+    for _ in range(2):
+        async with rig.controller.admit(DEMAND) as slot:
+            await asyncio.sleep(0.05)
+            slot.first_token(cached_tokens=0)
+    with pytest.raises(Refused, match=r"wait_exceeded \(first token expected after 0\.\d\d s\)"):
+        await rig.hold(asyncio.Event(), ask(deadline=asyncio.get_running_loop().time() + 0.01))
+
+
 async def test_a_refusal_reserves_nothing_and_says_when_to_return() -> None:
     rig = Rig(load=structs.replace(IDLE, running=4, waiting=200), limits=plain())
     with pytest.raises(Refused) as caught:

@@ -137,7 +137,7 @@ def test_a_wait_that_is_expected_to_pass_the_budget_is_refused_at_once_with_its_
     assert isinstance(offered, Refusal) and offered.reason is Reason.WAIT_EXCEEDED
     assert offered.estimated_wait_s == pytest.approx(3 * 3.0 / 4)
     assert offered.estimated_wait_s <= offered.retry_after_s <= offered.estimated_wait_s * 1.25
-    assert not offered.queued
+    assert not offered.queued and offered.first_token_s is None
 
 
 def test_a_first_token_that_would_come_after_the_deadline_is_not_begun() -> None:
@@ -148,7 +148,9 @@ def test_a_first_token_that_would_come_after_the_deadline_is_not_begun() -> None
         rig.gate.first_token(ticket, rig.now, 0)
         rig.end(ticket)
     assert first_token_s(rig.gate.rates, 500) == pytest.approx(0.6, rel=0.05)
-    assert rig.reason(ask(input_tokens=500, deadline=rig.now + 0.5)) is Reason.WAIT_EXCEEDED
+    refused = rig.offer(ask(input_tokens=500, deadline=rig.now + 0.5))
+    assert isinstance(refused, Refusal) and refused.reason is Reason.WAIT_EXCEEDED
+    assert (refused.estimated_wait_s, refused.first_token_s) == (0.0, pytest.approx(0.6, rel=0.05))
     assert rig.reason(ask(input_tokens=500, deadline=rig.now + 0.7)) is None
 
 
