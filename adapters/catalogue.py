@@ -195,9 +195,12 @@ def _retired(catalogue: Catalogue, event: Mapping[str, Any]) -> Catalogue:
     version = catalogue.version(event["id"])
     names = catalogue.named_by(version.adapter_id)
     if names:
-        raise CatalogueError(
-            f"{version.adapter_id!r} is what {', '.join(names)} leads to; promote another version first"
+        first = (
+            "end its canary (end-canary)"
+            if version.state is AdapterState.CANARY
+            else "promote another version"
         )
+        raise CatalogueError(f"{version.adapter_id!r} is what {', '.join(names)} leads to; {first} first")
     return _with(catalogue, replace(_moved(version, AdapterState.RETIRED), pinned=False))
 
 

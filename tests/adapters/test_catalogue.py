@@ -184,10 +184,13 @@ def test_a_canary_needs_a_version_for_the_other_sessions() -> None:
 
 
 def test_what_an_alias_leads_to_is_not_retired() -> None:
-    registry = Registry().register("v1")
+    registry = Registry().register("v1", "v2")
     registry.promote("v1")
-    with pytest.raises(CatalogueError, match="manga"):
+    registry.promote("v2", percent=10)
+    with pytest.raises(CatalogueError, match="manga leads to; promote another version first"):
         changes.retire(registry.now, "v1")
+    with pytest.raises(CatalogueError, match=r"manga leads to; end its canary \(end-canary\) first"):
+        changes.retire(registry.now, "v2")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "-x", "x" * 129, "ä", "a b"])
