@@ -78,6 +78,20 @@ def test_an_output_for_which_the_disk_is_full_is_told_without_a_traceback(unbuff
     assert done.stderr == "sluice: the output could not be written: No space left on device\n"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_a_command_whose_standard_streams_are_closed_does_the_same_without_them(
+    closed: str, tmp_path: Path
+) -> None:
+    script = (
+        f'"$0" -m ops.cli keys revoke key_1 --url http://127.0.0.1:9 {closed}; "$0" -m ops.cli cost {closed}'
+    )
+    done = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert ("http://127.0.0.1:9: no answer" in done.stderr) is ("2>" not in closed)
+    assert ("Inputs" in done.stdout) is (">&-" not in closed)
+
+
 @pytest.mark.parametrize("words", [["evaluate", "adapter"], ["evaluate", "variant"]])
 def test_a_command_that_parses_its_own_options_names_itself(words: list[str]) -> None:
     done = fork_server.run([sys.executable, "-m", "ops.cli", *words, "--help"])
