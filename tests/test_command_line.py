@@ -17,16 +17,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from gateway.config.engine import AdaptersConfig
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.wiring.access import require_first_key
+from ops.cli.adapters import preload, verify
 from ops.cli.batch import _follow
 from ops.cli.doctor import admin_keys, examine
 from ops.cli.main import app, hoisted
 from ops.cli.operator import Operator
 from ops.cli.routes import read_routing
 from ops.cli.serve import banner
-from ops.client import AdminClient, AdminError
+from ops.client import TIMEOUT_S, AdminClient, AdminError
 from tests import fork_server
 
 
@@ -336,6 +338,22 @@ def test_who_ends_the_wait_for_a_batch_knows_its_id_and_that_it_goes_on(
     with pytest.raises(KeyboardInterrupt):
         _follow(Interrupted(), "batch_1")
     assert "waiting for batch_1; Ctrl-C ends the wait, not the batch" in capsys.readouterr().err
+
+
+class Waits(Operator):
+    """A connection that records how long it would wait for an answer."""
+
+    waited_s: ClassVar[list[float]] = []
+
+    def post(self, *path: str, timeout_s: float = TIMEOUT_S, **body: Any) -> Any:
+        self.waited_s.append(timeout_s)
+        return {"id": "v1"}
+
+
+def test_a_gateway_that_fetches_or_reads_a_large_adapter_is_waited_for() -> None:
+    for command in (preload, verify):
+        command(Waits(), "v1")
+    assert min(Waits.waited_s) >= AdaptersConfig().fetch_timeout_seconds
 
 
 def test_to_wait_for_no_batch_is_refused() -> None:

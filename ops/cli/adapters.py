@@ -14,8 +14,8 @@ from ops.cli.operator import Change, Comment, DryRun, Operator, command_group, o
 from ops.cli.startup import print_errors
 from ops.client import AdminClient, AdminError
 
-# The gateway may fetch a large adapter over the network before it answers.
-ADD_TIMEOUT_S = 3_600.0
+# The gateway may fetch a large adapter over the network, or read all of it, before it answers.
+FETCH_TIMEOUT_S = 3_600.0
 POLL_S = 0.5
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="A version's id.")]
@@ -64,20 +64,20 @@ def add(
         "dry_run": dry_run,
     }
     with _progress(gateway.client(), place, quiet=gateway.as_json):
-        found = gateway.post("admin", "adapters", timeout_s=ADD_TIMEOUT_S, **body)
+        found = gateway.post("admin", "adapters", timeout_s=FETCH_TIMEOUT_S, **body)
     _print_done(gateway, found)
 
 
 @operator_command(adapters, "verify")
 def verify(gateway: Operator, name: Id) -> None:
     """Check a version's copy on the gateway's machine again, byte by byte."""
-    _post(gateway, name, "verify")
+    _post(gateway, name, "verify", timeout_s=FETCH_TIMEOUT_S)
 
 
 @operator_command(adapters, "preload")
 def preload(gateway: Operator, name: Id) -> None:
     """Load a version now, in every gateway and on the workers that they load adapters on."""
-    _post(gateway, name, "preload")
+    _post(gateway, name, "preload", timeout_s=FETCH_TIMEOUT_S)
 
 
 @operator_command(adapters, "pin")
