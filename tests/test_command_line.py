@@ -224,6 +224,16 @@ def test_an_export_of_usage_asks_for_pages_that_hold_up_no_stream_of_the_gateway
     assert (tmp_path / "rows.csv").read_text().splitlines() == ["generation_id", "gen_1", "gen_1"]
 
 
+@pytest.mark.parametrize("words", [["usage", "export"], ["audit", "export"]])
+def test_an_export_without_its_gateway_leaves_the_earlier_file_as_it_is(
+    words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "earlier").write_text("rows")
+    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "earlier"), "--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 1 and "no answer" in done.stderr
+    assert (tmp_path / "earlier").read_text() == "rows"
+
+
 @pytest.mark.slow
 def test_a_prompt_version_without_budgets_of_its_own_is_shown() -> None:
     version = {"id": "v1", "sha256": "ab", "published_at": None, "routes": ["chat"], "budgets": None}

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -141,6 +142,11 @@ def print_lines(*lines: str, stderr: bool = False) -> None:
     """Print lines without rich, with control characters escaped, a line end in one too."""
     for line in lines:
         print(printable(line), file=sys.stderr if stderr else None)
+
+
+def started(rows: Iterator[Any]) -> Iterator[Any]:
+    """The rows, of which the first is read now, so that no file is emptied for rows that cannot be had."""
+    return chain([*islice(rows, 1)], rows)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ops.cli.console import opened, print_lines, print_rows, print_text, screen
+from ops.cli.console import opened, print_lines, print_rows, print_text, screen, started
 from ops.cli.operator import (
     Backend,
     Change,
@@ -168,8 +168,9 @@ def export(
 
     Example: sluice audit export -o audit.jsonl
     """
+    records = started(_records(gateway))
     with opened(to) as out:
-        for entry in _records(gateway):
+        for entry in records:
             print_text(json.dumps(entry, ensure_ascii=False), file=out)
 
 

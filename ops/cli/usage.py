@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from accounting.values import UsageRow
-from ops.cli.console import opened, print_rows, print_text
+from ops.cli.console import opened, print_rows, print_text, started
 from ops.cli.operator import Operator, command_group, given, operator_command
 
 AT = ("admin", "usage")
@@ -94,7 +94,7 @@ def export(
 
     Example: sluice usage export --since 2026-11-01 --until 2026-12-01 -o november.csv
     """
-    rows = _rows(gateway, given(since=since, until=until))
+    rows = started(_rows(gateway, given(since=since, until=until)))
     with opened(to) as out:
         if gateway.as_json or written_as is ExportFormat.JSONL:
             for row in rows:
