@@ -26,6 +26,8 @@ def report_step(
     kv_usage: float,
     running_loras: Sequence[str] = (),
     waiting_loras: Sequence[str] = (),
+    *,
+    queries: int = 10,
 ) -> None:
     """A report as vLLM's scheduler makes it; some of the waiting requests were skipped in its step."""
     stats = SimpleNamespace(
@@ -33,7 +35,7 @@ def report_step(
         num_waiting_reqs=waiting - waiting // 2,
         num_skipped_waiting_reqs=waiting // 2,
         kv_cache_usage=kv_usage,
-        prefix_cache_stats=SimpleNamespace(queries=10, hits=4),
+        prefix_cache_stats=SimpleNamespace(queries=queries, hits=4),
         running_lora_adapters=dict.fromkeys(running_loras, 1),
         waiting_lora_adapters=dict.fromkeys(waiting_loras, 1),
     )
@@ -106,6 +108,16 @@ def test_counters_add_up_over_the_steps_and_start_anew_after_the_warm_up() -> No
     assert (figures.prefix_queries, figures.prefix_hits, figures.preemptions) == (30, 12, 3)
     assert (figures.prompt_tokens, figures.generation_tokens) == (15, 6)
     assert [sum(kept.counts) for kept in figures.distributions] == [3, 3, 3]
+
+
+def test_a_step_is_said_to_compute_no_more_of_a_long_prompt_than_a_step_holds() -> None:
+    board = SignalBoard()
+    board.step_tokens = 2048
+    report_step(board, 1, 0, 0.1, queries=16_000)
+    assert board.computed_tokens == 2048
+    board.decoded(1)
+    report_step(board, 1, 0, 0.1, queries=1_000)
+    assert board.computed_tokens == 996, "the cached ones are not computed"
 
 
 def scrape(board: SignalBoard) -> str:

@@ -70,7 +70,7 @@ class VllmEngine:
         self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)
         # Tokens of each prompt that is not computed yet, and whether it is for an adapter, by request id.
         self._pending: dict[str, tuple[int, bool]] = {}
-        self._step_tokens = int(config.scheduler_config.max_num_batched_tokens)
+        board.step_tokens = self._step_tokens = int(config.scheduler_config.max_num_batched_tokens)
         self.shape = EngineShape(
             max_model_len=int(config.model_config.max_model_len),
             block_size=int(config.cache_config.block_size),

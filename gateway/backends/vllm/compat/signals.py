@@ -1,5 +1,6 @@
 """The engine's figures: written after each of its steps, read by admission and by the metrics."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,10 +44,13 @@ class SignalBoard:
     last report would never change.
 
     ``on_step`` gets the preemptions so far after each step.
+
+    ``step_tokens``: the most tokens of a step; known once the engine has loaded.
     """
 
     def __init__(self, on_step: Callable[[int], None] = lambda preemptions: None) -> None:
         self._on_step = on_step
+        self.step_tokens = sys.maxsize
         # Sequences that the gateway has requested and that have not ended.
         self.in_flight = 0
         self._schedulers: dict[int, tuple[int, int, float]] = {}
@@ -82,7 +86,8 @@ class SignalBoard:
             stats.kv_cache_usage,
         )
         if prefix.queries:
-            self.computed_tokens = max(0, prefix.queries - prefix.hits)
+            # vLLM counts all tokens of a prompt in its first step, however many steps it takes.
+            self.computed_tokens = min(self.step_tokens, max(0, prefix.queries - prefix.hits))
             self._prefix_queries += prefix.queries
             self._prefix_hits += prefix.hits
         self._loras = _NO_LORAS
@@ -94,7 +99,7 @@ class SignalBoard:
     def generated(self, stats: Any) -> None:
         """Record vLLM's ``IterationStats``."""
         self.preemptions += stats.num_preempted_reqs
-        self.computed_tokens = stats.num_prompt_tokens
+        self.computed_tokens = min(self.step_tokens, stats.num_prompt_tokens)
         self._prompt_tokens += stats.num_prompt_tokens
         self._generation_tokens += stats.num_generation_tokens
         ttft, queue, prefill = self._kept
