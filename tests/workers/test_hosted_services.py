@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
+import socket
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -177,6 +179,39 @@ def test_a_request_cancelled_in_the_moment_its_connection_is_made_leaves_none_co
         await service.die()
 
     run(scenario(), loop)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_busy_event_loop_does_not_make_a_worker_unreachable(loop: Any) -> None:
+    async def scenario() -> None:
+        service = RawWorker([answers("hi")])
+        await service.start()
+        made = section(base_urls=[service.url])
+        client = make_connections("hosted", made, (), {}).client(service.url, 1, 0.05)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(client.get("/health", timeout_s=30))
+            for _ in range(6):  # each step of connecting takes longer than the limit
+                await asyncio.sleep(0)
+                time.sleep(0.2)  # noqa: ASYNC251 - other requests' work
+        assert asking.result().status == 200
+        client.close()
+        await service.die()
+
+    run(scenario(), loop)
+
+
+async def test_a_worker_that_takes_no_connection_is_unreachable_within_the_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        with contextlib.ExitStack() as waiting:
+            for _ in range(4):  # more than the backlog takes
+                one = waiting.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex(address)
+            url = f"http://127.0.0.1:{address[1]}/v1"
+            client = make_connections("hosted", section(base_urls=[url]), (), {}).client(url, 1, 0.1)
+            with pytest.raises(ConnectFailed, match=r"within 0\.1 s"):
+                await client.get("/health", timeout_s=30)
 
 
 # Keys and headers
