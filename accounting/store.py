@@ -5,10 +5,10 @@ import contextlib
 import os
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Executable, RowMapping, Select, event
 from sqlalchemy.engine import URL, make_url
@@ -33,6 +33,7 @@ from accounting.store_schema import bring_up
 from accounting.tables import RowInsert, V, counts_upsert, value_of
 from accounting.values import EngineCount, UsageRow
 
+W = TypeVar("W")
 ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
 # The parameters of a PostgreSQL url: those of asyncpg and SQLAlchemy that take text, or convert it.
 _CONNECTION = ("host", "port", "user", "password", "passfile", "database", "service", "servicefile", "ssl")
@@ -222,6 +223,7 @@ class FurtherTables:
     ) -> None:
         self._store = GenerationStore(url, connections)
         self._transaction = partial(self._store.transaction, failure, timeout_s)
+        self._tries = max(1, int((timeout_s or 0.0) * 1000) // BUSY_TIMEOUT_MS)
 
     async def close(self) -> None:
         await self._store.close(None)
@@ -230,6 +232,17 @@ class FurtherTables:
         """Execute a statement; returns whether it has changed a row."""
         async with self._transaction() as connection:
             return (await connection.execute(change)).rowcount > 0
+
+    async def _written(self, write: Callable[[AsyncConnection], Awaitable[W]]) -> W:
+        """Write in a transaction, again if SQLite has waited for another connection's lock in vain."""
+        for left in reversed(range(self._tries)):
+            try:
+                async with self._transaction() as connection:
+                    return await write(connection)
+            except LedgerUnavailable as error:
+                if not left or error.__cause__ is None or not _is_locked(error.__cause__):
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     async def _rows(self, query: Executable) -> Sequence[RowMapping]:
         async with self._transaction() as connection:

@@ -1,11 +1,12 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses API asked to store."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.leases import LeaseClock
 from accounting.store import FurtherTables
@@ -91,10 +92,13 @@ class ResponseStore(FurtherTables):
     async def put(self, response: StoredResponse) -> None:
         """Store a response; a line of a batch that runs again replaces its own."""
         columns = self._columns(response)
-        async with self._transaction() as connection:
+
+        def write(connection: AsyncConnection) -> Awaitable[object]:
             new = insert_into(responses, connection.dialect).values(columns)
             key = responses.primary_key.columns.keys()
-            await connection.execute(new.on_conflict_do_update(index_elements=key, set_=columns))
+            return connection.execute(new.on_conflict_do_update(index_elements=key, set_=columns))
+
+        await self._written(write)
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished response; false when it was deleted, or ended or claimed elsewhere.
@@ -102,7 +106,8 @@ class ResponseStore(FurtherTables):
         A cancelled response replaces what the gateway that cancelled it stored, which has no stream.
         """
         ended = self._columns(replace(response, again=None))
-        return await self._change(_unfinished(response, CANCELLED).values(ended))
+        change = _unfinished(response, CANCELLED).values(ended)
+        return bool((await self._written(lambda connection: connection.execute(change))).rowcount)
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
         """Extend the lease until ``until``; false when it was deleted, or ended or claimed elsewhere."""

@@ -6,12 +6,14 @@ import asyncio
 import os
 import sqlite3
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from accounting.store import BUSY_TIMEOUT_MS, GenerationStore
+from accounting.stored_responses import ResponseStore, StoredResponse
 
 
 async def test_a_store_waits_for_another_ones_migration_however_long_sqlite_itself_would(
@@ -30,6 +32,29 @@ async def test_a_store_waits_for_another_ones_migration_however_long_sqlite_itse
             other.execute("COMMIT")
         await store.close(5.0)
     other.close()
+
+
+async def test_a_response_waits_for_another_connections_lock_longer_than_sqlite_itself_would(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.db"
+    store = ResponseStore(f"sqlite+aiosqlite:///{path}", tenant_bytes=99)
+    made, begun = (
+        StoredResponse("acme", key, None, "queued", 10.0, 100.0, b"in", b"out", None, 20.0)
+        for key in ("resp_1", "resp_2")
+    )
+    await store.put(begun)
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with asyncio.TaskGroup() as group:
+            for change in (store.put(made), store.finish(replace(begun, status="completed"))):
+                group.create_task(change)
+            await asyncio.sleep(3 * BUSY_TIMEOUT_MS / 1000)
+            other.execute("COMMIT")
+    other.close()
+    found = [await store.get("acme", key, 99.0) for key in ("resp_1", "resp_2")]
+    assert [one and one.status for one in found] == ["queued", "completed"]
+    await store.close()
 
 
 def open_files(path: Path) -> int:
