@@ -11,7 +11,8 @@ from gateway.config.section import Section
 
 
 class RungConfig(Section):
-    """A rung of the degradation ladder: limits of new requests while at least ``depth`` requests wait."""
+    """A rung of the degradation ladder: limits of new requests while at least ``depth`` requests wait, beside
+    those of the rungs below."""
 
     depth: Annotated[int, Field(ge=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None

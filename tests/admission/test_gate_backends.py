@@ -294,7 +294,7 @@ def test_reading_the_rung_of_a_new_request_does_not_move_the_ladder() -> None:
     for _ in range(4):
         rig.enter()
     assert rig.gate.queued == 3
-    assert rig.gate.rung(rungs) == (2, rungs[1])
+    assert rig.gate.rung(rungs) == (2, Rung(3, max_tokens=10, shed_low=True))
     assert rig.gate.rung() == (0, LEVEL)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.circuit import BUCKET_S, OPEN_S, WINDOW_S, Circuit, CircuitState
-from admission.ladder import RUNGS, Ladder
+from admission.ladder import RUNGS, Ladder, Rung
 from admission.lengths import (
     BUCKETS,
     DECAY,
@@ -249,6 +249,16 @@ def test_the_circuits_memory_does_not_grow_with_the_load() -> None:
     for number in range(100_000):
         circuit.record(False, number * 0.01)
     assert len(circuit._buckets) <= WINDOW_S + 2
+
+
+def test_a_level_does_what_the_levels_below_it_do() -> None:
+    ladder = Ladder([Rung(9, shed_all=True), Rung(2, max_tokens=30), Rung(4, shed_low=True), Rung(6, 50)])
+    assert [ladder.at(depth) for depth in (2, 4, 6, 9)] == [
+        Rung(2, max_tokens=30),
+        Rung(4, max_tokens=30, shed_low=True),
+        Rung(6, max_tokens=30, shed_low=True),
+        Rung(9, max_tokens=30, shed_low=True, shed_all=True),
+    ]
 
 
 @given(st.lists(st.integers(0, 1500), max_size=100))
