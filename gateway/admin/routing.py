@@ -242,13 +242,13 @@ class RoutingAdmin:
         )
 
     async def _other(self, head: int) -> Stored:
-        """Return the last revision before ``head`` with another configuration, less unfinished canaries."""
+        """Return the last revision before ``head`` with another configuration (:meth:`Draft.beside`)."""
         now, number = self.revisions.last(), head
         while number > max(head - SEARCHED, 0):
             for stored in await self.revisions.read(number, PAGE):
-                settled = stored.draft.settled
-                if not await _same(settled, now.draft.config):
-                    return replace(stored, draft=replace(stored.draft, config=settled))
+                config = stored.draft.beside(now.draft)
+                if not await _same(config, now.draft.config):
+                    return replace(stored, draft=replace(stored.draft, config=config))
             number -= PAGE
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
 

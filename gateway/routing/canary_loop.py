@@ -23,7 +23,7 @@ from gateway.routing.canary_records import SAMPLES, STREAM, CanaryLease, lease_o
 from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.change import same_weights, weights_of, with_weights
 from gateway.routing.projection import ELSEWHERE_S, RoutingProjection
-from gateway.routing.records import CanaryShare, Draft, Stored
+from gateway.routing.records import CANARY, CanaryShare, Draft, Stored
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
 from gateway.state.errors import Conflict, StateError
@@ -213,7 +213,7 @@ class CanaryDriver(FollowedStream):
             if not same_weights(found, state.placed) and not same_weights(found, step):
                 raise _Overridden
             share = CanaryShare(plan.route, plan.before) if not state.ended else None
-            return Draft(with_weights(last.draft.config, plan.route, wanted), comment, "canary", share)
+            return Draft(with_weights(last.draft.config, plan.route, wanted), comment, CANARY, share)
 
         try:
             _, stored = await self.routing.change(decide, author=AUTHOR)

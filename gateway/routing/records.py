@@ -6,8 +6,10 @@ from typing import Any
 
 import orjson
 
-from gateway.routing.change import with_weights
+from gateway.routing.change import weights_of, with_weights
 from gateway.state.port import Record
+
+CANARY = "canary"  # the action of a canary's own changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,18 @@ class Draft:
         if self.canary is None or self.canary.route not in self.config["routes"]:
             return self.config
         return with_weights(self.config, self.canary.route, self.canary.before)
+
+    def beside(self, last: "Draft") -> Mapping[str, Any]:
+        """The configuration to go back to from ``last``: without the share of a canary that was unfinished.
+
+        A canary that still runs keeps its share, unless its own step is the last change: then that is undone.
+        """
+        canary = last.canary
+        if canary is None or canary != self.canary or last.action == CANARY:
+            return self.settled
+        if canary.route not in self.config["routes"]:
+            return self.config
+        return with_weights(self.config, canary.route, weights_of(last.config, canary.route))
 
 
 @dataclass(frozen=True, slots=True)

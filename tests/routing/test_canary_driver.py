@@ -401,6 +401,24 @@ async def test_a_rollback_after_an_abort_does_not_put_the_canary_back() -> None:
         assert one.share == 0.0 and "openai_route" not in one.projection.last().draft.config
 
 
+async def test_a_rollback_of_another_change_keeps_the_running_canary_and_its_share() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.admin.start(ORDER, who=ME)
+        config = {**one.projection.last().draft.config, "openai_route": "chat"}
+        await one.routing.apply(RouteApplyBody(config=config), who="key_2")
+        for share, opened in ((5.0, False), (5.0, True)):  # the second rollback undoes the first
+            await one.routing.roll_back(RouteRollbackBody(), who="key_2")
+            assert (one.share, "openai_route" in one.projection.last().draft.config) == (share, opened)
+        one.serve("new", 100)
+        one.serve("old", 100)
+        await window(found, seconds=60.0)
+        canary: Any = one.admin.show()["canary"]
+        assert (canary["phase"], canary["step"]) == ("running", 2) and one.share > 5.0
+        await one.routing.roll_back(RouteRollbackBody(), who="key_2")  # of the canary's own step
+        assert one.share == 0.0 and "openai_route" in one.projection.last().draft.config
+
+
 async def test_a_rollback_of_a_finished_canary_takes_all_of_it_back() -> None:
     async with processes(1) as found:
         one = found[0]
