@@ -12,6 +12,9 @@ from pydantic_core import PydanticCustomError
 T = TypeVar("T")
 U = TypeVar("U")
 MAX_NAME: Final = 128  # longest id or name, in characters (the public surface's bound of ``request_id``)
+MAX_CALL_ID: Final = 16_384
+"""Longest id of a tool call, in characters: LiteLLM writes the signature of Gemini's thought into it, often a
+thousand characters, and the model's next turn needs it back."""
 MAX_LABEL: Final = 256  # longest caller-made label such as ``session_id`` or ``user``, in characters
 MAX_STOPS: Final = 16
 """Most stop strings; OpenAI takes 4, and each one costs the detokenizer a search per token."""
@@ -53,6 +56,7 @@ def _printable(text: str) -> str:
 # ``Meta`` repeats the bounds for msgspec, which reads ordinary bodies (:mod:`gateway.contracts.plain_chat`).
 Text = Annotated[str, AfterValidator(no_null)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
+CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID), AfterValidator(_printable)]
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(_printable)]
 # A client's own label, such as ``user``: some clients send an empty text for none.
 OptionalLabel = Annotated[Label | None, BeforeValidator(lambda given: None if given == "" else given)]

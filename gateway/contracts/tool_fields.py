@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from gateway.contracts.fields import ANYTHING, Body, Either, Listed, Name, Neutral, StrictObject, Text
+from gateway.contracts.fields import ANYTHING, Body, CallId, Either, Listed, Name, Neutral, StrictObject, Text
 from gateway.contracts.openai_fields import CACHE_MARK
 
 MAX_TOOLS: Final = 512  # most tools of a request: agents with several MCP servers send over 128
@@ -86,7 +86,7 @@ class HistoryCall(Body):
     """One of an assistant message's ``tool_calls``; ``index``, copied from a stream, has no effect."""
 
     neutral: ClassVar[Neutral] = {"index": (ANYTHING,)}
-    id: Name
+    id: CallId
     type: Literal["function", "custom"] = "function"
     function: HistoryFunction | None = None
     custom: HistoryCustom | None = None
@@ -114,7 +114,7 @@ class CallFields(StrictObject):
     """
 
     tool_calls: Calls | None = None
-    tool_call_id: Name | None = None
+    tool_call_id: CallId | None = None
     name: Name | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.features import Feature
+from gateway.contracts.messages.answer import shown_call_id
+from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.contracts.tool_fields import MAX_TOOLS
 from gateway.contracts.tools import MAX_KWARGS, canonical_json
 from gateway.contracts.values import Caller, CallerRole, GenerateRequest
@@ -301,3 +304,37 @@ def test_text_parts_of_a_result_are_one_text_and_names_are_kept() -> None:
     request = chat(messages=[{**TURN, "name": "bob"}, LOOP[1], result])
     assert request.messages[0] == Message(Role.USER, SECRET, name="bob")
     assert request.messages[2].content == "3 left"
+
+
+def messages(call_id: str) -> GenerateRequest:
+    called = {"type": "tool_use", "id": shown_call_id(call_id), "name": "stock", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": shown_call_id(call_id), "content": "3"}
+    turns = [
+        TURN,
+        {"role": "assistant", "content": [called]},
+        {"role": "user", "content": [result]},
+    ]
+    body = json.dumps({"model": "demo", "max_tokens": 9, "messages": turns})
+    return MessagesDialect().parse(body.encode(), ORIGIN).request
+
+
+def responses(call_id: str) -> GenerateRequest:
+    called = {"type": "function_call", "call_id": call_id, "name": "stock", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": call_id, "output": "3"}
+    body = json.dumps({"model": "demo", "input": [TURN, called, result]})
+    return ResponsesDialect().parse(body.encode(), ORIGIN).request
+
+
+def loop(call_id: str) -> list[Any]:
+    return [TURN, {**LOOP[1], "tool_calls": [{**CALL, "id": call_id}]}, {**LOOP[2], "tool_call_id": call_id}]
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [lambda id: chat(messages=loop(id)), lambda id: native(messages=loop(id)), messages, responses],
+    ids=["chat", "native", "messages", "responses"],
+)
+def test_a_call_comes_back_with_the_id_in_which_its_worker_keeps_a_thoughts_signature(parse: Any) -> None:
+    given = f"call_7f3a__thought__{'Ab+/' * 1_000}=="
+    _, called, result = parse(given).messages
+    assert called.tool_calls[0].id == result.tool_call_id == given

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from gateway.contracts.fields import (
     ANYTHING,
+    CallId,
     Either,
     Label,
     Listed,
@@ -42,10 +43,10 @@ class ContentBlock(StrictObject):
 
     type: Name
     text: Text | None = None
-    id: Name | None = None
+    id: CallId | None = None
     name: Name | None = None
     input: dict[str, Any] | None = None
-    tool_use_id: Name | None = None
+    tool_use_id: CallId | None = None
     content: "TextOr[ContentBlock] | None" = None
     is_error: bool | None = None
     thinking: Text | None = None

@@ -8,6 +8,7 @@ from pydantic import Field
 from gateway.contracts.fields import (
     ANYTHING,
     Body,
+    CallId,
     Either,
     Label,
     Listed,
@@ -94,7 +95,7 @@ class InputItem(Body):
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: TextOr[ItemPart] | None = None
-    call_id: Name | None = None
+    call_id: CallId | None = None
     name: Name | None = None
     namespace: Name | None = None
     arguments: Text | None = None
