@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
+from gateway.config.ray import RaySection
 from gateway.config.settings import Settings, load_settings
+from gateway.routing.file import RouteConfig
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,6 +31,12 @@ def test_the_shipped_file_is_valid() -> None:
 
 def test_defaults_need_no_file() -> None:
     assert load_settings(None, {}).server.port == 8000
+
+
+def test_by_default_a_worker_that_never_answers_leaves_half_of_a_routes_time_for_another() -> None:
+    route_s = RouteConfig.model_fields["timeout_ms"].default / 1000
+    for section in (OpenAIBackend, RaySection):
+        assert section.model_fields["first_token_timeout_seconds"].default <= route_s / 2
 
 
 def test_the_environment_wins_over_the_file_and_our_names_over_vllms(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class OpenAIBackend(AffinitySection):
     max_connections: Annotated[int, Field(ge=1, le=65_536)] = 512
     max_attempts: Attempts = 3
     connect_timeout_seconds: Seconds = 2.0
-    first_token_timeout_seconds: Seconds = 60.0
+    first_token_timeout_seconds: Seconds = 30.0
     idle_timeout_seconds: Seconds = 30.0
     total_timeout_seconds: Seconds = 600.0
     keepalive_seconds: Seconds = 4.0

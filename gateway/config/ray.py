@@ -34,7 +34,7 @@ class RaySection(AffinitySection):
     signals_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5
     drain_seconds: Seconds = 300.0
     surge_percent: Annotated[int, Field(ge=0, le=100)] = 25
-    first_token_timeout_seconds: Seconds = 60.0
+    first_token_timeout_seconds: Seconds = 30.0
     idle_timeout_seconds: Seconds = 30.0
     max_attempts: Attempts = 3
 
