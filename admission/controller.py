@@ -22,6 +22,7 @@ class AdmissionController:
         load: returns the last reported load of the named backend; ``None`` when unknown. Must not block.
         emit: takes each event; must not block.
         engine_of: the engine of each backend that shares one; backends on the same engine share one gate.
+        hosted: whether the named backend is a service of many engines, where no prompt waits for another one.
     """
 
     limits: AdmissionLimits
@@ -31,6 +32,7 @@ class AdmissionController:
     emit: Callable[[AdmissionEvent], None]
     random: Random
     engine_of: Mapping[str, str] = field(default_factory=dict)
+    hosted: Callable[[str], bool] = lambda backend: False
     _queues: dict[str, AdmissionQueue] = field(default_factory=dict)
 
     def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:
@@ -95,7 +97,7 @@ class AdmissionController:
         queue = self._queues.get(engine)
         if queue is None:
             queue = self._queues[engine] = AdmissionQueue(
-                BackendGate(self.limits, random=self.random),
+                BackendGate(self.limits, random=self.random, hosted=self.hosted(backend)),
                 load=partial(self.load, backend),
                 clock=self.clock,
                 emit=self.emit,

@@ -26,15 +26,16 @@ MAX_LADDERS = 64  # stored ladders of routes; the least recently used is evicted
 class BackendGate:
     """One backend's gate: the breaker, the queue, the overload levels and the work in flight.
 
-    ``limits`` apply to requests without their own; ``random`` gives the jitter in ``retry_after_s``.
+    ``limits`` apply to requests without their own; ``random`` gives the jitter in ``retry_after_s``;
+    ``hosted`` is that of :class:`InFlightWork`.
     """
 
-    def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
+    def __init__(self, limits: AdmissionLimits, *, random: random.Random, hosted: bool = False) -> None:
         self.limits = limits
         self.queue: FairQueue[AdmissionTicket] = FairQueue(aging_s=limits.aging_s)
         self.tickets = self.queue.waiting
         self._hold: Hold | None = None
-        self.work = InFlightWork(limits)
+        self.work = InFlightWork(limits, hosted=hosted)
         self._ladder, self._ladders = Ladder(limits.rungs), lru_cache(MAX_LADDERS)(Ladder)
         self.circuit = Circuit()
         self.first_token = self.work.first_token
@@ -234,7 +235,8 @@ class BackendGate:
         tokens_ahead, missing = room.ahead, demand.sequences + work.waiting
         if self.tickets:
             requests = self.queue.ahead_of(demand.tenant, demand.priority)
-            tokens_ahead += self.queue.tokens * requests // len(self.tickets) // work.signals.workers
+            if not work.hosted:
+                tokens_ahead += self.queue.tokens * requests // len(self.tickets) // work.signals.workers
             missing += requests
             if self._hold is Hold.MEMORY and work.sequences:
                 places = work.sequences  # memory bounds the batch, so its size stays what it is now

@@ -1,5 +1,7 @@
 """The requests handed to a backend, its reports, and the estimates learned from it; without the queue."""
 
+import sys
+
 from msgspec import Struct
 
 from admission.estimator import Estimator
@@ -41,10 +43,14 @@ class Room(Struct, frozen=True):
 
 
 class InFlightWork:
-    """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
+    """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used.
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    A ``hosted`` backend is a service of many engines, where no prompt waits for another one.
+    """
+
+    def __init__(self, limits: AdmissionLimits, *, hosted: bool = False) -> None:
         self._limits = limits
+        self.hosted = hosted
         self.tickets: dict[int, AdmissionTicket] = {}
         self.sequences = 0  # in flight; a request of n texts counts n
         self.foreign = 0  # sequences of other callers in the engine
@@ -55,6 +61,8 @@ class InFlightWork:
         )
         self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
+        if hosted:
+            self.prefill.set_engines(sys.maxsize, 0.0, 0.0)
         self._low_prefill = 0  # the backlog's tokens of low priority
         self.estimator = Estimator(limits)
         self.memory = KvMemory(self.signals, self.estimator, self.tickets)
@@ -63,7 +71,8 @@ class InFlightWork:
 
     def report(self, load: BackendLoad, now: float) -> None:
         self.signals.report(load, now)
-        self.prefill.set_engines(self.signals.workers, now, self.estimator.rates.s_per_token)
+        if not self.hosted:
+            self.prefill.set_engines(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
             self.estimator.limit.bound(load.max_running)
         self._count_others(now)

@@ -15,7 +15,7 @@ from budgeting.counting import ChatTokenizer
 from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.faulty import FaultPlan, FaultyBackend
 from gateway.backends.host import Resident
-from gateway.backends.port import Backend, BackendState, Fleet, plain_inputs
+from gateway.backends.port import Backend, BackendState, Fleet, configured_name, plain_inputs
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.serving_pool import ServingPool
@@ -109,6 +109,14 @@ class BackendParts:
             yield plain("sluice_chaos_faults", lambda: plan.injected)
 
 
+def _is_hosted(sections: Mapping[str, object], backend: str) -> bool:
+    """Whether a backend is a service that computes the prompts of all its callers side by side."""
+    section = sections.get(configured_name(backend))
+    if isinstance(section, OpenAIBackend):
+        return section.dialect == "openai"
+    return isinstance(section, BedrockSection)
+
+
 def make_backends(
     base: Foundation, model: ModelParts, adapters: AdapterParts, engine_pool: MakeEnginePool | None
 ) -> BackendParts:
@@ -128,6 +136,7 @@ def make_backends(
         emit=base.events.emit,
         random=random.Random(),
         engine_of=gates,
+        hosted=partial(_is_hosted, base.settings.backends),
     )
     preempted: dict[str, int] = {}
 

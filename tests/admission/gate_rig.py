@@ -46,9 +46,10 @@ class GateRig:
     limits: AdmissionLimits = PLAIN
     load: BackendLoad | None = IDLE
     now: float = 0.0
+    hosted: bool = False
 
     def __post_init__(self) -> None:
-        self.gate = BackendGate(self.limits, random=random.Random(7))
+        self.gate = BackendGate(self.limits, random=random.Random(7), hosted=self.hosted)
         self.tell(self.load)
 
     def tell(self, load: BackendLoad | None) -> None:

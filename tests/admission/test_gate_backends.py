@@ -311,3 +311,15 @@ def test_one_place_in_sixteen_is_kept_for_the_high_priority_while_it_comes() -> 
     rig.now += 11.0
     rig.tell(structs.replace(IDLE, total_blocks=10_000, max_running=32, running=30))
     assert rig.gate.pump(rig.now) == normal[30:], "no such request has come for long: all are for everybody"
+
+
+def test_no_prompt_waits_for_another_one_at_a_hosted_service() -> None:
+    """Its first token takes two seconds whatever the others ask; as an engine it got one prompt at a time."""
+    rig = GateRig(plain(max_wait_s=None, max_prefill_s=0.12), load=None, hosted=True)
+    for _ in range(20):
+        alone = rig.enter(ask(input_tokens=1_900, arrived_at=rig.now))
+        rig.now += 2.0
+        rig.gate.first_token(alone, rig.now, 0)
+        rig.end(alone)
+    burst = [rig.enter(ask(input_tokens=1_900, arrived_at=rig.now)) for _ in range(50)]
+    assert all(ticket.state is TicketState.HANDED_ON for ticket in burst)
