@@ -266,6 +266,9 @@ async def show_response(
 async def delete_response(response_id: str, exchange: ExchangeDep) -> DeletedBody:
     """Delete a stored response; if it still runs, it is cancelled."""
     await exchange.services.responses.delete(exchange.tenant, response_id)
+    running = exchange.services.background.of(exchange.tenant, response_id)
+    if running is not None:
+        running.cancel()  # another gateway finds out with its next heartbeat
     return {"id": response_id, "object": "response", "deleted": True}
 
 

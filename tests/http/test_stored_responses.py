@@ -422,6 +422,20 @@ async def test_a_cancelled_background_response_frees_its_journey(rig: ResponsesR
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
 
 
+async def test_a_deleted_background_response_frees_its_journey_before_a_heartbeat(rig: ResponsesRig) -> None:
+    journey = held()
+    async with rig.serving(journey) as client:
+        rig.background.look_s = 300.0
+        await asyncio.sleep(0.1)
+        begun = await made(client, background=True)
+        await journey.started.wait()
+        run = rig.background.of("acme", begun["id"])
+        assert run is not None and run.task is not None
+        assert (await client.delete(f"/v1/responses/{begun['id']}")).json()["deleted"]
+        await asyncio.wait({run.task}, timeout=30)
+        assert run.task.done() and journey.cancelled == 1
+
+
 async def test_a_response_cancelled_at_another_gateway_is_stored_by_the_one_that_runs_it(
     rig: ResponsesRig,
 ) -> None:
