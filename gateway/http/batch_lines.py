@@ -83,6 +83,7 @@ class BatchLines:
             caller = replace(self._services.keys.by_id(batch.key_id), own_salt=batch.own_salt)
             if caller.tenant != batch.tenant:
                 raise InvalidKey("the key of the batch now belongs to another tenant")
+            await self._services.limiter.enter(caller)
             answered = await self._answer(batch, body, self._origin(own, caller))
         except CALLER_ERRORS as error:
             answered = public_error(error)

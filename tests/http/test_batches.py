@@ -17,17 +17,19 @@ import pytest
 from accounting.account import HeldRows
 from accounting.batch_tables import BatchLine, BatchRow
 from accounting.batches import BatchStore
+from accounting.keys import KeyLimits
 from accounting.stored_responses import ResponseStore
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
+from gateway.contracts.values import Caller
 from gateway.errors import PublicError
 from gateway.http.batch_lines import BatchLines
 from gateway.requests.body_memory import BodyMemory
 from gateway.requests.stored_responses import StoredResponses, response_of
-from gateway.testing import ADMIN_KEY, FakeJourney, fake_services
+from gateway.testing import ADMIN_KEY, FakeJourney, FakeKeys, fake_services
 from tests.http.conftest import Connect
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "demo"}}\n'
@@ -339,6 +341,25 @@ async def test_a_gateway_without_files_says_so(connect: Connect) -> None:
     async with connect(fake_services()) as client:
         for sent in (await uploaded(client), await client.get("/v1/files"), await client.get("/v1/batches")):
             assert sent.status_code == 400 and "batches.enabled" in json.dumps(sent.json())
+
+
+class OneAMinute(FakeKeys):
+    """Keys with a limit of one request per minute."""
+
+    def by_id(self, key_id: str) -> Caller:
+        return replace(super().by_id(key_id), limits=KeyLimits(requests_per_minute=1))
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_a_line_counts_as_a_request_of_its_key_and_waits_beyond_the_limit(endpoint: str) -> None:
+    lines = BatchLines(fake_services(keys=OneAMinute()), HeldRows(), lambda: False)
+    batch = BatchRow("batch_1", "acme", "key_1", None, endpoint, "f", "in_progress", 0, 1, b"")
+    body = b'{"model": "demo", "input": "hi"}'
+    if endpoint == "/v1/chat/completions":
+        body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
+    outcomes = [await lines.run(batch, BatchLine("batch_1", n, n, "a", 0, 1), body) for n in (1, 2)]
+    assert [one.status for one in outcomes] == [200, 429]
+    assert outcomes[1].retry_s is not None and outcomes[1].retry_s > 1
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings"])
