@@ -115,7 +115,9 @@ class BatchLines:
     async def _generated(self, asked: ParsedRequest) -> Answer | PublicError:
         services, sink = self._services, WholeSink()
         deadline = services.clock() + services.limits.request_timeout_seconds
-        await run_journey(services, structs.replace(asked.request, deadline=deadline), sink)
+        # Lines with equal labels may run at the same time: `custom_id` tells them apart.
+        request = structs.replace(asked.request, deadline=deadline, labelled=False)
+        await run_journey(services, request, sink)
         assert sink.end is not None  # run_journey ends every sink
         return sink.end
 

@@ -24,10 +24,12 @@ from gateway.batches.files import Files
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
-from gateway.contracts.values import Caller
+from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import PublicError
+from gateway.generation.sink import Sink
 from gateway.http.batch_lines import BatchLines
 from gateway.requests.body_memory import BodyMemory
+from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.stored_responses import StoredResponses, response_of
 from gateway.testing import ADMIN_KEY, FakeJourney, FakeKeys, fake_services
 from tests.http.conftest import Connect
@@ -341,6 +343,31 @@ async def test_a_gateway_without_files_says_so(connect: Connect) -> None:
     async with connect(fake_services()) as client:
         for sent in (await uploaded(client), await client.get("/v1/files"), await client.get("/v1/batches")):
             assert sent.status_code == 400 and "batches.enabled" in json.dumps(sent.json())
+
+
+async def test_lines_with_equal_labels_run_at_the_same_time() -> None:
+    in_flight, journey = InFlightRequests(), FakeJourney(holds=True)
+
+    class Unique(FakeJourney):
+        """Receives a request as the journey does."""
+
+        async def run(self, request: GenerateRequest, sink: Sink) -> None:
+            with in_flight.receive(request):
+                await journey.run(request, sink)
+
+    lines = BatchLines(fake_services(Unique()), HeldRows(), lambda: False)
+    batch = BatchRow("batch_1", "acme", "key_1", None, "/v1/generate", "f", "in_progress", 0, 1, b"")
+    body = b'{"request_id": "mine", "messages": [{"role": "user", "content": "hi"}]}'
+    async with asyncio.TaskGroup() as group, asyncio.timeout(60):
+        ran = [
+            group.create_task(lines.run(batch, BatchLine("batch_1", n, n, str(n), 0, 1), body))
+            for n in (1, 2)
+        ]
+        while not (journey.arrived(2) or any(one.done() for one in ran)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        journey.resume()
+    assert [one.result().status for one in ran] == [200, 200]
+    assert json.loads(ran[0].result().body)["request_id"] == "mine"
 
 
 class OneAMinute(FakeKeys):
