@@ -95,7 +95,8 @@ def test_an_image_may_have_each_detail_that_the_official_client_knows(detail: st
 def test_an_image_of_a_tools_output_is_a_part_of_the_result(kind: str) -> None:
     image = {"type": "input_image", "image_url": "https://example.org/a"}
     output = [{"type": "input_text", "text": "Page 1"}, image]
-    given = [{"role": "user", "content": "?"}, {"type": kind, "call_id": "c", "output": output}]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    given = [call, {"type": kind, "call_id": "c", "output": output}]
     request = parsed({"model": "demo", "input": given}).request
     found = ImageContent("https://example.org/a", None, "input.1.output.1.image_url")
     assert request.messages[1] == Message(Role.TOOL, "Page 1", tool_call_id="c", parts=("Page 1", found))
@@ -275,6 +276,9 @@ def test_each_field_of_the_official_client_may_be_null_and_the_default_window_of
         ({"input": [{"type": "message", "role": "user"}]}, "input.0.content"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}, "input.0.arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input.0.call_id"),
+        ({"input": [*AGENT["input"][:7], {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]},
+         "input.7.call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
          "input.0.content.0.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},

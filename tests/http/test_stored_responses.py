@@ -684,6 +684,17 @@ async def test_a_response_is_stored_although_its_client_has_parsed_a_number_of_m
         assert (await made(client, previous_response_id=found["id"]))["status"] == "completed"
 
 
+async def test_the_call_of_an_output_may_be_in_the_conversation_that_it_continues(rig: ResponsesRig) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    asked = {"role": "user", "content": "Is it there?"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    async with rig.serving() as client:
+        before = await made(client, input=[call, asked])
+        assert (await made(client, input=[result], previous_response_id=before["id"]))["store"] is True
+        refused = await client.post("/v1/responses", json={**ASKED, "input": [result]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.0.call_id")
+
+
 async def test_an_item_that_a_client_sends_in_each_turn_is_listed_once(rig: ResponsesRig) -> None:
     item = {"id": "mine", "role": "user", "content": "one"}
     async with rig.serving() as client:

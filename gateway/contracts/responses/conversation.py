@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.images import made_of_parts
-from gateway.contracts.refusals import not_allowed, required
+from gateway.contracts.refusals import not_allowed, path_of, required
 from gateway.contracts.responses.body import (
     ChoiceObject,
     InputItem,
@@ -17,6 +17,7 @@ from gateway.contracts.responses.body import (
     ToolItem,
 )
 from gateway.contracts.tools import chosen_name, custom_tool, function_tool, refuse_others
+from gateway.errors import InvalidRequest
 
 NAMESPACE_JOINT = "__"  # separates a namespace and its member in the tool name that the model gets
 SUMMARY_BEGINS = "Summary of our conversation so far:\n"
@@ -30,8 +31,8 @@ def conversation(
 ) -> Iterator[Message]:
     """The items as messages; an assistant's consecutive reasoning, text and calls are one message.
 
-    Raises InvalidRequest: an item lacks a field, or reasoning has no readable content and cannot be opened,
-    as without ``open_seal``.
+    Raises InvalidRequest: an item lacks a field, is the output of a call that is not before it, or is
+    reasoning that has no readable content and cannot be opened, as without ``open_seal``.
     """
     if body.instructions:
         yield Message(Role.SYSTEM, body.instructions)
@@ -41,7 +42,7 @@ def conversation(
             yield Message(Role.USER, own)
             return
         own = [InputItem(type="message", role="user", content=own)]
-    turn = _Turn()
+    turn, call_ids = _Turn(), set[str | None]()
     for index, item in enumerate((*before, *own), -len(before)):
         at = f"input.{index}"
         match item.type:
@@ -53,6 +54,7 @@ def conversation(
                 raise not_allowed(f"{at}.type", "is 'item_reference'", "the item itself")
             case "function_call" | "custom_tool_call":
                 turn.calls.append(_call(item, at))
+                call_ids.add(item.call_id)
             case "message" | "compaction" if item.type == "compaction" or item.role == "assistant":
                 if turn.content is not None or turn.calls:
                     yield turn.taken()
@@ -61,6 +63,8 @@ def conversation(
             case _:
                 if turn:
                     yield turn.taken()
+                if item.type != "message" and index >= 0 and item.call_id not in call_ids:
+                    raise _without_call(item, at)
                 yield _other(item, at)
     if turn:
         yield turn.taken()
@@ -140,6 +144,12 @@ def _call(item: InputItem, at: str) -> ToolCall:
     if item.type == "function_call":
         return ToolCall(call_id, name, required(item.arguments, f"{at}.arguments"))
     return ToolCall(call_id, name, required(item.input, f"{at}.input"), ToolKind.CUSTOM)
+
+
+def _without_call(item: InputItem, at: str) -> InvalidRequest:
+    call_id = required(item.call_id, f"{at}.call_id")
+    allowed = "that of a call before it, in the input or in the conversation of previous_response_id"
+    return not_allowed(f"{at}.call_id", f"is '{path_of([call_id])}'", allowed)
 
 
 def _other(item: InputItem, at: str) -> Message:
