@@ -53,6 +53,8 @@ async def upload(request: Request, call: CallerRequestDep) -> Response:
 
 
 async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
+    if repeated := [name for name in form if len(form.getlist(name)) > 1]:
+        raise not_allowed(path_of([repeated[0]]), "is repeated", "once")
     file, texts = form.get("file"), {name: one for name, one in form.items() if isinstance(one, str)}
     if not isinstance(file, UploadFile):
         raise not_allowed("file", "is missing or is not a file", "one file")

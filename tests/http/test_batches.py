@@ -58,7 +58,7 @@ def serving(connect: Connect, tmp_path: Path) -> Any:
     return served
 
 
-async def uploaded(client: httpx.AsyncClient, content: bytes = LINE, **fields: str) -> httpx.Response:
+async def uploaded(client: httpx.AsyncClient, content: bytes = LINE, **fields: Any) -> httpx.Response:
     form = {"purpose": "batch", **fields}
     return await client.post("/v1/files", files={"file": ("in.jsonl", content)}, data=form)
 
@@ -156,9 +156,10 @@ async def test_files_come_in_pages(serving: Any) -> None:
         ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "9"}, "expires_after[seconds]"),
         ({"expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
         ({"expires_after": "3600"}, "expires_after"),
+        ({"purpose": ["batch", "evals"]}, "purpose"),
     ],
 )
-async def test_a_wrong_field_of_the_form_is_named(serving: Any, fields: dict[str, str], param: str) -> None:
+async def test_a_wrong_field_of_the_form_is_named(serving: Any, fields: dict[str, Any], param: str) -> None:
     async with serving() as client:
         assert fault(await uploaded(client, **fields)) == (400, "invalid_request", param)
 
