@@ -417,6 +417,12 @@ def test_a_wrong_value_of_an_option_is_repeated(words: list[str], given: str) ->
     assert done.exit_code == 2 and f"given: {given}" in done.stderr
 
 
+@pytest.mark.parametrize("words", [["--gpu", "A10G"], ["--model", "llama-3.1-8b"], ["--prompt-tokens", "9"]])
+def test_the_doctor_refuses_what_only_a_plan_uses(words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["doctor", *words])
+    assert done.exit_code == 2 and "need --plan" in done.output
+
+
 def test_the_version_is_an_option_too() -> None:
     asked = [sys.executable, "-m", "ops.cli"]
     option, word = (fork_server.run([*asked, how], check=True).stdout for how in ("--version", "version"))

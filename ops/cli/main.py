@@ -147,6 +147,8 @@ def doctor(
 
         run_plan(config_path(config), options, as_json=as_json)
         raise typer.Exit
+    if options != PlanOptions():
+        raise typer.BadParameter("--model, --gpu and the other options of a plan need --plan")
     with ended_by_ctrl_c():
         from ops.cli.doctor import doctor as run
     raise typer.Exit(run(config_path(config), as_json=as_json))
