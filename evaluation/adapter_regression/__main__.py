@@ -18,6 +18,7 @@ from adapters.errors import AdapterRejected
 from adapters.verify import list_files, manifest_sha256
 from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import DEFAULT, ThresholdsError, load_thresholds
+from gateway.config.engine import installed_model
 from gateway.contracts.evaluation_report import evaluation_key, sign
 from ops.cli.console import check_folder, print_json, screen, write_figures
 from ops.client import AdminClient, AdminError
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     plan = RegressionPlan(
         candidate=args.candidate,
         active=None if args.against == BASE else Path(args.against),
-        model=args.model,
+        model=Path(installed_model(str(args.model))),
         model_id=args.model_id,
         max_lora_rank=args.max_lora_rank,
         max_tokens=args.max_tokens,

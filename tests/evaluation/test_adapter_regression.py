@@ -335,6 +335,14 @@ def test_a_missing_prompt_file_ends_with_its_name(tmp_path: Path, capsys: pytest
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
+def test_the_demo_model_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["absent", "--against", "base"]) == NOT_RUN
+    assert "absent: refused: not_found" in capsys.readouterr().err
+
+
 def test_what_would_lose_the_result_is_refused_before_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
