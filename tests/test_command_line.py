@@ -98,6 +98,7 @@ def test_a_command_whose_standard_streams_are_closed_does_the_same_without_them(
 def test_a_command_that_parses_its_own_options_names_itself(words: list[str]) -> None:
     done = fork_server.run([sys.executable, "-m", "ops.cli", *words, "--help"])
     assert done.stdout.startswith(f"usage: sluice {' '.join(words)} ")
+    assert f"\n  sluice {' '.join(words)} " in done.stdout and "python -m" not in done.stdout
 
 
 def test_an_unknown_word_is_told_without_a_traceback() -> None:

@@ -28,9 +28,9 @@ PASSED, FAILED, NOT_RUN = 0, 1, 2
 
 _EPILOG = """
 examples:
-  python -m evaluation.adapter_regression new/manga_domain_v4 --against models/adapters/manga_domain_v3
-  python -m evaluation.adapter_regression new/manga_domain_v4 --against base --json > report.json
-  python -m evaluation.adapter_regression new/manga_domain_v4 --against models/adapters/manga_domain_v3 \\
+  sluice evaluate adapter new/manga_domain_v4 --against models/adapters/manga_domain_v3
+  sluice evaluate adapter new/manga_domain_v4 --against base --json > report.json
+  sluice evaluate adapter new/manga_domain_v4 --against models/adapters/manga_domain_v3 \\
       --post http://127.0.0.1:8000    keep the report with the version of that name in the registry
 
 The report is signed with SLUICE_EVALUATION_KEY, else with SLUICE_ADMIN_KEY: the gateway must have the same.
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument(
         "--prompts", type=Path, default=PROMPTS, help="JSONL of prompts (default: the demo shop's)"
     )
-    cli.add_argument("--thresholds", type=Path, default=DEFAULT, help="YAML (default: thresholds.yaml here)")
+    cli.add_argument("--thresholds", type=Path, default=DEFAULT, help="YAML (default: the demo shop's)")
     cli.add_argument(
         "--model", type=Path, default=Path("models/demo"), help="base model (default: %(default)s)"
     )

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--parallel", type=int, default=4, help="requests at once (default: %(default)s)")
     cli.add_argument("--batch", action="store_true", help="ask by a batch, on idle capacity; may take long")
     cli.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL (default: the demo shop's)")
-    cli.add_argument("--thresholds", type=Path, default=DEFAULT, help="YAML (default: thresholds.yaml here)")
+    cli.add_argument("--thresholds", type=Path, default=DEFAULT, help="YAML (default: the demo shop's)")
     cli.add_argument("--max-tokens", type=int, default=96, help="longest answer (default: %(default)s)")
     cli.add_argument("--seed", type=int, default=0, help="of the resampling (default: %(default)s)")
     cli.add_argument("--json", action="store_true", help="print the report as JSON")
