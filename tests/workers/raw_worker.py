@@ -146,6 +146,7 @@ class RawWorker:
     tokenized: list[str | None] = field(default_factory=list)  # the models that tokenize requests name
     gone: int = 0
     probes: int = 0
+    probe_delay_s: float = 0.0
     port: int = 0
     tls: ssl.SSLContext | None = None
     _server: asyncio.Server | None = None
@@ -200,6 +201,8 @@ class RawWorker:
         path = path.removeprefix(self.prefix)
         if method == "GET":
             self.probes += path == "/health"
+            if path == "/health" and self.probe_delay_s:
+                await asyncio.sleep(self.probe_delay_s)
             known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}
             if self.models is not None:
                 known["/v1/models"] = self.models()

@@ -352,6 +352,20 @@ async def test_a_worker_that_reports_its_engine_dead_is_ejected_at_once_and_coun
             assert state_of(backend)[0].state == "ejected"
 
 
+async def test_a_worker_that_is_late_for_its_probes_stays_in_service_while_it_sends_answers() -> None:
+    worker = RawWorker([answers(*"abcdefghij", delay_s=0.15)])
+    async with pool(worker, probe_timeout_seconds=0.5) as backend:
+        async with asyncio.TaskGroup() as group:
+            callers = [group.create_task(collect(backend, work())) for _ in range(3)]
+            await until(lambda: len(worker.requests) == 3)
+            worker.probe_delay_s, before = 60.0, worker.probes
+            await until(lambda: worker.probes >= before + 2 or all(one.done() for one in callers))
+            callers.append(group.create_task(collect(backend, work())))
+        assert [one.result().text for one in callers] == ["abcdefghij"] * 4
+        assert state_of(backend)[0].ejections == 0
+        await until(lambda: state_of(backend)[0].state == "ejected")
+
+
 async def test_a_worker_that_fails_repeatedly_is_ejected_and_another_one_serves() -> None:
     bad, good = RawWorker([refuses(500)]), RawWorker([GOOD])
     async with pool(bad, good, affinity=False, eject_seconds=60) as backend:

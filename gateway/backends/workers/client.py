@@ -107,6 +107,10 @@ class WorkerClient:
     def open(self) -> int:
         return len(self._open)
 
+    def heard_since(self, at: float) -> bool:
+        """Whether the worker has sent a part of any answer since then, by the event loop's clock."""
+        return any(connection.heard_since(at) for connection in self._open)
+
     def post(self, path: str, body: bytes | Upload, headers: bytes = b"") -> Awaitable[Connection]:
         """Send a request; returns its connection once the head of the answer has been received.
 

@@ -159,6 +159,10 @@ class Connection(asyncio.Protocol):
                 self._take = None
         return not self._done or bool(self._body)
 
+    def heard_since(self, at: float) -> bool:
+        """Whether bytes of an answer have come since then, by the event loop's clock."""
+        return self._last_at >= at and self._head_bytes > 0
+
     def first_token_received(self) -> None:
         """Note that the first token has come: from then on only the idle and total timeouts apply."""
         self._first_by = None

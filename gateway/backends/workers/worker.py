@@ -10,7 +10,7 @@ import structlog
 from adapters.values import Adapter
 from gateway.backends.workers.client import Whole, WorkerClient
 from gateway.backends.workers.dialect import Dialect
-from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
+from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TimedOut, TransportError
 from gateway.backends.workers.health import WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.inspection import (
@@ -271,7 +271,7 @@ class Worker:
                 await self._wake.wait()
 
     async def _probe(self) -> bool:
-        root = self.client.root
+        root, began_at = self.client.root, asyncio.get_running_loop().time()
         try:
             answer = await self._get(self._probe_path)
             other = answer.status < 500 and LITELLM_ANSWER not in answer.body
@@ -282,6 +282,9 @@ class Worker:
                 self._probe_path = models
                 answer = await self._get(models)
         except TransportError as error:
+            # A busy worker may be late for a probe while it sends answers: it is not gone.
+            if isinstance(error, TimedOut) and self.health.in_service and self.client.heard_since(began_at):
+                return True
             self.unavailable_reason = NO_ANSWER
             if isinstance(error, ConnectFailed) and error.refused:
                 self.end("refuses connections")
