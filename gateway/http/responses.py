@@ -22,8 +22,9 @@ from gateway.contracts.openai_answer import DeletedBody, PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, sealed_items
-from gateway.contracts.responses.body import CompactBody, Includable, InputItem, ResponsesBody
+from gateway.contracts.responses.body import CompactBody, Includable, ResponsesBody
 from gateway.contracts.responses.compact import compacted, summary_body
+from gateway.contracts.responses.conversation import stored_item
 from gateway.contracts.responses.request import INCLUDED_SEALED, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect, whole_response
 from gateway.errors import InvalidKey, NotFound
@@ -126,7 +127,7 @@ async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> R
     if not named:
         return body
     items = await services.responses.referenced(tenant, named, services.limits.max_body_bytes)
-    stored = {one["id"]: InputItem.model_validate(one) for one in items}
+    stored = {one["id"]: stored_item(one, named[one["id"]]) for one in items}
     return body.model_copy(
         update={"input": [one if one.referenced is None else stored[one.referenced] for one in given]}
     )

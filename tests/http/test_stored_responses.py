@@ -195,6 +195,20 @@ async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(rig: Re
             assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "input.0.id")
 
 
+async def test_a_stored_answer_that_is_no_input_is_refused_where_it_is_asked_for(rig: ResponsesRig) -> None:
+    async with rig.serving(FakeJourney(pieces=("One ", "mo\0ment"))) as client:
+        first = await made(client)
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        for more, param in (
+            ({"previous_response_id": first["id"]}, "previous_response_id"),
+            ({"input": [reference, {"role": "user", "content": "And then?"}]}, "input.0.id"),
+        ):
+            refused = await client.post("/v1/responses", json={**ASKED, **more})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, param)
+            assert "content.0.text contains a null character" in error["message"]
+
+
 async def test_a_stored_conversation_is_as_long_as_a_body_at_most(rig: ResponsesRig) -> None:
     # 40 kB that are stored in a few hundred bytes.
     long, limits = {"input": "x" * 40_000}, ServerConfig(max_body_bytes=100_000)

@@ -9,8 +9,7 @@ from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.answer import Answer
 from gateway.contracts.openai_answer import SluiceBody, error_body, sluice_body
 from gateway.contracts.openai_logprobs import ChatLogprob, chat_logprobs
-from gateway.contracts.responses.body import InputItem
-from gateway.contracts.responses.conversation import reasoning_of
+from gateway.contracts.responses.conversation import reasoning_of, stored_item
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.values import CUT_SHORT, WHOLE, FinishReason, TokenLogprob, Usage
 from gateway.errors import PublicError
@@ -129,12 +128,12 @@ def reasoning_item(asked: ResponsesRequest, item_id: str, text: str, status: str
 
 
 def sealed_items(items: Sequence[Mapping[str, Any]], seal: Callable[[str], str]) -> list[Item]:
-    """Stored items, of which each with a text of reasoning also has it sealed."""
+    """Stored items, of which each with a text of reasoning also has it sealed. Raises as stored_item."""
     return [
         {**one, "encrypted_content": seal(text)}
         if one["type"] == "reasoning"
         and not one.get("encrypted_content")
-        and (text := reasoning_of(InputItem.model_validate(one), "", None))
+        and (text := reasoning_of(stored_item(one, "include"), "", None))
         else {**one}
         for one in items
     ]

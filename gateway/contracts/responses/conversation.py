@@ -1,12 +1,14 @@
 """Converts the items and tools of ``/v1/responses`` to messages and tools."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
+from pydantic import ValidationError
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.images import made_of_parts
-from gateway.contracts.refusals import not_allowed, path_of, required
+from gateway.contracts.refusals import first_refusal, not_allowed, path_of, required
 from gateway.contracts.responses.body import (
     ChoiceObject,
     InputItem,
@@ -111,6 +113,18 @@ def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageC
         else required(part.refusal if part.type == "refusal" else part.text, f"{where}.text")
         for where, part in ((f"{at}.{number}", part) for number, part in enumerate(required(given, at)))
     ]
+
+
+def stored_item(item: Mapping[str, Any], param: str) -> InputItem:
+    """An item of a stored response, which the request's field ``param`` asks for.
+
+    Raises InvalidRequest if it is no input: a model may write a null character, or an unusable tool name.
+    """
+    try:
+        return InputItem.model_validate(dict(item))
+    except ValidationError as error:
+        problem = first_refusal(error.errors(include_url=False)).message
+        raise InvalidRequest(f"{param}: a stored item is no input: {problem}", param=param) from None
 
 
 def reasoning_of(item: InputItem, at: str, open_seal: OpenSeal | None) -> str:

@@ -14,7 +14,7 @@ from gateway.contracts.native import NO_FIELDS, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.responses.body import ChoiceObject, InputItem, ResponsesBody, TextFormat
-from gateway.contracts.responses.conversation import chosen, conversation, flat_tools
+from gateway.contracts.responses.conversation import chosen, conversation, flat_tools, stored_item
 from gateway.contracts.tools import asked_tools, checked_tools, holds_calls, to_choice
 from gateway.contracts.values import EMPTY, PLAIN_TEXT, Contract, FormatType, ResponseFormat, Sampling
 from gateway.errors import InvalidRequest
@@ -77,7 +77,7 @@ def responses_request(
     """
     bound = origin.caller.tenant, body.model
     open_seal = None if seal is None else partial(seal.opened, *bound)
-    earlier = [InputItem.model_validate(dict(one)) for one in before]
+    earlier = [stored_item(one, "previous_response_id") for one in before]
     messages = with_latest_turn(tuple(conversation(body, earlier, open_seal)))
     store = _stores(body, stores, holds_data(messages))
     namespaces: dict[str, tuple[str, str]] = {}
