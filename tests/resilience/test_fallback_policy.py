@@ -95,8 +95,15 @@ def test_a_whole_answer_is_asked_for_once_more_where_that_is_wise_and_paid_for(
 def test_a_request_whose_deadline_allows_it_waits_for_a_restart_before_the_degraded_text() -> None:
     for in_time, wanted in ((True, WaitForRestart(RESUME.max_wait_s)), (False, ServeStored(DEGRADED))):
         it = policy((DEGRADED,), in_hand=False)
-        it.failed("gpu", FailureKind.BACKEND_UNAVAILABLE, moved=False)
+        it.failed("gpu", FailureKind.BACKEND_UNAVAILABLE, moved=False, away=True)
         assert it.next(replace(view(back_in_s=4.0, restarts=True), in_time=in_time)) == wanted
+
+
+def test_a_backend_that_takes_work_is_not_waited_for_when_it_reports_that_it_is_unavailable() -> None:
+    it = policy((DEGRADED,), in_hand=False)
+    it.failed("gpu", FailureKind.BACKEND_UNAVAILABLE, moved=False)
+    there = replace(view("gpu", back_in_s=0.0, restarts=True), in_time=True)
+    assert it.next(there) == ServeStored(DEGRADED)
 
 
 def test_a_pool_whose_last_worker_broke_a_stream_off_is_waited_for_like_an_engine() -> None:
