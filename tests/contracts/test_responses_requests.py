@@ -346,3 +346,24 @@ def test_an_error_from_inside_names_the_field_as_the_body_spells_it(message: str
     inside = PublicError(422, "invalid_request", message.format("max_tokens"), "max_tokens")
     shown = parsed({"model": "demo", "input": "hi"}).request.in_body_terms(inside)
     assert (shown.param, shown.message) == ("max_output_tokens", message.format("max_output_tokens"))
+
+
+def test_text_and_reasoning_between_calls_are_of_their_turn_which_the_results_follow() -> None:
+    def call(name: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": name, "name": "shell", "arguments": "{}"}
+
+    answer = [
+        {"role": "assistant", "content": "Both."},
+        call("a"),
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Now b."}]},
+        {"role": "assistant", "content": " And b."},
+        call("b"),
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+        {"type": "function_call_output", "call_id": "b", "output": "2"},
+    ]
+    messages = parsed(
+        {"model": "demo", "input": [{"role": "user", "content": "Go"}, *answer]}
+    ).request.messages
+    calls = ToolCall("a", "shell", "{}"), ToolCall("b", "shell", "{}")
+    assert messages[1] == Message(Role.ASSISTANT, "Both. And b.", tool_calls=calls, reasoning="Now b.")
+    assert [(one.role, one.tool_call_id) for one in messages[2:]] == [(Role.TOOL, "a"), (Role.TOOL, "b")]

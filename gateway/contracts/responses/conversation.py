@@ -49,7 +49,7 @@ def conversation(
         at = f"input.{index}"
         match item.type:
             case "reasoning":
-                if turn.content is not None or turn.calls:
+                if turn.is_text:
                     yield turn.taken()
                 turn.reasoning.append(reasoning_of(item, at, open_seal))
             case "item_reference":
@@ -58,10 +58,11 @@ def conversation(
                 turn.calls.append(_call(item, at))
                 call_ids.add(item.call_id)
             case "message" | "compaction" if item.type == "compaction" or item.role == "assistant":
-                if turn.content is not None or turn.calls:
-                    yield turn.taken()
                 summary = item.type == "compaction"
-                turn.content = _summary(item, at) if summary else _words(item.content, f"{at}.content")
+                if turn.is_text or (summary and turn.calls):
+                    yield turn.taken()
+                text = _summary(item, at) if summary else _words(item.content, f"{at}.content")
+                turn.content = (turn.content or "") + text
             case _:
                 if turn:
                     yield turn.taken()
@@ -78,6 +79,11 @@ class _Turn(Struct, eq=False):
     reasoning: list[str] = []
     content: str | None = None
     calls: list[ToolCall] = []
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it has a text and no calls. Calls wait for their results: what follows them is theirs."""
+        return self.content is not None and not self.calls
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.calls) or self.content is not None
