@@ -129,7 +129,9 @@ class ChaosRun:
             if finish == "stop" and fallback is None:
                 return observed.text
             too_long = finish == "length" and fallback is None
-            hopeless = too_long or observed.code in (CONNECT, "invalid_key", "missing_key")
+            hopeless = too_long or observed.code in ("invalid_key", "missing_key")
+            if observed.code == CONNECT:
+                raise ChaosError(f"{self.testbed.url}: cannot be reached; is the gateway running there?")
             if hopeless or time.monotonic() > end:
                 why = observed.code or f"finish_reason {finish}, fallback {fallback}"
                 if too_long:
