@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from ipaddress import ip_network
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -181,10 +180,12 @@ def test_a_redirect_is_checked_like_an_address() -> None:
 
 
 def test_a_host_of_combining_marks_is_refused_before_python_sorts_them() -> None:
-    url = "http://a" + "\u0345" * 4_000 + "\u0316" * 4_000
-    began = time.perf_counter()
-    urlsplit(url)
-    sorted_at = time.perf_counter()
-    with pytest.raises(BadAddress, match="is not an address"):
-        parse_address(url)
-    assert time.perf_counter() - sorted_at < (sorted_at - began) / 10
+    url = "http://a" + "\u0345" * 4_000 + "\u0316" * 4_000  # sorted, they take 0.2 s in Python 3.11
+
+    def refusal_s() -> float:
+        began = time.process_time()
+        with pytest.raises(BadAddress, match="is not an address"):
+            parse_address(url)
+        return time.process_time() - began
+
+    assert min(refusal_s() for _ in range(5)) < 0.02
