@@ -409,6 +409,23 @@ def test_an_unknown_level_of_the_log_is_named_with_what_is_allowed(tmp_path: Pat
     )
 
 
+def test_a_gateway_that_has_stopped_ends_after_the_exit_handlers_and_waits_for_nothing_else() -> None:
+    code = """
+import atexit, threading
+from ops.cli.serve import end_process
+class Kept:
+    def __del__(self, print=print):
+        print("freed")
+kept = Kept()
+atexit.register(print, "handlers ran")
+threading.Thread(target=threading.Event().wait).start()
+print("stopped")
+end_process(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "stopped\nhandlers ran\n", "")
+
+
 @pytest.mark.parametrize(
     ("words", "given"),
     [(["keys", "create", "t", "--rpm", "-1"], "'-1'"), (["drain", "--wait", "soon"], "'soon'")],

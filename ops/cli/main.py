@@ -96,6 +96,7 @@ def serve(
     """
     gc.disable()  # garbage collection takes a sixth of the import time and frees nothing
     with ended_by_ctrl_c():
+        from ops.cli.serve import end_process
         from ops.cli.serve import serve as run
     gc.enable()
     path = config_path(config)
@@ -103,7 +104,7 @@ def serve(
         raise typer.BadParameter(
             "--worker replaces --config: give one of them; `sluice init --worker URL` writes a file"
         )
-    raise typer.Exit(run(path, log_level, gpus=gpus, workers=workers, urls=worker or ()))
+    end_process(run(path, log_level, gpus=gpus, workers=workers, urls=worker or ()))
 
 
 @app.command()

@@ -41,6 +41,7 @@ def serve(config: ConfigFile = None) -> None:
 
     Example: docker run IMAGE serve
     """
+    from ops.cli.serve import end_process
     from ops.cli.serve import serve as run
     from ops.sagemaker.container import ENDPOINT_ENV, container_environment, log_level
 
@@ -50,7 +51,7 @@ def serve(config: ConfigFile = None) -> None:
     if environ.get(ENDPOINT_ENV):
         # A separate process, so that its waits do not block the gateway's event loop.
         os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-m", "ops.cli", "sagemaker", "publish"])
-    raise typer.Exit(run(config_path(config), log_level(os.environ)))
+    end_process(run(config_path(config), log_level(os.environ)))
 
 
 @sagemaker.command("publish", hidden=True)

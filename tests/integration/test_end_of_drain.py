@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -11,9 +12,11 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from websockets.sync.client import connect
 
+from tests.fork_server import ImportingPopen
 from tests.integration.live import LiveGateway, gateway
 from tests.integration.test_faults import ENDLESS
 from tests.sse import json_events
@@ -132,3 +135,42 @@ def test_a_body_that_never_comes_whole_is_refused_as_json_when_the_gateway_stops
                 answer += piece
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"draining"' in answer
         assert live.process.wait(60) == 0
+
+
+def test_a_gateway_ends_soon_after_its_last_answer_with_its_lines_and_rows_written_and_no_child_left(
+    tmp_path: Path,
+) -> None:
+    # The process of an operator: a forked one ends without Python's teardown in any case.
+    with gateway(tmp_path, start=ImportingPopen) as live:
+        children = psutil.Process(live.process.pid).children(recursive=True)
+        body = {"messages": [{"role": "user", "content": "Who wrote Berserk?"}], "stream": True}
+        with httpx.stream(
+            "POST", f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            live.process.send_signal(signal.SIGTERM)
+            done = list(json_events(lines))[-1]
+        answered = time.monotonic()
+        assert live.process.wait(60) == 0
+        assert time.monotonic() - answered < 15, "it takes a third of a second on a quiet machine"
+    assert children and not any(child.is_running() for child in children)
+    logged = [json.loads(line) for line in live.log.read_text().splitlines()]
+    assert [line["request_id"] for line in logged if line["event"] == "request"] == [done["request_id"]]
+    assert [line["event"] for line in logged][-3:-1] == ["stopping", "Shutting down"]
+    rows = sqlite3.connect(tmp_path / "ledger.db").execute("select output_tokens from generations").fetchall()
+    assert rows == [(done["usage"]["output_tokens"],)]
+
+
+def test_a_gateway_whose_log_lines_nobody_reads_ends_as_well(tmp_path: Path) -> None:
+    log = tmp_path / "gateway.log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(log, os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x")
+    with gateway(tmp_path, ready=False) as live:
+        live.process.send_signal(signal.SIGTERM)
+        assert live.process.wait(60) == 0
+    os.close(reader), os.close(writer)
