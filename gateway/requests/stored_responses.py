@@ -141,13 +141,13 @@ class StoredResponses:
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         found = await self.store.get(tenant, response_id, self.now())
         if found is None:
-            raise _unknown(response_id, "response_id")
+            raise _unknown(response_id)
         return found
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete a response; a running one is ended."""
         if not await self.store.delete(tenant, response_id):
-            raise _unknown(response_id, "response_id")
+            raise _unknown(response_id)
 
     async def end(self, row: StoredResponse, response: Mapping[str, Any]) -> bool:
         """End an unfinished response in place of the gateway that ran it; false if it has already ended.
@@ -164,7 +164,7 @@ class StoredResponses:
     ) -> Sequence[StoredResponse]:
         rows = await self.store.thread(tenant, response_id, self.now(), most=MAX_TURNS, most_bytes=max_bytes)
         if not rows:
-            raise _unknown(response_id, param)
+            raise _unknown(response_id, param, ", or not all before it in its conversation")
         if rows[0].previous_id is not None:
             raise _too_long(param, max_bytes)
         return rows
@@ -202,9 +202,8 @@ def _undamaged(row: StoredResponse, param: str) -> Iterator[None]:
         ) from None
 
 
-def _unknown(response_id: str, param: str) -> NotFound:
-    shown = path_of([response_id])
-    return NotFound(f"no response '{shown}' is stored, or not all before it in its conversation", param=param)
+def _unknown(response_id: str, param: str = "response_id", alternative: str = "") -> NotFound:
+    return NotFound(f"no response '{path_of([response_id])}' is stored{alternative}", param=param)
 
 
 def _items(rows: Sequence[StoredResponse], param: str, max_bytes: int) -> list[list[Mapping[str, Any]]]:

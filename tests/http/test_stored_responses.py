@@ -292,6 +292,17 @@ async def test_a_deleted_response_is_gone_and_so_is_what_goes_on_from_it(rig: Re
     assert follows.status_code == 404
 
 
+async def test_only_what_reads_a_conversation_is_refused_for_a_response_before_it(rig: ResponsesRig) -> None:
+    path, alone = "/v1/responses/resp_nowhere", "no response 'resp_nowhere' is stored"
+    async with rig.serving() as client:
+        for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
+            assert (await client.request(method, where)).json()["error"]["message"] == alone
+        follows = {**ASKED, "previous_response_id": "resp_nowhere"}
+        asked = await client.get(f"{path}/input_items"), await client.post("/v1/responses", json=follows)
+    for one in asked:
+        assert one.json()["error"]["message"] == f"{alone}, or not all before it in its conversation"
+
+
 async def test_responses_expire_and_a_tenants_oldest_make_room(connect: Connect, tmp_path: Path) -> None:
     rig = ResponsesRig(connect, tmp_path, keep_seconds=120, max_tenant_bytes=2_500)
     async with rig.serving() as client:
