@@ -371,6 +371,26 @@ async def test_lines_with_equal_labels_run_at_the_same_time() -> None:
     assert json.loads(ran[0].result().body)["request_id"] == "mine"
 
 
+async def test_a_lines_row_has_its_own_id_whatever_its_body_calls_it_and_a_deadline_in_the_body_is_none() -> (
+    None
+):
+    asked: list[GenerateRequest] = []
+
+    class Seen(FakeJourney):
+        async def run(self, request: GenerateRequest, sink: Sink) -> None:
+            asked.append(request)
+            await super().run(request, sink)
+
+    services = fake_services(Seen())
+    batch = BatchRow("batch_1", "acme", "key_1", None, "/v1/generate", "f", "in_progress", 0, 1, b"")
+    body = b'{"request_id": "mine", "deadline_ms": 1, "messages": [{"role": "user", "content": "hi"}]}'
+    lines = BatchLines(services, HeldRows(), lambda: False)
+    assert (await lines.run(batch, BatchLine("batch_1", 0, 7, "a", 0, 1), body)).status == 200
+    assert (asked[0].generation_id, asked[0].request_id) == ("gen_1_7", "mine")
+    timeout_s = services.limits.request_timeout_seconds
+    assert asked[0].deadline == pytest.approx(asked[0].arrived_at + timeout_s, abs=60)
+
+
 class OneAMinute(FakeKeys):
     """Keys with a limit of one request per minute."""
 
