@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import fields
 
+from admission.values import Reason
 from observability.events import RequestRecord
 
 EVENT = "request"
@@ -24,6 +25,8 @@ outside_texts = attrgetter(
     "intent", "locale", "model", "prompt_version", "tenant", "route", "adapter_id", "error_param",
     "error_message",
 )  # fmt: skip
+# Refusals because of overload. An open circuit breaker means failures instead.
+_OVERLOAD = frozenset([reason.value for reason in Reason]) - {Reason.CIRCUIT_OPEN.value}
 _SAME = vars(logging.LogRecord("", 0, "", 0, EVENT, None, None))
 
 
@@ -42,10 +45,15 @@ class RequestLine(logging.LogRecord):
 
 def log_request(logger: logging.Logger, request: RequestRecord) -> None:
     """Log a finished request, as an error if the gateway is at fault; never waits."""
-    level = logging.ERROR if request.failed else logging.INFO
+    level = logging.ERROR if request.failed and not _gives_way(request) else logging.INFO
     if logger.isEnabledFor(level):
         # Skips the logger's filters, since it has none.
         logger.callHandlers(RequestLine(logger.name, level, request))
+
+
+def _gives_way(request: RequestRecord) -> bool:
+    """Whether admission refused a request of the low class, such as a batch's line, which runs again."""
+    return request.priority < 0 and request.status >= 500 and request.error_code in _OVERLOAD
 
 
 def request_line(request: RequestRecord) -> dict[str, Any]:

@@ -41,6 +41,9 @@ def test_a_finished_request_is_one_line_with_time_level_and_what_is_known_of_it(
         ({"status": 200, "error_code": "backend_unavailable"}, "error"),
         ({"status": 429, "error_code": "rate_limited"}, "info"),
         ({"status": 499, "finish_reason": "cancelled"}, "info"),
+        ({"status": 503, "error_code": "wait_exceeded", "priority": -1}, "info"),
+        ({"status": 503, "error_code": "backend_unavailable", "priority": -1}, "error"),
+        ({"status": 200, "error_code": "wait_exceeded", "priority": -1}, "error"),
     ],
 )
 def test_only_our_own_faults_are_logged_as_errors(
