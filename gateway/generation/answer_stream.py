@@ -214,8 +214,11 @@ class AnswerStream:
 
     @property
     def cached_tokens(self) -> int:
-        """The cached prompt tokens that the first call reported; 0 if no call reported any."""
-        return self._cached_tokens or 0
+        """The cached prompt tokens that the first call reported; 0 if no call reported any.
+
+        At most the prompt: a call that resumes the answer for another model may have a shorter one.
+        """
+        return min(self._cached_tokens or 0, self.input_tokens)
 
     def used(self, usage: Usage) -> Usage:
         """Return the usage of a resumed answer whose last call reports ``usage``."""
@@ -271,7 +274,7 @@ class AnswerStream:
     def resume(self, token_ids: tuple[int, ...] | None, tokens: int, target: str, mode: str) -> None:
         """Prepare for a call that resumes the answer after ``tokens`` (ids ``None``: they are not known)."""
         self._before_resume = self.origin, self._ids, self.tokens
-        self._cached_tokens = self.cached_tokens  # a worker reports them with the last chunk only
+        self._cached_tokens = self._cached_tokens or 0  # a worker reports them with the last chunk only
         stored = self._logprobs.get(0)
         if stored is not None:
             self._sent_logprobs = max(self._sent_logprobs, len(stored))

@@ -366,6 +366,22 @@ async def test_an_answer_that_ends_as_a_part_has_the_cached_tokens_of_its_first_
     assert (row.cached_tokens, 2 < row.output_tokens < len(PIECES)) == (0, True)
 
 
+@pytest.mark.parametrize("cut_by", ["a break", "the deadline"])
+async def test_the_cached_tokens_of_a_part_are_at_most_the_prompt_of_the_call_that_resumed_it(
+    build_rig: Build, ask: Ask, cut_by: str
+) -> None:
+    """The plan for another model may be shorter than the prompt that the first call found cached."""
+    rest = breaking(1) if cut_by == "a break" else replace(WHOLE, delay_s=0.4)
+    first = backend(breaking(2, GONE, replace(WHOLE, cached_tokens=1_000_000)), continues=frozenset())
+    far = backend(rest, name="far")
+    rig = build_rig(backends=[first, far], route={"fallback": ["far"]}, spelling=SPELLING)
+    await rig.run(ask(stream=True, deadline=time.monotonic() + 1.5))
+    [row], [record] = rig.outbox.rows, rig.records
+    assert row.backend_name == "far" and len(record.seams or ()) > 0
+    assert row.cached_tokens == row.input_tokens > 0
+    assert record.cached_tokens == record.input_tokens
+
+
 async def test_an_answer_that_is_made_again_has_the_cached_tokens_of_its_own_call(
     build_rig: Build, ask: Ask
 ) -> None:
