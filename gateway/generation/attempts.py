@@ -100,7 +100,7 @@ class Attempts(Struct, eq=False):
                 # An incomplete character at the end comes with the next token.
                 spelled = b"".join(map(self._spelling(backend.model).text_bytes, ids or ()))
                 generated = spelled.decode("utf-8", errors="ignore")
-            partial = PartialAnswer(resumption.text, ids, generated)
+            partial = PartialAnswer(resumption.text, ids, generated, resumption.tokens)
         # The text's encoding may have more ids than the first backend generated.
         spent = max(stream.tokens, len(resumption.token_ids or ()))
         return self._work(origin.plan, origin.max_tokens - spent, partial, seed)

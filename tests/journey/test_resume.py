@@ -130,6 +130,8 @@ async def test_another_backend_goes_on_when_the_first_cannot(
     [event] = [event for event in rig.events if isinstance(event, Resumed)]
     mode = "text" if way is Continue.TEXT else "spelled"
     assert (event.source, event.target, event.mode, event.result) == ("local", "far", mode, "whole")
+    [resumed] = rig.backends["far"].calls
+    assert resumed.partial is None or resumed.partial.tokens == event.tokens > 0
     assert len(rig.outbox.rows) == 1
     assert rig.in_use() == []
 

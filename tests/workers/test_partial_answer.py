@@ -147,6 +147,17 @@ async def test_the_usage_is_of_the_requests_own_prompt_and_of_this_call() -> Non
     assert answer.completion.usage == Usage(2, 2, 2)
 
 
+@pytest.mark.parametrize(("reported", "billed"), [(66, 63), (3, 5), (0, 5)])
+async def test_the_prompt_of_an_answer_that_is_resumed_from_its_text_has_the_workers_count_without_it(
+    reported: int, billed: int
+) -> None:
+    """The count of a prompt that is sent as messages may be an estimate; a worker may report no usable one."""
+    partial = PartialAnswer("It is", tokens=3)
+    async with pool(RawWorker([answers(" not", " far.", prompt=reported)]), dialect="vllm") as backend:
+        answer = await collect(backend, work("Hello", partial=partial))
+    assert answer.completion.usage == Usage(billed, 2)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 async def test_an_answer_is_resumed_on_another_worker_than_the_one_that_broke_it_off(alone: bool) -> None:
     workers = [RawWorker([answers("Hi")]) for _ in range(1 if alone else 2)]

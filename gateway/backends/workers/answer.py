@@ -367,9 +367,12 @@ class CompletionReader:
         usage = self._usage
         ids = list(chain.from_iterable(self._ids.get(index, ()) for index in range(n))) if self._ids else []
         output_tokens, cached_tokens, written, reasoning = self._counted + len(ids), 0, 0, 0
-        # The worker counts the tokens of a partial answer as prompt tokens.
-        counted = usage if self._work.partial is None else None
-        input_tokens = (counted and counted.prompt_tokens) or self._work.input_tokens
+        input_tokens, partial = (usage and usage.prompt_tokens) or 0, self._work.partial
+        if partial is not None:
+            # The worker counts the tokens of a partial answer as prompt tokens. Of ids the count is known.
+            input_tokens = input_tokens - partial.tokens if partial.token_ids is None else 0
+        if input_tokens <= 0:
+            input_tokens = self._work.input_tokens
         if usage is not None:
             if usage.completion_tokens or (usage.completion_tokens == 0 and not output_tokens):
                 self.has_usage, output_tokens = bool(usage.prompt_tokens), usage.completion_tokens
