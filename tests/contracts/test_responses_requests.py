@@ -367,3 +367,11 @@ def test_text_and_reasoning_between_calls_are_of_their_turn_which_the_results_fo
     calls = ToolCall("a", "shell", "{}"), ToolCall("b", "shell", "{}")
     assert messages[1] == Message(Role.ASSISTANT, "Both. And b.", tool_calls=calls, reasoning="Now b.")
     assert [(one.role, one.tool_call_id) for one in messages[2:]] == [(Role.TOOL, "a"), (Role.TOOL, "b")]
+
+
+def test_a_backend_without_log_probabilities_is_reported_by_the_field_that_asks_for_them() -> None:
+    message = "no backend of this route supports logprobs; leave it out or choose another route"
+    shown = parsed({"model": "demo", "input": "hi"}).request.in_body_terms(
+        PublicError(400, "invalid_request", message, "logprobs")
+    )
+    assert (shown.param, shown.message) == ("include", message.replace("logprobs", "include"))

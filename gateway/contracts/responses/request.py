@@ -58,6 +58,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "response_format": "text.format",
     "adapter_id": "model",
     "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
 }
 
 
