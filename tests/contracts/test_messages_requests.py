@@ -17,7 +17,7 @@ from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, GenerateRequest
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, PublicError
 
 ORIGIN = RequestOrigin("req_1", "gen_1", Caller("acme", CallerRole.CALLER, "key_1"), 0.0, 1, "a" * 32)
 HI = {"role": "user", "content": "Hi"}
@@ -280,6 +280,20 @@ def test_a_json_schema_in_output_config_becomes_the_response_format() -> None:
     assert json.loads(shape.spec) == schema
 
 
+def test_a_json_schema_in_output_format_the_earlier_name_becomes_the_response_format() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    request = read(output_format=form)
+    assert json.loads(request.response_format.spec) == schema and request.dropped == ()
+    inside = PublicError(400, "invalid_request", "no backend supports response_format", "response_format")
+    assert request.in_body_terms(inside).param == "output_format"
+    param, message = refused(output_format=form, output_config={"format": form})
+    assert (param, message) == (
+        "output_format",
+        "output_format is given with output_config.format; allowed: one of them",
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -329,6 +343,7 @@ def test_a_json_schema_in_output_config_becomes_the_response_format() -> None:
         ({"compaction": {"type": "summary"}}, "compaction"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),
+        ({"output_format": {"type": "regex"}}, "output_format.type"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
     ],
 )

@@ -127,6 +127,7 @@ class CountRequest(StrictObject):
     tool_choice: InputToolChoice | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormatBody | None = None  # the earlier name of ``output_config.format``
     sluice: SluiceFields | None = None
 
     @model_validator(mode="after")

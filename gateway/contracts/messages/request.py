@@ -60,9 +60,12 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         effort=_effort(body),
         in_history=holds_calls(messages),
     )
-    config = body.output_config
-    shaped = config.format if config is not None else None
-    shape = object_shape(shaped.json_schema, "output_config.format.schema") if shaped else PLAIN_TEXT
+    shaped, at = body.output_format, "output_format"
+    if (config := body.output_config) is not None and config.format is not None:
+        if shaped is not None:
+            raise not_allowed(at, "is given with output_config.format", "one of them")
+        shaped, at = config.format, "output_config.format"
+    shape = object_shape(shaped.json_schema, f"{at}.schema") if shaped else PLAIN_TEXT
     unknown = body.unknown
     return build_request(
         origin,
@@ -77,7 +80,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         # The effort is only a hint in this contract, because clients send one to every model.
         needs=needs - {Feature.REASONING_EFFORT},
         dropped=tuple([path_of([name]) for name in unknown[:MAX_DROPPED]]),
-        fields=_fields(len(tools)),
+        fields=_fields(len(tools), at),
         **own,
         **asked,
     )
@@ -96,12 +99,12 @@ def _effort(body: CountRequest) -> str | None:
     return "low" if budget <= LOW_BUDGET else "medium" if budget <= MEDIUM_BUDGET else "high"
 
 
-def _fields(tools: int) -> Mapping[str, str]:
+def _fields(tools: int, response_format: str) -> Mapping[str, str]:
     """This body's field names, by the native contract's names that internal errors use."""
     return {
         "adapter_id": "model",
         "reasoning_effort": "output_config.effort",
-        "response_format": "output_config.format",
+        "response_format": response_format,
         "stop": "stop_sequences",
         **{f"tools.{index}.function.parameters": f"tools.{index}.input_schema" for index in range(tools)},
     }
