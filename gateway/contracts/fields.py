@@ -57,6 +57,8 @@ def _printable(text: str) -> str:
 Text = Annotated[str, AfterValidator(no_null)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID), AfterValidator(_printable)]
+# The tool's name in a call of the history: a model also writes names of tools that do not exist.
+CalledName = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID), AfterValidator(no_null)]
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(_printable)]
 # A client's own label, such as ``user``: some clients send an empty text for none.
 OptionalLabel = Annotated[Label | None, BeforeValidator(lambda given: None if given == "" else given)]

@@ -4,7 +4,18 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from gateway.contracts.fields import ANYTHING, Body, CallId, Either, Listed, Name, Neutral, StrictObject, Text
+from gateway.contracts.fields import (
+    ANYTHING,
+    Body,
+    CalledName,
+    CallId,
+    Either,
+    Listed,
+    Name,
+    Neutral,
+    StrictObject,
+    Text,
+)
 from gateway.contracts.openai_fields import CACHE_MARK
 
 MAX_TOOLS: Final = 512  # most tools of a request: agents with several MCP servers send over 128
@@ -71,14 +82,14 @@ class HistoryFunction(Body):
     """A function's name, and its arguments as JSON text; the official client adds ``parsed_arguments``."""
 
     neutral: ClassVar[Neutral] = {"parsed_arguments": (ANYTHING,)}
-    name: Name
+    name: CalledName
     arguments: Text | None = None
 
 
 class HistoryCustom(Body):
     """A custom tool's name and input."""
 
-    name: Name
+    name: CalledName
     input: Text
 
 
@@ -109,12 +120,12 @@ class ToolFields(Body):
 class CallFields(StrictObject):
     """What a message may have besides its role and content.
 
-    ``name`` distinguishes speakers if the chat template shows it. ``reasoning`` takes precedence over its
-    older name ``reasoning_content``.
+    ``name`` distinguishes speakers if the chat template shows it; that of a result is the called tool's.
+    ``reasoning`` takes precedence over its older name ``reasoning_content``.
     """
 
     tool_calls: Calls | None = None
     tool_call_id: CallId | None = None
-    name: Name | None = None
+    name: CalledName | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None

@@ -306,8 +306,8 @@ def test_text_parts_of_a_result_are_one_text_and_names_are_kept() -> None:
     assert request.messages[2].content == "3 left"
 
 
-def messages(call_id: str) -> GenerateRequest:
-    called = {"type": "tool_use", "id": shown_call_id(call_id), "name": "stock", "input": {}}
+def messages(call_id: str, name: str = "stock") -> GenerateRequest:
+    called = {"type": "tool_use", "id": shown_call_id(call_id), "name": name, "input": {}}
     result = {"type": "tool_result", "tool_use_id": shown_call_id(call_id), "content": "3"}
     turns = [
         TURN,
@@ -318,23 +318,40 @@ def messages(call_id: str) -> GenerateRequest:
     return MessagesDialect().parse(body.encode(), ORIGIN).request
 
 
-def responses(call_id: str) -> GenerateRequest:
-    called = {"type": "function_call", "call_id": call_id, "name": "stock", "arguments": "{}"}
+def responses(call_id: str, name: str = "stock") -> GenerateRequest:
+    called = {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": call_id, "output": "3"}
     body = json.dumps({"model": "demo", "input": [TURN, called, result]})
     return ResponsesDialect().parse(body.encode(), ORIGIN).request
 
 
-def loop(call_id: str) -> list[Any]:
-    return [TURN, {**LOOP[1], "tool_calls": [{**CALL, "id": call_id}]}, {**LOOP[2], "tool_call_id": call_id}]
+def loop(call_id: str, name: str = "stock") -> list[Any]:
+    called = {**CALL, "id": call_id, "function": {"name": name, "arguments": "{}"}}
+    result = {**LOOP[2], "tool_call_id": call_id, "name": name}
+    return [TURN, {**LOOP[1], "tool_calls": [called]}, result]
 
 
-@pytest.mark.parametrize(
+EACH = pytest.mark.parametrize(
     "parse",
-    [lambda id: chat(messages=loop(id)), lambda id: native(messages=loop(id)), messages, responses],
+    [
+        lambda *call: chat(messages=loop(*call)),
+        lambda *call: native(messages=loop(*call)),
+        messages,
+        responses,
+    ],
     ids=["chat", "native", "messages", "responses"],
 )
+
+
+@EACH
 def test_a_call_comes_back_with_the_id_in_which_its_worker_keeps_a_thoughts_signature(parse: Any) -> None:
     given = f"call_7f3a__thought__{'Ab+/' * 1_000}=="
     _, called, result = parse(given).messages
     assert called.tool_calls[0].id == result.tool_call_id == given
+
+
+@pytest.mark.parametrize("name", ["Look it up:\n" * 20, "\t", "x" * 129], ids=["lines", "blank", "long"])
+@EACH
+def test_a_call_comes_back_with_the_name_that_the_model_made_up(parse: Any, name: str) -> None:
+    _, called, _ = parse("call_1", name).messages
+    assert called.tool_calls[0].name == name

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from gateway.contracts.fields import (
     ANYTHING,
+    CalledName,
     CallId,
     Either,
     Label,
@@ -44,7 +45,7 @@ class ContentBlock(StrictObject):
     type: Name
     text: Text | None = None
     id: CallId | None = None
-    name: Name | None = None
+    name: CalledName | None = None
     input: dict[str, Any] | None = None
     tool_use_id: CallId | None = None
     content: "TextOr[ContentBlock] | None" = None

@@ -8,6 +8,7 @@ from pydantic import Field
 from gateway.contracts.fields import (
     ANYTHING,
     Body,
+    CalledName,
     CallId,
     Either,
     Label,
@@ -96,7 +97,7 @@ class InputItem(Body):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: TextOr[ItemPart] | None = None
     call_id: CallId | None = None
-    name: Name | None = None
+    name: CalledName | None = None
     namespace: Name | None = None
     arguments: Text | None = None
     input: Text | None = None

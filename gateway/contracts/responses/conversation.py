@@ -124,7 +124,7 @@ def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageC
 def stored_item(item: Mapping[str, Any], param: str) -> InputItem:
     """An item of a stored response, which the request's field ``param`` asks for.
 
-    Raises InvalidRequest if it is no input: a model may write a null character, or an unusable tool name.
+    Raises InvalidRequest if it is no input: a model may write a null character.
     """
     try:
         return InputItem.model_validate(dict(item))
