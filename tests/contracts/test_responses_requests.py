@@ -375,3 +375,22 @@ def test_a_backend_without_log_probabilities_is_reported_by_the_field_that_asks_
         PublicError(400, "invalid_request", message, "logprobs")
     )
     assert (shown.param, shown.message) == ("include", message.replace("logprobs", "include"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "inside"),
+    [
+        ('{"path": "/tm', "incomplete", "{}"),
+        ("", "incomplete", "{}"),
+        ('{"path": "/tmp"}', "incomplete", '{"path": "/tmp"}'),
+        ('{"path": "/tm', "completed", '{"path": "/tm'),
+    ],
+)
+def test_an_incomplete_call_is_sent_back_with_arguments_that_every_backend_takes(
+    arguments: str, status: str, inside: str
+) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments, "status": status}
+    turns = [{"role": "user", "content": "hi"}, call, {"role": "user", "content": "Go on."}]
+    assert parsed({"model": "demo", "input": turns}).request.messages[1].tool_calls == (
+        ToolCall("c", "f", inside),
+    )

@@ -106,6 +106,10 @@ class InputItem(Body):
     encrypted_content: Text | None = None
 
     @property
+    def is_incomplete(self) -> bool:
+        return (self.__pydantic_extra__ or {}).get("status") == "incomplete"
+
+    @property
     def referenced(self) -> str | None:
         """The id of the stored item that this one references; ``None`` for other types."""
         if self.type != "item_reference":

@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.images import made_of_parts
@@ -162,8 +163,19 @@ def _call(item: InputItem, at: str) -> ToolCall:
     if item.namespace is not None:
         name = f"{item.namespace}{NAMESPACE_JOINT}{name}"
     if item.type == "function_call":
-        return ToolCall(call_id, name, required(item.arguments, f"{at}.arguments"))
+        arguments = required(item.arguments, f"{at}.arguments")
+        # Bedrock and vLLM refuse a conversation with half of a call's arguments.
+        return ToolCall(call_id, name, _whole(arguments) if item.is_incomplete else arguments)
     return ToolCall(call_id, name, required(item.input, f"{at}.input"), ToolKind.CUSTOM)
+
+
+def _whole(arguments: str) -> str:
+    """The arguments if they are an object; else an empty one, which chat templates get for them as well."""
+    try:
+        is_object = isinstance(from_json(arguments, allow_inf_nan=False), dict)
+    except ValueError:
+        is_object = False
+    return arguments if is_object else "{}"
 
 
 def _without_call(item: InputItem, at: str) -> InvalidRequest:
