@@ -382,6 +382,8 @@ THINKS = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
         (event({"choices": [{"index": 0, "message": {"content": "a"}}]}), [Delta("a", 1)]),
         (b"data:\n\n" + piece("a"), [Delta("a", 1)]),
         (event({"choices": [], "error": ""}) + piece("a"), [Delta("a", 1)]),
+        (piece("a\ud83d"), [Delta("a\ufffd", 1)]),
+        (piece("\\ud83d \U0001f600\ude00\ud83d"), [Delta("\\ud83d \U0001f600\ufffd\ufffd", 1)]),
     ],
 )
 def test_a_chunk_of_other_types_with_one_meaning_is_read(sent: bytes, expected: list[Delta]) -> None:

@@ -3,12 +3,18 @@
 Used only for chunks that cannot be read as they are, so that all others cost nothing more.
 """
 
+import re
 from typing import Any, Final
 
 import orjson
 
 MAX_COUNT: Final = 2**31 - 1
 """Most tokens that a worker may report. A larger or negative count is taken as one that was not reported."""
+
+# An escape of JSON; the group is half of a surrogate pair without the other half.
+_ESCAPE: Final = re.compile(
+    rb"(?s)\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(u[dD][89a-fA-F][\da-fA-F]{2})|.)"
+)
 
 
 def plausible(count: int | None) -> int | None:
@@ -20,7 +26,7 @@ def whole_as_events(body: bytes) -> bytes:
 
     Raises as :func:`repaired` does, and ValueError for other content.
     """
-    answer = orjson.loads(body)
+    answer = _loaded(body)
     if not isinstance(answer, dict) or not (answer.get("choices") or answer.get("error")):
         raise ValueError("no answer")
     return b"data: %b\n\ndata: [DONE]\n\n" % repaired(body)
@@ -29,11 +35,13 @@ def whole_as_events(body: bytes) -> bytes:
 def repaired(event: bytes) -> bytes:
     """The chunk without nulls, with texts where services send parts or objects.
 
+    Half of a surrogate pair becomes U+FFFD: some servers cut their texts between UTF-16 units.
+
     Raises ValueError: not JSON; TypeError and RecursionError: too deep, or a number too large.
     """
     if not event.strip():  # keeps the connection open
         return b"{}"
-    chunk = orjson.loads(event)
+    chunk = _loaded(event)
     if isinstance(chunk, dict) and isinstance(usage := chunk.get("usage"), dict):
         chunk["usage"] = _counts(usage)
     choices = chunk.get("choices") if isinstance(chunk, dict) else None
@@ -47,6 +55,13 @@ def repaired(event: bytes) -> bytes:
         if isinstance(message := choice.get("delta"), dict):
             _repair_message(message)
     return orjson.dumps(_usual(chunk))
+
+
+def _loaded(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return orjson.loads(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], text))
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, Any]:
