@@ -5,7 +5,6 @@ It never repeats text from the body, except the name of a field, shortened, and 
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -24,10 +23,7 @@ FEW_FIELDS_BYTES: Final = MAX_FIELDS * len(b'"":0,')
 MAX_VALUES: Final = 50_000
 """Most values of a free JSON value (``context``, a schema); 1,000,000 block the event loop for 1 s."""
 _COUNTED: Final = ((b":", "fields"), (b"[", "arrays"), (b"{", "objects"))
-# Runs of ordinary characters are matched at once. As alternatives of one group they take 6 ns per character,
-# 75 ms of the event loop for a text of 2.4 MB. A string without an end goes to the body's end, so that the
-# search does not begin again at each of its quotes.
-_STRING: Final = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)')
+_PIECE_BYTES: Final = 1 << 16  # the text is split at its quotes in pieces, whose parts take little memory
 
 Path = tuple[int | str, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -61,10 +57,23 @@ def check_fields(body: bytes) -> None:
     """Refuse a body with too many fields, objects or arrays. Raises InvalidRequest."""
     many = [(sign, what) for sign, what in _COUNTED if body.count(sign) > MAX_FIELDS]
     if many:
-        bare = _STRING.sub(b"", body)
+        bare = b"".join(_outside_strings(body))
         for sign, what in many:
             if (count := bare.count(sign)) > MAX_FIELDS:
                 raise InvalidRequest(f"the body has {count} {what}; allowed: {MAX_FIELDS} or fewer")
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """The text outside of strings, up to where the body is no JSON.
+
+    1,600,000 strings in 4 MB take 60 ms of the event loop, a tenth of a search by regular expression.
+    """
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    inside = 0  # whether a piece begins inside of a string
+    for start in range(0, len(unescaped), _PIECE_BYTES):
+        parts = unescaped[start : start + _PIECE_BYTES].split(b'"')
+        yield b"".join(parts[inside::2])
+        inside ^= (len(parts) - 1) & 1
 
 
 def first_refusal(errors: Sequence[Any], body: bytes = b"") -> InvalidRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,6 +106,38 @@ def test_a_text_without_an_end_is_read_once(end: str) -> None:
     with pytest.raises(InvalidRequest, match="fields; allowed"):
         check_fields(body)
     assert time.process_time() - began < 2
+
+
+PIECES = st.sampled_from(
+    ['{"a":[{}]}', '"x"', r'"\""', r'"\\"', r'"\\\"{:["', '":"', '"' + "[" * 70_000 + '"']
+)
+
+
+@given(st.lists(PIECES, max_size=20), st.integers(0, 3))
+@settings(max_examples=50)
+def test_each_field_outside_of_texts_is_counted(pieces: list[str], more: int) -> None:
+    fields = ["{}" for _ in range(MAX_FIELDS - 2 + more)]
+    body = f'{{"input":[{",".join([*pieces, *fields])}]}}'
+    objects = 1 + sum(2 for one in pieces if one.startswith("{")) + len(fields)
+    try:
+        check_fields(body.encode())
+        assert objects <= MAX_FIELDS
+    except InvalidRequest as error:
+        assert f"has {objects} objects" in error.message and objects > MAX_FIELDS
+
+
+def test_a_body_of_very_many_texts_is_counted_in_the_time_of_a_few_parses() -> None:
+    body = b'{"input":[' + b'":",' * 300_000 + b'""]}'
+    assert _least_s(lambda: check_fields(body)) < 6 * _least_s(lambda: json.loads(body))
+
+
+def _least_s(act: Callable[[], object]) -> float:
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        act()
+        took.append(time.process_time() - began)
+    return min(took)
 
 
 TEXTS = st.sampled_from(["", " ", "Hi", "Hi\x00", "a\tb", "日本", "\ud800", "x" * 129, "x" * 257]) | st.text(
