@@ -16,6 +16,7 @@ from gateway.backends.custom_input import CustomInput
 from gateway.contracts.events import Delta, IllegalEvent, ToolArgs, ToolBegin, ToolEnd, counted
 
 CALLS_LEFT_OUT: Final = "parallel_tool_calls is false: only the first call of the model is given"
+CALLS_NOT_ALLOWED: Final = "tool_choice is none: the calls of the model are left out"
 
 
 class ToolText(msgspec.Struct):
@@ -81,8 +82,9 @@ class ToolCallReader(msgspec.Struct, eq=False):
         interleaved: whether pieces of a call may follow the beginning of the next one. Its events never do:
             those of the next one wait until its arguments are whole.
         single: give only the first call of a choice.
+        may_call: whether to give calls at all; some servers ignore a ``tool_choice`` of none.
 
-    ``began``: whether there is a call. ``left_out``: whether there were more than the single one.
+    ``began``: whether there is a call. ``left_out``: the warning for the caller if calls were not given.
     """
 
     generation_id: str
@@ -91,8 +93,9 @@ class ToolCallReader(msgspec.Struct, eq=False):
     allowed: Collection[str] = ()
     interleaved: bool = False
     single: bool = False
+    may_call: bool = True
     began: bool = False
-    left_out: bool = False
+    left_out: str | None = None
     _calls: dict[int, list[_Call]] = {}
     _ids: set[str] = set()
     _held: dict[int, list[Delta]] = {}
@@ -109,8 +112,8 @@ class ToolCallReader(msgspec.Struct, eq=False):
         number = self._number(calls, delta, called)
         events: list[Delta] = []
         if number == len(calls):
-            if calls and self.single:
-                self.left_out = True
+            if not self.may_call or (calls and self.single):
+                self.left_out = CALLS_LEFT_OUT if self.may_call else CALLS_NOT_ALLOWED
                 return []
             bare = not (called.arguments or called.input)
             if bare and (not called.name or (cut and called.name not in self.names)):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.backends.port import Completion, Work
-from gateway.backends.tool_deltas import CALLS_LEFT_OUT
+from gateway.backends.tool_deltas import CALLS_LEFT_OUT, CALLS_NOT_ALLOWED
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.dialect import ParsedRequest
@@ -200,6 +200,21 @@ def test_without_parallel_calls_only_the_first_call_is_given_and_a_warning_says_
     rest, completion = reader.finish()
     assert rest is None and completion.warnings == (CALLS_LEFT_OUT,)
     assert folded(deltas, completion).tool_calls() == (ToolCall("c1", "stock", '{"a":1}'),)
+
+
+def test_with_a_tool_choice_of_none_no_call_is_given_and_a_warning_says_so() -> None:
+    """Some servers ignore ``tool_choice``."""
+    choice = ToolChoice(ToolChoiceMode.NONE)
+    work = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=64), tools=(Tool("stock"),), tool_choice=choice)
+    reader = CompletionReader(work, lambda token: b"")
+    deltas = reader.feed(
+        stream_of({"content": "Yes"}, calls(begin("stock", None)), calls(piece("{}", None)), {"content": "."})
+    )
+    _, completion = reader.finish()
+    assert folded(deltas, completion).text() == "Yes." and not folded(deltas, completion).tool_calls()
+    assert sum(delta.tokens for delta in deltas) == 4
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.warnings == (CALLS_NOT_ALLOWED,)
 
 
 def test_a_call_after_a_whole_one_does_not_wait() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
-from gateway.backends.tool_deltas import CALLS_LEFT_OUT, ToolCallDelta, ToolCallReader, ToolText
+from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
 from gateway.contracts.events import Delta, IllegalEvent, Reasoning
 from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
@@ -114,7 +114,7 @@ class AnswerParser:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (*self.form_warnings, CALLS_LEFT_OUT) if self._calls.left_out else self.form_warnings
+        return (*self.form_warnings, self._calls.left_out) if self._calls.left_out else self.form_warnings
 
     def reason(self, index: int, reason: FinishReason) -> FinishReason:
         """A choice's finish reason: ``tool_calls`` if it stopped after calls, else ``reason``."""

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 
-from budgeting.values import Tool, ToolKind
+from budgeting.values import Tool, ToolChoiceMode, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_bodies import form_warnings
-from gateway.backends.tool_deltas import CALLS_LEFT_OUT, CallNotAllowed, ToolCallDelta, ToolCallReader
+from gateway.backends.tool_deltas import CallNotAllowed, ToolCallDelta, ToolCallReader
 from gateway.backends.workers.chunk_repair import MAX_COUNT, repaired
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
@@ -152,10 +152,15 @@ class CompletionReader:
             )
         names = [one.name for one in work.tools] if work.tools else ()
         wrapped_names = [one.name for one in wrapped] if wrapped else ()
-        allowed = () if work.tool_choice is None else work.tool_choice.allowed
-        single = work.parallel_tool_calls is False
+        choice = work.tool_choice
         self._tools = ToolCallReader(
-            work.generation_id, wrapped_names, names, allowed, interleaved=True, single=single
+            work.generation_id,
+            wrapped_names,
+            names,
+            () if choice is None else choice.allowed,
+            interleaved=True,
+            single=work.parallel_tool_calls is False,
+            may_call=choice is None or choice.mode is not ToolChoiceMode.NONE,
         )
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
@@ -406,7 +411,7 @@ class CompletionReader:
             Usage(input_tokens, output_tokens, cached_tokens, reasoning, written),
             wait_s,
             tuple(others),
-            warnings=(*self._warnings, CALLS_LEFT_OUT) if self._tools.left_out else self._warnings,
+            warnings=(*self._warnings, self._tools.left_out) if self._tools.left_out else self._warnings,
             stop_sequence=None if first is LENGTH else self._stop,
         )
         return rest, completion
