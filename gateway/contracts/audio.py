@@ -8,10 +8,10 @@ from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal
 
 import orjson
 from msgspec import structs
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from gateway.contracts.embeddings import PooledAnswer, PooledRequest
-from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Label, Neutral, Temperature, Text
+from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Label, Neutral, Temperature, no_null
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import first_refusal, not_allowed
 
@@ -30,6 +30,7 @@ _PASSED: Final = {
 
 EventSink = Callable[[bytes], Awaitable[None]]  # receives the data of each event of a stream
 Task = Literal["transcriptions", "translations"]
+SpeechHint = Annotated[str, Field(max_length=16_384), AfterValidator(no_null)]
 Flag = Annotated[bool, Field(strict=False)]  # all values of a form are strings, so they are converted
 
 
@@ -43,8 +44,8 @@ class AudioBody(Body):
     model: Label
     language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
     to_language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
-    prompt: Annotated[Text, Field(max_length=16_384)] | None = None
-    hotwords: Annotated[Text, Field(max_length=16_384)] | None = None
+    prompt: SpeechHint | None = None
+    hotwords: SpeechHint | None = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"] = "json"
     timestamp_granularities: Annotated[
         tuple[Literal["word", "segment"], ...], Field(alias="timestamp_granularities[]", strict=False)

@@ -158,6 +158,13 @@ async def test_a_form_in_a_usual_charset_is_read(connect: Connect, charset: str)
     assert (answer.status_code, answer.json()["text"]) == (200, "m")
 
 
+@pytest.mark.parametrize("field", ["prompt", "hotwords"])
+async def test_the_bound_of_a_hint_is_named_in_characters(connect: Connect, field: str) -> None:
+    refused = await posted(connect, data={"model": "m", field: "a" * 16_385})
+    message = f"{field} is a string of 16385 characters; allowed: 16384 characters or fewer"
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, message)
+
+
 async def test_translations_have_no_words_with_times(connect: Connect) -> None:
     asked = {"model": "m", "response_format": "verbose_json", "timestamp_granularities[]": "word"}
     assert (await posted(connect, data=asked)).status_code == 200
