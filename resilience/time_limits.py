@@ -10,6 +10,8 @@ from msgspec import Struct
 
 # A limit ends late by at most this share of its length, so that limits with nearly the same end end together.
 LATENESS = 1 / 1024
+# A timer that is later than this shows a busy event loop: it may not have read yet what came in time.
+LATE_S = 0.1
 
 
 class TimeLimit(Struct, eq=False):
@@ -55,6 +57,42 @@ class TimeLimit(Struct, eq=False):
         elif self._task is not None:
             self.expired = True
             self._task.cancel()
+
+
+class OnTime(Struct, eq=False):
+    """``moved`` of a limit on an answer from elsewhere: counts only time in which the event loop is on time.
+
+    Otherwise a burst of requests on a machine that is short of CPU would find every server unreachable. The
+    limit's ``after_s`` is ``step_s``, the time until the loop is looked at first.
+
+    Args:
+        left_s: what is left of the time for the answer.
+        most_s: the most seconds for it in all; it begins now.
+        waits_here: whether what the limit is for still waits in this process, not for the answer.
+    """
+
+    left_s: float
+    most_s: float
+    waits_here: Callable[[], bool] | None = None
+    step_s: float = 0.0
+    _due: float = 0.0
+    _last: float = 0.0
+    _moved_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.step_s = min(LATE_S, self.left_s)
+        self._due, self._last = now + self.step_s, now + self.most_s
+
+    def __call__(self) -> float:
+        now = asyncio.get_running_loop().time()
+        if now - self._due < LATE_S and (self.waits_here is None or not self.waits_here()):
+            self.left_s -= self.step_s
+        if self.left_s > 0 and now < self._last:
+            self.step_s = min(LATE_S, self.left_s)
+            self._due = now + self.step_s
+            self._moved_s += self.step_s
+        return self._moved_s
 
 
 class TimeLimits:

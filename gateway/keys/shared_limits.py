@@ -7,6 +7,7 @@ then receives what requests used meanwhile.
 
 import asyncio
 import itertools
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
@@ -28,9 +29,13 @@ from accounting.quotas import (
 )
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
+from resilience.time_limits import LATE_S, OnTime, TimeLimit, TimeLimits
 
 # Longest wait of a request for the store's decision, in seconds. Redis answers in far less than 1 ms.
 TIMEOUT_S = 0.5
+# The most seconds by which that wait is extended while the request waits for this process: its event loop is
+# late, or the store answers its other requests. 1,000 requests of a key at once take a second.
+MAX_LATE_S = 5.0
 # Seconds without a call after the store did not answer: a hanging store delays one request per second.
 COOL_OFF_S = 1.0
 RENEW_EVERY_S = LEASE_S / 5
@@ -102,6 +107,8 @@ class SharedLimits:
         self._batch: list[Settlement] = []
         self._batch_number = 0
         self._wake = asyncio.Event()
+        self._time_limits = TimeLimits()
+        self._answered_at = -math.inf  # when the store last answered, by the event loop's clock
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._log = structlog.get_logger("keys")
 
@@ -245,7 +252,7 @@ class SharedLimits:
             # This request tries the store; others decide without it until there is an answer.
             self._away_until = begun + self.cool_off_s
         try:
-            async with asyncio.timeout(self.timeout_s):
+            with self._in_time():
                 verdict = await self.store.take(key_id, limits, ask, fresh=not self._held)
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
@@ -260,6 +267,14 @@ class SharedLimits:
             while len(self._known) > MAX_KEYS:
                 self._known.popitem(last=False)
         return verdict
+
+    def _in_time(self) -> TimeLimit:
+        """The limit of one call; waits for a connection, and for the event loop, are not the store's."""
+        on_time = OnTime(self.timeout_s, self.timeout_s + MAX_LATE_S, self._is_answering)
+        return TimeLimit(self._time_limits, on_time.step_s, on_time)
+
+    def _is_answering(self) -> bool:
+        return asyncio.get_running_loop().time() - self._answered_at < LATE_S
 
     def _known_of(self, key_id: str, limits: KeyLimits | Budget) -> _Known | None:
         """What is known of a key, unless its limits have changed since."""
@@ -297,7 +312,7 @@ class SharedLimits:
             self._batch = [self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))]
             self._batch_number += 1
         try:
-            async with asyncio.timeout(self.timeout_s):
+            with self._in_time():
                 await self.store.settle(self._sender, self._batch_number, self._batch)
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
@@ -316,7 +331,7 @@ class SharedLimits:
         holder = self._holder
         begun = self.clock()
         try:
-            async with asyncio.timeout(self.timeout_s):
+            with self._in_time():
                 renewed = await self.store.renew(holder)
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
@@ -340,6 +355,7 @@ class SharedLimits:
 
     def _answered(self, took_s: float) -> None:
         self.emit(LimitStoreAnswered(took_s))
+        self._answered_at = asyncio.get_running_loop().time()
         if self.away:
             self._log.warning("keys' limits are shared again", settlements_waiting=len(self._outbox))
         self._away_until = None

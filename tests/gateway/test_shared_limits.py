@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -314,6 +315,33 @@ async def test_a_store_that_hangs_is_tried_by_one_request_at_a_time(store: FakeS
     store.clock.now += 1.0
     await asyncio.gather(*(one.enter() for _ in range(20)))
     assert store.asked == asked + 1
+
+
+class OneByOne(FakeStore):
+    """A store with one connection; each answer takes 10 ms."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._connection = asyncio.Lock()
+
+    async def _answers(self) -> None:
+        async with self._connection:
+            await asyncio.sleep(0.01)
+            await super()._answers()
+
+
+async def test_a_request_that_waits_for_this_process_and_not_for_the_store_is_decided_by_the_store() -> None:
+    one = Process(OneByOne(Clock()), timeout_s=0.1)
+    passed = await asyncio.gather(*(one.enter() for _ in range(50)))
+    assert Counter(passed) == {True: 2, False: 48}
+    assert one.decided() == {True: 50}, "the last one waits for half a second"
+
+
+async def test_a_late_event_loop_does_not_make_the_store_one_that_is_away() -> None:
+    one = Process(OneByOne(Clock()), timeout_s=0.1)
+    asyncio.get_running_loop().call_later(0.005, time.sleep, 0.5)
+    assert await one.enter()
+    assert one.decided() == {True: 1}
 
 
 async def test_a_request_that_is_cancelled_while_it_asks_holds_nothing(store: FakeStore) -> None:

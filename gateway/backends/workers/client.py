@@ -14,6 +14,7 @@ from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLo
 from gateway.backends.workers.proxy import Proxy, connect_through
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.sse import BYTE_ORDER_MARK
+from resilience.time_limits import OnTime, TimeLimit, TimeLimits
 
 T = TypeVar("T")
 
@@ -22,8 +23,6 @@ MAX_WHOLE_BYTES = 4 * 1024 * 1024
 # A body up to this size, bytes, is joined with its head and sent in one packet or few.
 JOINED_BYTES = 64 * 1024
 JSON = b"content-type: application/json\r\n"
-# A timer that is later than this shows a busy event loop: it may not have read yet what came in time.
-LATE_S = 0.1
 MAX_LATE_S = 20.0  # the longest time by which a busy event loop extends the limit of a new connection
 
 
@@ -189,9 +188,9 @@ class WorkerClient:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, made=self._open.add, free=self._idle.append, gone=self._forget)
         self._opening += 1
-        limit = _ConnectLimit(loop, self._connect_s)
+        on_time = OnTime(self._connect_s, self._connect_s + MAX_LATE_S)
         try:
-            async with limit.timeout:
+            with TimeLimit(TimeLimits(), on_time.step_s, on_time):
                 if self._proxy is not None:
                     where = (self._host, self._port)
                     await connect_through(self._proxy, connection, where, self._tls, self._server_name)
@@ -213,7 +212,6 @@ class WorkerClient:
                 raise ConnectFailed(f"no connection: {why}", refused=_refused(error)) from error
             raise
         finally:
-            limit.end()
             self._opening -= 1
         return connection
 
@@ -221,31 +219,6 @@ class WorkerClient:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-
-
-class _ConnectLimit:
-    """The time limit of a new connection; it does not end while the event loop is late.
-
-    Otherwise a burst of requests would find every worker unreachable on a machine that is short of CPU.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
-        self.timeout = asyncio.timeout(None)
-        self._loop = loop
-        self._due = loop.time() + limit_s
-        self._last = self._due + MAX_LATE_S
-        self._timer = loop.call_at(self._due, self._check)
-
-    def end(self) -> None:
-        self._timer.cancel()
-
-    def _check(self) -> None:
-        now = self._loop.time()
-        if now - self._due < LATE_S or now >= self._last:
-            self.timeout.reschedule(now)
-        else:
-            self._due = now + LATE_S
-            self._timer = self._loop.call_at(self._due, self._check)
 
 
 async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> bytes:
