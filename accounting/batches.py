@@ -24,6 +24,7 @@ from accounting.batch_tables import (
 )
 from accounting.leases import LeaseClock
 from accounting.store import FurtherTables
+from accounting.stored_responses import StoredResponse, put_of_line
 from accounting.tables import value_of
 from accounting.values import UsageRow
 
@@ -217,8 +218,18 @@ class BatchStore(FurtherTables):
             await connection.execute(running.values(status="pending", **UNCLAIMED))
             await connection.execute(update(batches).filter_by(owner=self._owner).values(**UNCLAIMED))
 
-    async def finish(self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None) -> bool:
-        """Store a line's result and its usage row; false, and nothing stored, when the claim was lost."""
+    async def finish(
+        self,
+        line: BatchLine,
+        status: str,
+        output: bytes,
+        usage: UsageRow | None,
+        response: StoredResponse | None = None,
+    ) -> bool:
+        """Store a line's result, its usage row and the response that it asked to store.
+
+        False, and nothing stored, when the claim was lost.
+        """
         tokens = {} if usage is None else {name: getattr(usage, name) for name in _TOKENS}
         async with self._transaction() as connection:
             ended = await connection.execute(
@@ -228,6 +239,8 @@ class BatchStore(FurtherTables):
                 return False
             if usage is not None:
                 await self._store.insert((usage,), connection)
+            if response is not None:
+                await put_of_line(connection, response)
         return True
 
     async def end_lines(self, batch_id: str, now: float) -> bool:

@@ -1,7 +1,7 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses API asked to store."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -90,15 +90,9 @@ class ResponseStore(FurtherTables):
         )
 
     async def put(self, response: StoredResponse) -> None:
-        """Store a response; a line of a batch that runs again replaces its own."""
-        columns = self._columns(response)
-
-        def write(connection: AsyncConnection) -> Awaitable[object]:
-            new = insert_into(responses, connection.dialect).values(columns)
-            key = responses.primary_key.columns.keys()
-            return connection.execute(new.on_conflict_do_update(index_elements=key, set_=columns))
-
-        await self._written(write)
+        """Store a new response."""
+        new = sa.insert(responses).values(self._columns(response))
+        await self._written(lambda connection: connection.execute(new))
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished response; false when it was deleted, or ended or claimed elsewhere.
@@ -184,6 +178,14 @@ class ResponseStore(FurtherTables):
     def _columns(self, response: StoredResponse) -> dict[str, Any]:
         lease = self._clock.stored(response.alive_until)
         return {**asdict(response), "alive_until": lease, "size": response.size}
+
+
+async def put_of_line(connection: AsyncConnection, response: StoredResponse) -> None:
+    """Store the response of a batch's line; versions that stored it before the result may have left one."""
+    columns = {**asdict(response), "size": response.size}
+    new = insert_into(responses, connection.dialect).values(columns)
+    key = responses.primary_key.columns.keys()
+    await connection.execute(new.on_conflict_do_update(index_elements=key, set_=columns))
 
 
 def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import orjson
 
 from accounting.batch_tables import BatchLine
+from accounting.stored_responses import StoredResponse
 from accounting.values import UsageRow
 
 
@@ -15,6 +16,7 @@ class LineOutcome:
     Args:
         body: the body of the answer or the error, in the contract's form.
         usage: its bill; ``None`` when nothing is billed.
+        response: what it asked to store for later requests, if anything.
         retry_s: the line was refused for now: seconds until it runs again. ``None``: it was not refused.
         engine_died: the engine that ran it has died; another try may succeed.
         failed_here: the fault is the backend's, so another try may succeed.
@@ -23,6 +25,7 @@ class LineOutcome:
     status: int
     body: bytes
     usage: UsageRow | None = None
+    response: StoredResponse | None = None
     retry_s: float | None = None
     engine_died: bool = False
     failed_here: bool = False

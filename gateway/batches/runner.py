@@ -308,7 +308,8 @@ class BatchRunner:
 
     async def _finish_line(self, line: BatchLine, outcome: LineOutcome) -> None:
         status = "done" if outcome.status == 200 else "failed"
-        if await self.files.store.finish(line, status, output_line(line, outcome), outcome.usage):
+        output = output_line(line, outcome)
+        if await self.files.store.finish(line, status, output, outcome.usage, outcome.response):
             self.outcomes["completed" if status == "done" else "failed"] += 1
             now, before = self.clock(), self._ended_at
             self._ended_at = now

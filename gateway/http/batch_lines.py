@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import orjson
 from msgspec import structs
 
 from accounting.account import HeldRows
 from accounting.batch_tables import BatchLine, BatchRow
+from accounting.stored_responses import StoredResponse
 from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
 from gateway.contracts.answer import Answer
@@ -17,6 +19,7 @@ from gateway.contracts.openai_answer import error_json
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.stream import whole_response
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey, PublicError, public_error
 from gateway.http.body import body_too_large
@@ -24,7 +27,7 @@ from gateway.http.embeddings import vectors_body
 from gateway.http.generate import run_journey
 from gateway.http.generating import dialects_of
 from gateway.http.respond import CALLER_ERRORS, log_defect
-from gateway.http.responses import asked_of, body_of
+from gateway.http.responses import asked_of
 from gateway.http.sinks import WholeSink
 from gateway.ports import Services
 from resilience.failures import FailureKind
@@ -92,20 +95,29 @@ class BatchLines:
             answered = public_error(defect)
         finally:
             bill = self._bills.take(f"gen_{own}")
+        if isinstance(answered, PublicError):
+            return self._failed(batch, request_id, answered)
         if isinstance(answered, bytes):
             return LineOutcome(200, answered, bill)
-        return self._failed(batch, request_id, answered)
+        return LineOutcome(200, answered[0], bill, answered[1])
 
-    async def _answer(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> bytes | PublicError:
+    async def _answer(
+        self, batch: BatchRow, body: bytes, origin: RequestOrigin
+    ) -> bytes | tuple[bytes, StoredResponse | None] | PublicError:
+        """The answer of a line; for a response, also what is to be stored together with the line's result."""
         services = self._services
         if batch.endpoint == EMBEDDINGS:
             given = parse(EmbeddingsBody, body)
             vectors = await services.embeddings.run(embeddings_request(given, origin))
             return await vectors_body(vectors, given)
         if batch.endpoint == RESPONSES:
-            response = await asked_of(services, parse(ResponsesBody, body), origin, len(body))
-            answer = await self._generated(response)
-            return answer if isinstance(answer, PublicError) else await body_of(services, response, answer)
+            own = await asked_of(services, parse(ResponsesBody, body), origin, len(body))
+            answer = await self._generated(own)
+            if isinstance(answer, PublicError):
+                return answer
+            response = whole_response(own, answer)
+            row = await services.responses.to_keep(own, response) if own.store else None
+            return orjson.dumps(response), row
         asked = self._parsed(batch, body, origin)
         answer = await self._generated(asked)
         if isinstance(answer, PublicError):

@@ -91,7 +91,12 @@ class ResponsesEndpoint(GenerationEndpoint):
             await self._services.responses.keep(own, response)
 
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        return await body_of(self._services, cast("ResponsesRequest", asked), answer)
+        """Store the response if requested, and return it as JSON."""
+        own = cast("ResponsesRequest", asked)
+        response = whole_response(own, answer)
+        if own.store:
+            await self._services.responses.keep(own, response)
+        return orjson.dumps(response)
 
 
 class CompactEndpoint(ResponsesEndpoint):
@@ -131,14 +136,6 @@ async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> R
     return body.model_copy(
         update={"input": [one if one.referenced is None else stored[one.referenced] for one in given]}
     )
-
-
-async def body_of(services: Services, asked: ResponsesRequest, answer: Answer) -> bytes:
-    """Store the response if requested, and return it as JSON."""
-    response = whole_response(asked, answer)
-    if asked.store:
-        await services.responses.keep(asked, response)
-    return orjson.dumps(response)
 
 
 async def _run(services: Services, asked: ResponsesRequest, sink: Any) -> None:

@@ -75,18 +75,26 @@ class StoredResponses:
 
     async def keep(self, asked: ResponsesRequest, response: dict[str, Any]) -> None:
         """Store a response before its end is sent; if that fails, add a warning to the response."""
-        large = asked.size > INLINE_BYTES
-        row = await asyncio.to_thread(self.packed, asked, response) if large else self.packed(asked, response)
-        reason = f"larger than {self.section.max_bytes} bytes" if row.size > self.section.max_bytes else ""
-        if not reason:
+        row = await self.to_keep(asked, response)
+        if row is not None:
             try:
                 await self.store.put(row)
             except LedgerUnavailable as error:
-                reason = str(error)
-        if reason:
-            response["store"] = False
-            response["sluice"]["warnings"] = [*response["sluice"]["warnings"], f"not stored: {reason}"]
-            self._log.warning("response not stored", response=response["id"], reason=reason)
+                self._not_stored(response, str(error))
+
+    async def to_keep(self, asked: ResponsesRequest, response: dict[str, Any]) -> StoredResponse | None:
+        """Pack a response that is to be stored; ``None``, and a warning in it, if it is too large."""
+        large = asked.size > INLINE_BYTES
+        row = await asyncio.to_thread(self.packed, asked, response) if large else self.packed(asked, response)
+        if row.size <= self.section.max_bytes:
+            return row
+        self._not_stored(response, f"larger than {self.section.max_bytes} bytes")
+        return None
+
+    def _not_stored(self, response: dict[str, Any], reason: str) -> None:
+        response["store"] = False
+        response["sluice"]["warnings"] = [*response["sluice"]["warnings"], f"not stored: {reason}"]
+        self._log.warning("response not stored", response=response["id"], reason=reason)
 
     async def before(self, tenant: str, previous_id: str | None, max_bytes: int) -> list[Mapping[str, Any]]:
         """Return the items of the conversation that a request continues, oldest first.

@@ -21,6 +21,7 @@ from accounting.batch_tables import BatchLine, BatchRow, FileRow
 from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
+from accounting.stored_responses import StoredResponse
 from accounting.values import UsageRow
 from gateway.batches import stages
 from gateway.batches.batches import Batches, with_changes
@@ -355,14 +356,21 @@ class SlowStore(BatchStore):
         super().__init__(*given, **options)
         self._third = asyncio.Event()
 
-    async def finish(self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None) -> bool:
+    async def finish(
+        self,
+        line: BatchLine,
+        status: str,
+        output: bytes,
+        usage: UsageRow | None,
+        response: StoredResponse | None = None,
+    ) -> bool:
         SlowStore.storing += 1
         if SlowStore.storing == 3:
             self._third.set()
         try:
             await self._third.wait()
             await asyncio.sleep(0.3)
-            return await super().finish(line, status, output, usage)
+            return await super().finish(line, status, output, usage, response)
         finally:
             SlowStore.storing -= 1
 

@@ -422,18 +422,29 @@ async def test_a_lines_body_may_be_as_large_as_a_requests(endpoint: str) -> None
     assert refused is not None and refused.code == "body_too_large" and "1024" in refused.message
 
 
-async def test_a_response_of_a_line_that_runs_again_is_stored_as_it_was_answered_last(tmp_path: Path) -> None:
-    store = ResponseStore(f"sqlite+aiosqlite:///{tmp_path}/state.db", tenant_bytes=1 << 20)
-    stored = StoredResponses(store, unix_time=lambda: 1_800_000_000.0)
-    batch = BatchRow("batch_1", "acme", "key_1", None, "/v1/responses", "f", "in_progress", 0, 1, b"")
-    line, body = BatchLine("batch_1", 0, 1, "a", 0, 1), b'{"model": "demo", "input": "hi"}'
-    for text in ("first", "second"):
-        services = fake_services(FakeJourney(pieces=(text,)), responses=stored)
-        outcome = await BatchLines(services, HeldRows(), lambda: False).run(batch, line, body)
-    answer = json.loads(outcome.body)
-    assert (answer["store"], answer["sluice"]["warnings"]) == (True, [])
-    assert response_of(await stored.get("acme", answer["id"])) == answer
-    await store.close()
+async def test_a_response_of_a_line_is_that_of_the_run_whose_result_counts(tmp_path: Path) -> None:
+    """A gateway that lost its claim of the line stores nothing, whether it ends before the other one or after."""
+    url, now = f"sqlite+aiosqlite:///{tmp_path}/state.db", 1_800_000_000.0
+    store, late = ResponseStore(url, tenant_bytes=1 << 20), BatchStore(url, "late", lambda: now)
+    winner = BatchStore(url, "winner", lambda: now)
+    stored = StoredResponses(store, unix_time=lambda: now)
+    batch = BatchRow("batch_1", "acme", "key_1", None, "/v1/responses", "f", "in_progress", now, now + 1, b"")
+    body = b'{"model": "demo", "input": "hi"}'
+    await winner.add(batch)
+    await winner.set_lines("batch_1", [BatchLine("batch_1", n, n + 1, "a", 0, 1) for n in range(2)])
+    assert len(await late.claim_lines("batch_1", now, now + 1, 2)) == 2
+    lines = await winner.claim_lines("batch_1", now + 2, now + 20, 2)
+    for line, order in zip(lines, ((late, winner), (winner, late)), strict=True):
+        for one in order:
+            services = fake_services(FakeJourney(pieces=(one._owner,)), responses=stored)
+            outcome = await BatchLines(services, HeldRows(), lambda: False).run(batch, line, body)
+            counts = await one.finish(line, "done", outcome.body, None, outcome.response)
+            assert counts is (one is winner)
+        answer = response_of(await stored.get("acme", json.loads(outcome.body)["id"]))
+        assert answer["output"][0]["content"][0]["text"] == "winner"
+        assert (answer["store"], answer["sluice"]["warnings"]) == (True, [])
+    for one in (store, late, winner):
+        await one.close()
 
 
 @pytest.mark.parametrize(("retry_after_ms", "retry_s"), [(None, None), (5_000, 5.0)])
