@@ -161,23 +161,23 @@ async def test_an_answer_whose_texts_have_all_ended_is_whole_without_done_and_wi
         assert answer.completion.usage.output_tokens == answer.tokens == 1
 
 
-@pytest.mark.parametrize("then", ["close", "reset"])
-async def test_an_answer_whose_texts_have_all_ended_is_whole_though_the_worker_dies_before_its_usage(
+@pytest.mark.parametrize("then", ["close", "reset", "hold"])
+async def test_an_answer_whose_texts_have_all_ended_is_whole_though_the_worker_dies_or_hangs_before_its_usage(
     then: str,
 ) -> None:
     both = chunk(piece("Hello") + piece("Bye", 1) + ending())
     worker = RawWorker([sends(STREAM_HEAD, both, chunk(ending("length", 1)), then=then)])
-    async with pool(worker) as backend:
+    async with pool(worker, idle_timeout_seconds=0.5) as backend:
         answer = await collect(backend, work("abc", sampling={"n": 2}))
         assert answer.completion.finish_reason == "stop"
         assert answer.completion.others == ("length",)
         assert (answer.completion.usage.input_tokens, answer.completion.usage.output_tokens) == (3, 2)
     assert len(worker.requests) == 1
     half = RawWorker([sends(STREAM_HEAD, both, then=then)])
-    async with pool(half) as backend:
+    async with pool(half, idle_timeout_seconds=0.5) as backend:
         with pytest.raises(BackendFailure) as caught:
             await collect(backend, work("abc", sampling={"n": 2}))
-    assert caught.value.kind is FailureKind.STREAM_BROKEN
+    assert caught.value.kind is (FailureKind.TIMEOUT if then == "hold" else FailureKind.STREAM_BROKEN)
 
 
 async def test_an_answer_of_a_server_that_does_not_stream_is_whole() -> None:

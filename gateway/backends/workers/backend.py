@@ -44,7 +44,13 @@ from gateway.backends.workers.dialect import (
     echoed_logprobs,
     supports_format,
 )
-from gateway.backends.workers.errors import BadHttp, ConnectionLost, ConnectionsInUse, TransportError
+from gateway.backends.workers.errors import (
+    BadHttp,
+    ConnectionLost,
+    ConnectionsInUse,
+    TimedOut,
+    TransportError,
+)
 from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import OUTAGE_PROBE_S, WorkersInService
 from gateway.backends.workers.inspection import Inspection, ServedModel, inspect
@@ -523,7 +529,7 @@ class WorkersBackend:
                 while more and not reader.done:
                     more = await connection.pass_on(forwarder.take)
                     await forwarder.rest()
-            except ConnectionLost:
+            except (ConnectionLost, TimedOut):
                 if not reader.ended:
                     raise
                 more = False  # only the usage is missing
