@@ -358,7 +358,7 @@ async def test_a_worker_that_is_late_for_its_probes_stays_in_service_while_it_se
         async with asyncio.TaskGroup() as group:
             callers = [group.create_task(collect(backend, work())) for _ in range(3)]
             await until(lambda: len(worker.requests) == 3)
-            worker.probe_delay_s, before = 60.0, worker.probes
+            worker.probe_delay_s, before = 3.0, worker.probes
             await until(lambda: worker.probes >= before + 2 or all(one.done() for one in callers))
             callers.append(group.create_task(collect(backend, work())))
         assert [one.result().text for one in callers] == ["abcdefghij"] * 4
