@@ -46,6 +46,23 @@ def child(config: str) -> None:
     sys.stderr.write("Traceback of a process\n")
 
 
+class Freed:
+    """Says on standard error that it was freed; so does a library that reports leaks."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def __del__(self, write: Callable[[int, bytes], int] = os.write) -> None:
+        write(2, self.text)
+
+
+def child_with_objects(config: str) -> None:
+    logging.config.dictConfig(json.loads(Path(config).read_text()))
+    held: list[object] = [Freed(b"collected"), Freed(b"reported")]
+    held[0].__dict__["itself"] = held[0]
+    sys.__dict__["held"] = held
+
+
 async def until(met: Callable[[], object], timeout_s: float = 30.0) -> None:
     for _ in range(round(timeout_s / 0.02)):
         if met():
@@ -54,15 +71,20 @@ async def until(met: Callable[[], object], timeout_s: float = 30.0) -> None:
     raise AssertionError("it did not come to pass")
 
 
-async def run_child(logs: ChildLogs, capfd: pytest.CaptureFixture[str]) -> str:
+async def run_child(
+    logs: ChildLogs, capfd: pytest.CaptureFixture[str], target: Callable[[str], None] = child
+) -> tuple[str, str]:
     logs.listen()
     path = logs.write_config("WARNING")
-    process = multiprocessing.get_context("spawn").Process(target=child, args=(str(path),), name="EngineCore")
+    process = multiprocessing.get_context("spawn").Process(
+        target=target, args=(str(path),), name="EngineCore"
+    )
     process.start()
     await asyncio.to_thread(process.join, 60)
     assert process.exitcode == 0
     logs.drain()
-    return capfd.readouterr().out
+    out, err = capfd.readouterr()
+    return out, err
 
 
 async def test_what_a_process_logs_and_prints_reaches_the_gateways_logs_and_not_its_output(
@@ -71,7 +93,7 @@ async def test_what_a_process_logs_and_prints_reaches_the_gateways_logs_and_not_
     logs = ChildLogs()
     try:
         logs.started()
-        out = await run_child(logs, capfd)
+        out, _ = await run_child(logs, capfd)
     finally:
         logs.close()
     by_event = {entry["event"]: entry for entry in captured.entries}
@@ -97,6 +119,16 @@ async def test_an_error_during_the_start_is_stored_for_the_start_error_and_not_l
         logs.close()
     assert error.error.startswith("ValueError: the cause")
     assert not [entry for entry in captured.entries if entry["log_level"] == "error"]
+
+
+async def test_a_process_that_ends_frees_nothing_and_no_library_reports_that_as_a_leak(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    logs = ChildLogs()
+    try:
+        assert await run_child(logs, capfd, child_with_objects) == ("", "")
+    finally:
+        logs.close()
 
 
 async def test_closing_the_logs_removes_their_folder() -> None:
