@@ -51,7 +51,7 @@ class Continue(StrEnum):
 class PartialAnswer:
     """The delivered part of a broken answer; ``token_ids``, where known, decode to exactly ``text``.
 
-    ``tokens`` is the number that the backends which generated it counted.
+    ``tokens`` is the number that the backends which generated it counted; 0: not known.
     With ``generated`` the answer has reasoning or tool calls, and ``token_ids`` are all that was generated,
     which as text is ``generated``. The backend delivers the events of the whole answer again; those of
     ``token_ids`` carry no tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 import threading
 import time
@@ -180,8 +181,12 @@ def test_an_invalid_adapter_is_refused_with_its_reason_and_an_id_keeps_its_conte
     assert post(live, "/nobody/retire").status_code == 404
 
 
-def test_a_route_may_let_the_base_answer_when_an_adapter_cannot_be_loaded(live: LiveGateway) -> None:
-    spoilt = done(live, "", id="spoilt", location=str(SHIPPED / "general_support_v2"))
+def test_a_route_may_let_the_base_answer_when_an_adapter_cannot_be_loaded(
+    live: LiveGateway, tmp_path: Path
+) -> None:
+    location = shutil.copytree(SHIPPED / "general_support_v2", tmp_path / "spoilt")
+    spoilt = done(live, "", id="spoilt", location=str(location))
+    shutil.rmtree(location)  # the damaged copy cannot be replaced
     done(live, "/spoilt/promote", force=True)
     # Equal contents are stored once: the retired style_v2 had the same content.
     kept = live.folder / "state.db.adapters" / spoilt["sha256"]

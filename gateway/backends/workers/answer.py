@@ -375,7 +375,8 @@ class CompletionReader:
         input_tokens, partial = (usage and usage.prompt_tokens) or 0, self._work.partial
         if partial is not None:
             # The worker counts the tokens of a partial answer as prompt tokens. Of ids the count is known.
-            input_tokens = input_tokens - partial.tokens if partial.token_ids is None else 0
+            counts = partial.token_ids is None and partial.tokens
+            input_tokens = input_tokens - partial.tokens if counts else 0
         if input_tokens <= 0:
             input_tokens = self._work.input_tokens
         if usage is not None:
