@@ -7,6 +7,7 @@ import datetime
 import gc
 import ipaddress
 import os
+import socket
 import ssl
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,7 +28,8 @@ from cryptography.x509.oid import NameOID
 
 from benchmarks.bedrock.stand_in import ANSWER, NORMAL, Behaviour, StandIn, stand_in
 from gateway.backends.bedrock.backend import BedrockBackend
-from gateway.backends.bedrock.call import EventBatches
+from gateway.backends.bedrock.call import EventBatches, Wire
+from gateway.backends.bedrock.cutting import make_cuttable
 from gateway.backends.bedrock.transport import Transport
 from gateway.backends.bedrock.transport import failure_of as classified
 from gateway.config.backends import BedrockSection
@@ -457,6 +460,29 @@ def test_an_endpoint_may_hold_the_region(make: MakeBackend) -> None:
     backend = make(endpoint_url="http://{region}.bedrock.test")
     client = backend._transport._client("eu-west-1")
     assert client.meta.endpoint_url == "http://eu-west-1.bedrock.test"
+
+
+def test_a_connection_of_another_call_that_is_given_back_on_the_thread_leaves_a_call_its_own() -> None:
+    """The garbage collector ends a broken stream of an earlier call on whichever thread it runs."""
+    wire = Wire()
+    (ours, peer), (other, far) = socket.socketpair(), socket.socketpair()
+    session = SimpleNamespace(_pool_classes_by_scheme={})
+    client = SimpleNamespace(_endpoint=SimpleNamespace(http_session=session))
+    make_cuttable(client, lambda: wire)
+    pool = session._pool_classes_by_scheme["http"]("127.0.0.1", maxsize=2)
+    with ours, peer, other, far:
+        wire.hold(ours)
+        for sock in (other, None):
+            pool._put_conn(SimpleNamespace(sock=sock, close=lambda: None))
+        wire.cut()
+        peer.settimeout(5)
+        assert peer.recv(1) == b"", "the call's own socket is shut down"
+    kept, (back, reader) = Wire(), socket.socketpair()
+    with back, reader:
+        kept.hold(back)
+        kept.give_back(back)
+        kept.cut()
+        assert back.send(b"x") == 1, "a socket that was given back serves another call"
 
 
 async def faulty_calls(backend: BedrockBackend, bedrock: StandIn, count: int) -> None:

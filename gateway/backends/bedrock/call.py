@@ -76,6 +76,12 @@ class Wire:
         with self._lock:
             self._socket = None
 
+    def give_back(self, sock: object) -> None:
+        """Drop the socket if it is ``sock``, whose connection may serve another call now."""
+        with self._lock:
+            if self._socket is sock:
+                self._socket = None
+
     def cut(self) -> None:
         """Give the call up, from any thread. Never waits."""
         with self._lock:

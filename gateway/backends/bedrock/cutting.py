@@ -31,13 +31,16 @@ def make_cuttable(client: Any, wire: Callable[[], Wire | None]) -> None:
 
 
 class _Releasing:
-    """Mixed into a pool: a call loses a connection that it gives back, before another call can take it."""
+    """Mixed into a pool: a call loses a connection that it gives back, before another call can take it.
+
+    The garbage collector may give back the connection of an earlier call on this thread: it is left alone.
+    """
 
     wire: Callable[[], Wire | None]
 
     def _put_conn(self, conn: Any) -> None:
-        if (wire := self.wire()) is not None:
-            wire.release()
+        if (wire := self.wire()) is not None and conn is not None:
+            wire.give_back(_socket_of(conn))
         super()._put_conn(conn)  # type: ignore[misc]
 
 
@@ -56,8 +59,11 @@ class _Reporting:
         return super().request(*args, **kwargs)  # type: ignore[misc]
 
     def _report(self) -> None:
-        wire = self.wire()
-        # Through a proxy there is TLS inside TLS: the outer connection is an attribute.
-        sock = getattr(self.sock, "socket", self.sock)
+        wire, sock = self.wire(), _socket_of(self)
         if wire is not None and isinstance(sock, socket.socket):
             wire.hold(sock)
+
+
+def _socket_of(connection: Any) -> Any:
+    """The connection's socket. Through a proxy there is TLS inside TLS: the outer one is an attribute."""
+    return getattr(connection.sock, "socket", connection.sock)
