@@ -9,6 +9,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from starlette.types import Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.contracts.dialect import Header
 from gateway.contracts.origin import EdgeRequest
@@ -201,7 +202,9 @@ class Exchange(EdgeRequest, eq=False, kw_only=True):
     @property
     def waits_first(self) -> bool:
         """Whether a cancelled send has sent nothing: our server waits for a slow reader before it writes."""
-        return self.disconnect is not None and self.disconnect.write is not None
+        if self.disconnect is not None:
+            return self.disconnect.write is not None
+        return isinstance(getattr(self.raw_send, "__self__", None), WebSocketsSansIOProtocol)
 
     def body(self, data: bytes, *, more: bool) -> Awaitable[None]:
         return self.send({"type": "http.response.body", "body": data, "more_body": more})

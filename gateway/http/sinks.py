@@ -6,7 +6,6 @@ from typing import ClassVar, Final
 
 import orjson
 from msgspec import Struct
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
 from budgeting.values import Plan
@@ -223,7 +222,6 @@ class SocketSink:
                 del self._unsent[0]
             await self._exchange.send({"type": "websocket.send", "text": text})
         except asyncio.CancelledError:
-            # uvicorn waits for a slow reader before it writes; another server may have sent the text.
-            if isinstance(getattr(self._exchange.raw_send, "__self__", None), WebSocketsSansIOProtocol):
+            if self._exchange.waits_first:
                 self._unsent.append(text)
             raise
