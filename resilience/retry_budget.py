@@ -29,7 +29,7 @@ class CallBudget(Struct):
 
     extra: int = MAX_EXTRA_CALLS
     called: set[str] = set()
-    broke: set[str] = set()
+    broke: tuple[str, ...] = ()
 
     def allows(self, backend: str) -> bool:
         return backend not in self.called or self.extra > 0

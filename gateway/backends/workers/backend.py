@@ -397,7 +397,9 @@ class WorkersBackend:
         broke = work.call_budget.broke
         while len(tried) < most:
             # One that broke off a part of this answer is asked again only if there is no other.
-            worker = broke and self._pool.pick(request.preference, tried | broke, self._clock())
+            worker = None
+            if broke:
+                worker = self._pool.pick(request.preference, tried.union(broke), self._clock())
             worker = worker or self._pool.pick(request.preference, tried, self._clock())
             # The caller has taken the first call out of the budget.
             if worker is None or (failure is not None and not work.call_budget.take_extra()):
@@ -483,7 +485,7 @@ class WorkersBackend:
             except TransportError as error:
                 await self._broke(worker, error)
                 if attempt.delivered:
-                    work.call_budget.broke.add(worker.url)
+                    work.call_budget.broke += (worker.url,)
                 raise failure_of_transport(error, delivered=attempt.delivered) from error
             except BackendFailure as error:
                 if work.deadline is None or self._clock() < work.deadline:
