@@ -68,6 +68,12 @@ class ControlTokens:
         parts = enumerate(self.split(guarded))
         return [(part, self.ids[part] if place % 2 else None) for place, part in parts if part]
 
+    def cut(self, rendered: str) -> list[str]:
+        """The parts of a rendered text, each from one control token to the next."""
+        before, *parts = self.split(rendered)
+        together = [token + text for token, text in zip(parts[::2], parts[1::2], strict=True)]
+        return [before, *together] if before else together
+
     def opens(self, text: str) -> bool:
         """Whether ``text`` starts with a control token."""
         return self._pattern.match(text) is not None

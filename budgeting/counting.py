@@ -26,7 +26,14 @@ from msgspec import Struct, structs
 
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.forms import learn_system_support
-from budgeting.template import CONTINUES, GENERATES, ChatTemplate, RenderElsewhere, left_open
+from budgeting.template import (
+    CONTINUES,
+    GENERATES,
+    ChatTemplate,
+    RenderElsewhere,
+    left_open,
+    split_ending,
+)
 from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.template_input import shown_tools, texts_in
 from budgeting.token_cache import TokenCache
@@ -37,7 +44,8 @@ from budgeting.vocabulary import EncodeElsewhere, Markup, Vocabulary
 
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
-# One part in this many is for the token counts of texts, and another one for those of tools.
+# One part in this many is for the token counts of texts, another one for those of tools, and one for the
+# beginnings of conversations as texts.
 _COUNTS_SHARE = 8
 
 # The cost of a conversation that is rendered in another process: more than is ever done on the event loop.
@@ -53,6 +61,8 @@ _TIKTOKEN_SPEED = 4
 # `<|im_end|>`, line end, and one to spare. Only estimates use it.
 _MARKUP_TOKENS = 6
 
+# Stands for other words; a noncharacter, which no text contains.
+_OTHER = "\ufdd3"
 # Rendered before a message to find what the message adds.
 _ANCHOR = Message(Role.USER, "x")
 _SYSTEM = Message(Role.SYSTEM, "x")
@@ -68,6 +78,15 @@ class EncodedChat(Struct, frozen=True):
     token_ids: TokenIds
     ends: tuple[int, ...]
     messages: Sequence[Message]  # as the template takes them
+
+
+class _Rendered(Struct, frozen=True):
+    """A conversation as text, and where in it the messages before each cut end, in characters."""
+
+    text: str
+    guarded: bool  # ControlTokens.guard was applied to what the caller wrote
+    messages: Sequence[Message]  # as the template takes them
+    ends: tuple[int, ...]
 
 
 class ChatTokenizer:
@@ -112,15 +131,17 @@ class ChatTokenizer:
         self.speed = _TIKTOKEN_SPEED if self._vocabulary.encoder == "tiktoken" else 1
         self._message_chars = (FRAMED_MESSAGE_CHARS if self._frames else MESSAGE_CHARS) * self.speed
         counts_bytes = cache_bytes // _COUNTS_SHARE
-        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 2 * counts_bytes)
+        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 3 * counts_bytes)
         # The last conversation given to `unseen_chars`, and its cached pieces; the last thread's value stays.
         self._last_pieces = _NO_PIECES
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
+        self._beginnings: TokenCache[tuple[str | None]] = TokenCache(counts_bytes)
 
     @property
     def cache_bytes(self) -> int:
-        return self._cache.bytes + self._counts.bytes + self._tool_counts.bytes
+        caches = (self._cache, self._counts, self._tool_counts, self._beginnings)
+        return sum(cache.bytes for cache in caches)
 
     def encode_chat(
         self,
@@ -164,7 +185,8 @@ class ChatTokenizer:
                     found.append(self._generation_ids)
                     length += len(self._generation_ids)
                 return EncodedChat(PieceIds(found, length), tuple(map(ends.__getitem__, cuts)), messages)
-        return self.encode_parts_whole(messages, cuts, tools=tools, kwargs=kwargs)
+        rendered = self._rendered(messages, cuts, tools, kwargs)
+        return self._in_segments(rendered) if self._may_cut(rendered) else self._as_one(rendered)
 
     def encode_parts_whole(
         self,
@@ -174,9 +196,20 @@ class ChatTokenizer:
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
-        """:meth:`encode_parts` by rendering the whole conversation, without a cache: the reference result."""
+        """:meth:`encode_parts` by encoding the rendered conversation as one text, without cached ids: the
+        reference result."""
+        return self._as_one(self._rendered(messages, cuts, tools, kwargs))
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        cuts: Sequence[int],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+    ) -> _Rendered:
         written = chain(*(message.texts for message in messages), texts_in([kwargs, shown_tools(tools)]))
-        guarded = any(map(self._controls.forged_in, written))
+        # A token across two texts would only guard in vain.
+        guarded = self._controls.forged_in("\0".join(written))
         render = partial(
             self._template.render,
             tools=tools,
@@ -189,19 +222,91 @@ class ChatTokenizer:
         if CONTINUES in kwargs and folded:
             content = folded[-1].content
             rendered = left_open(rendered, self._controls.guard(content) if guarded else content)
-        if not cuts:
-            return EncodedChat(tuple(self._vocabulary.rendered_ids(rendered, guarded=guarded)), (), folded)
-        token_ids, token_ends = self._vocabulary.rendered_ids_with_ends(rendered, guarded=guarded)
-        ends = []
+        ends = {0: 0}
         for cut in cuts:
-            end = 0
             if cut > 0 or (tools and messages):
-                end = self._rendered_end(
-                    render, messages, cut, rendered, cuts[0], folded=folded is not messages
+                # The system messages and tools recur; what follows them is longer with each request.
+                begun = partial(self._begun, render, (tools, kwargs, guarded) if cut == cuts[0] else None)
+                ends[cut] = self._rendered_end(
+                    begun, messages, cut, rendered, cuts[0], folded=folded is not messages
                 )
-            shown = rendered[:end]
-            ends.append(bisect_right(token_ends, len(self._controls.unguard(shown) if guarded else shown)))
-        return EncodedChat(tuple(token_ids), tuple(ends), folded)
+        return _Rendered(rendered, guarded, folded, tuple(map(ends.__getitem__, cuts)))
+
+    def _begun(
+        self,
+        render: Callable[..., str],
+        recurs: tuple[Sequence[Tool], Mapping[str, object], bool] | None,
+        messages: Sequence[Message],
+    ) -> str | None:
+        """The beginning of a conversation as text; ``None`` if the template does not take it alone."""
+        times = self._template.times() if recurs else None
+        key: Hashable = None
+        if recurs and times is not None:
+            tools, kwargs, guarded = recurs
+            variables = json.dumps(dict(split_ending(kwargs)[1]), sort_keys=True)
+            key = (tuple(messages), tuple(tools), variables, guarded, times)
+            found = self._beginnings.get(key)
+            if found is not None:
+                return found[0]
+        text = None
+        with suppress(TemplateRefused):
+            text = render(messages, add_generation_prompt=False)
+        if key is not None:
+            texts = chain(*(message.texts for message in messages), *map(structs.astuple, tools))
+            size = sum(len(one) for one in texts if isinstance(one, str))
+            self._beginnings.put(key, (text,), size + getsizeof(text))
+        return text
+
+    def _may_cut(self, rendered: _Rendered) -> bool:
+        return self._vocabulary.clean_cuts and (rendered.guarded or self._vocabulary.cuts_anywhere)
+
+    def _as_one(self, rendered: _Rendered) -> EncodedChat:
+        text, guarded = rendered.text, rendered.guarded
+        if not rendered.ends:
+            ids = self._vocabulary.rendered_ids(text, guarded=guarded)
+            return EncodedChat(tuple(ids), (), rendered.messages)
+        ids, ends = self._vocabulary.rendered_ids_with_ends(text, guarded=guarded)
+        counts = tuple([bisect_right(ends, self._length(text[:end], guarded)) for end in rendered.ends])
+        return EncodedChat(tuple(ids), counts, rendered.messages)
+
+    def _in_segments(self, rendered: _Rendered) -> EncodedChat:
+        """The same ids, encoded from one control token to the next and cached: a conversation's next request
+        has the same segments and a few more."""
+        guarded, segments = rendered.guarded, self._controls.cut(rendered.text)
+        pieces: list[tuple[int, ...]] = []
+        for segment, ids in zip(
+            segments, self._cache.get_all([(one, guarded) for one in segments]), strict=True
+        ):
+            pieces.append(self._segment(segment, guarded) if ids is None else ids)
+        starts = [0, *accumulate(map(len, segments))]
+        counts = [0, *accumulate(map(len, pieces))]
+        ends = []
+        for end in rendered.ends:
+            place = bisect_right(starts, end) - 1
+            count = counts[place]
+            if inside := end - starts[place]:
+                count += self._ids_before(segments[place], inside, guarded)
+            ends.append(count)
+        return EncodedChat(PieceIds(pieces, counts[-1]), tuple(ends), rendered.messages)
+
+    def _segment(self, segment: str, guarded: bool) -> tuple[int, ...]:
+        ids = self._vocabulary.shared(self._vocabulary.rendered_ids(segment, guarded=guarded))
+        key = segment, guarded
+        self._cache.put(key, ids, getsizeof(key) + getsizeof(segment) + getsizeof(ids))
+        return ids
+
+    def _ids_before(self, segment: str, end: int, guarded: bool) -> int:
+        """The number of the segment's ids that end before character ``end`` of it."""
+        key = segment, end, guarded
+        count = self._counts.get(key)
+        if count is None:
+            ends = self._vocabulary.rendered_ids_with_ends(segment, guarded=guarded)[1]
+            count = bisect_right(ends, self._length(segment[:end], guarded))
+            self._counts.put(key, count, getsizeof(key) + getsizeof(segment))
+        return count
+
+    def _length(self, text: str, guarded: bool) -> int:
+        return len(self._controls.unguard(text) if guarded else text)
 
     def message_tokens(self, message: Message) -> int:
         """Tokens that a message adds after the first one, markup included.
@@ -359,7 +464,7 @@ class ChatTokenizer:
 
     def _rendered_end(
         self,
-        render: Callable[..., str],
+        begun: Callable[[Sequence[Message]], str | None],
         messages: Sequence[Message],
         cut: int,
         rendered: str,
@@ -368,18 +473,17 @@ class ChatTokenizer:
         folded: bool,
     ) -> int:
         """Where the first ``cut`` messages end in the rendered text, in characters."""
-        start = None
         if cut and (not folded or cut <= opening):  # else the beginning alone is folded differently
-            with suppress(TemplateRefused):  # the template may refuse the beginning alone
-                start = render(
-                    self._system_support.fold(messages[:cut], opening), add_generation_prompt=False
-                )
-        if start is not None and rendered.startswith(start):
-            return len(start)
+            start = begun(self._system_support.fold(messages[:cut], opening))
+            if start is not None and rendered.startswith(start):
+                return len(start)
         # Rendered again with other words after the cut, the common beginning is what does not depend on those
         # messages. It may include the opening markup of the next message.
-        others = [structs.replace(m, content="\ufdd3") for m in messages[cut:]]
-        start = render(
-            self._system_support.fold([*messages[:cut], *others], opening), add_generation_prompt=False
-        )
-        return len(commonprefix((start, rendered)))  # noqa: RUF071 - compares characters on purpose
+        others = [structs.replace(m, content=_OTHER) for m in messages[cut:]]
+        for count in sorted({min(1, len(others)), len(others)}):
+            start = begun(self._system_support.fold([*messages[:cut], *others[:count]], opening))
+            same = len(commonprefix((start or "", rendered)))  # noqa: RUF071 - compares characters on purpose
+            # With the next message alone only if those after it change nothing before its words.
+            if count == len(others) or (start is not None and start.startswith(_OTHER, same)):
+                return same
+        return 0

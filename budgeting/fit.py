@@ -273,18 +273,22 @@ class Fitting:
             chunks.append(chunk if text is None else dataclasses.replace(chunk, text=text))
         arrangement = arrange(self._prompt, chunks, selected.first_turn, summary)
         prompt = self._prompt
+        cuts: Sequence[int] = arrangement.cuts
+        if cuts[2] == cuts[3]:  # no evidence: where it would be is not needed
+            cuts = cuts[:2]
         chat = self.tokenizer.encode_parts(
-            arrangement.messages, arrangement.cuts, tools=prompt.tools, kwargs=prompt.template_kwargs
+            arrangement.messages, cuts, tools=prompt.tools, kwargs=prompt.template_kwargs
         )
         images = self.images.of(arrangement.messages)
         tokens = len(chat.token_ids) + images
-        system, opening, start, end = chat.ends
+        system, opening, *evidence = chat.ends
+        retrieval = evidence[1] - evidence[0] if evidence else 0
         before, tools = self._tools
         first = min(before, system) if arrangement.cuts[0] else system
         counts = SectionCounts(
             system=system - first,
-            retrieval=end - start,
-            recent_turns=tokens - opening - (end - start) - (tools - first),
+            retrieval=retrieval,
+            recent_turns=tokens - opening - retrieval - (tools - first),
             older_summary=opening - system,
             tools=tools,
         )

@@ -11,12 +11,18 @@ from datetime import datetime
 from typing import Any, Final, NoReturn
 
 from jinja2 import Environment, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from budgeting.errors import TemplateRefused
-from budgeting.template_analysis import is_cheap, only_frames, renders_each_message_alone
+from budgeting.template_analysis import (
+    is_cheap,
+    only_frames,
+    renders_each_message_alone,
+    time_formats,
+)
 from budgeting.template_input import shown_message, shown_tools, with_texts
 from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Tool
@@ -71,6 +77,15 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Unfolded(CodeGenerator):
+    """Computes no constant expression: a short template could make gigabytes of text while it is compiled."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 def _raise_exception(message: object) -> NoReturn:
     raise TemplateError(str(message))
 
@@ -107,8 +122,9 @@ class ChatTemplate:
         elsewhere: RenderElsewhere | None = None,
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag], optimized=False
         )
+        environment.code_generator_class = _Unfolded
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: now().strftime(format)
@@ -121,6 +137,13 @@ class ChatTemplate:
         self.frames_only = self.each_message_alone and only_frames(tree)
         self.reads_tools = any(used.name == "tools" for used in tree.find_all(nodes.Name))
         self._template = None if self._elsewhere is not None else environment.from_string(tree)
+        self._now = now
+        self._time_formats = time_formats(tree)
+
+    def times(self) -> tuple[str, ...] | None:
+        """The times that the template can show, as it would now; ``None`` if they are not known."""
+        formats = self._time_formats
+        return None if formats is None else tuple([self._now().strftime(one) for one in formats])
 
     def render(
         self,
@@ -166,19 +189,22 @@ class ChatTemplate:
 def prepare_render(folder: str) -> Callable[[bytes], bytes]:
     """A function that renders a model folder's template: JSON of its variables to JSON of text or refusal.
 
-    It compiles the template in each job, since compiling may cost as much as rendering.
+    The template is compiled once, which takes a time that depends on its length alone.
     """
     files = read_tokenizer_files(folder)
+    unusable = None
+    try:
+        template = ChatTemplate(files.template, files.specials, now=datetime.now)
+    except (TemplateError, RecursionError) as error:
+        unusable = str(error) or type(error).__name__
 
     def render(job: bytes) -> bytes:
-        text = refused = None
-        try:
-            template = ChatTemplate(files.template, files.specials, now=datetime.now)
-            text = template._rendered(json.loads(job))
-        except TemplateError as error:
-            refused = error.message or type(error).__name__
-        except TemplateRefused as error:
-            refused = error.reason
+        text, refused = None, unusable
+        if refused is None:
+            try:
+                text = template._rendered(json.loads(job))
+            except TemplateRefused as error:
+                refused = error.reason
         return json.dumps({"text": text, "refused": refused}).encode()
 
     return render

@@ -52,11 +52,13 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
 _CHEAP_FILTERS = frozenset(
     {
         "capitalize", "default", "d", "first", "last", "length", "count", "list", "lower", "map",
-        "rejectattr", "reverse", "safe", "selectattr", "string", "title", "tojson", "trim", "upper",
-        "items", "e", "escape",
+        "reject", "rejectattr", "reverse", "safe", "select", "selectattr", "string", "title", "tojson",
+        "trim", "upper", "items", "e", "escape", "join",
     }
 )  # fmt: skip
-_ESCAPING = frozenset({"tojson", "e", "escape"})
+# Their result may be several times as long as their input.
+_LENGTHENING = frozenset({"tojson", "e", "escape", "join"})
+_LONGEST_SEPARATOR = 16
 _JOINING = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
 _CHEAP_CALLS = frozenset({"raise_exception", "strftime_now", "namespace"})
 _CHEAP_METHODS = frozenset(
@@ -66,9 +68,10 @@ _CHEAP_METHODS = frozenset(
     }
 )  # fmt: skip
 _DEAR = (
-    *(nodes.Mul, nodes.Pow, nodes.Mod, nodes.AssignBlock, nodes.Macro, nodes.CallBlock),
+    *(nodes.Mul, nodes.Pow, nodes.AssignBlock, nodes.Macro, nodes.CallBlock),
     *(nodes.Include, nodes.Import, nodes.FromImport),
 )
+_LOOP_NUMBERS = frozenset({"index", "index0", "revindex", "revindex0", "length", "depth", "depth0"})
 _MOST_LOOPS = 8
 _LARGEST_NUMBER = 1_000
 
@@ -83,12 +86,40 @@ def is_cheap(tree: nodes.Template) -> bool:
     values = (const.value for const in tree.find_all(nodes.Const))
     numbers = (value for value in values if isinstance(value, int | float))
     return (
-        all(one.name in _CHEAP_FILTERS for one in tree.find_all(nodes.Filter))
-        and all(_is_cheap_call(call) for call in tree.find_all(nodes.Call))
+        all(map(_is_cheap_filter, tree.find_all(nodes.Filter)))
+        and all(map(_is_cheap_call, tree.find_all(nodes.Call)))
+        and all(map(_is_number, tree.find_all(nodes.Mod)))  # of a text it is a format
         and all(abs(number) <= _LARGEST_NUMBER for number in numbers)
         and not any(_may_double(one.node, made) for one in tree.find_all(nodes.Assign))
-        and not any(_repeats_messages(loop) for loop in tree.find_all(nodes.For))
+        and not any(_repeats_messages(loop, tree) for loop in tree.find_all(nodes.For))
     )
+
+
+def _is_cheap_filter(node: nodes.Filter) -> bool:
+    if node.name not in _CHEAP_FILTERS:
+        return False
+    if node.name == "join":
+        match node:
+            case nodes.Filter(args=[], kwargs=[], dyn_args=None, dyn_kwargs=None):
+                pass
+            case nodes.Filter(args=[nodes.Const(value=str(by))], kwargs=[], dyn_args=None, dyn_kwargs=None):
+                if len(by) > _LONGEST_SEPARATOR:
+                    return False
+            case _:
+                return False
+    inner = [] if node.node is None else _within(node.node, nodes.Filter)
+    return node.name not in _LENGTHENING or not any(one.name in _LENGTHENING for one in inner)
+
+
+def _is_number(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Const(value=int()) | nodes.Filter(name="length" | "count"):
+            return True
+        case nodes.Getattr(node=nodes.Name(name="loop"), attr=name):
+            return name in _LOOP_NUMBERS
+        case nodes.Add() | nodes.Sub() | nodes.Mod():
+            return _is_number(node.left) and _is_number(node.right)
+    return False
 
 
 def _is_cheap_call(call: nodes.Call) -> bool:
@@ -103,17 +134,45 @@ def _is_cheap_call(call: nodes.Call) -> bool:
 def _may_double(value: nodes.Node, made: set[str]) -> bool:
     """Whether an assigned value may be twice as long as a value assigned before."""
     used = [one for one in _within(value, nodes.Name) if one.name in made]
-    escaped = any(one.name in _ESCAPING for one in _within(value, nodes.Filter))
-    return len(used) > (0 if escaped else 1) and (escaped or bool(_within(value, *_JOINING)))
+    lengthened = any(one.name in _LENGTHENING for one in _within(value, nodes.Filter))
+    return len(used) > (0 if lengthened else 1) and (lengthened or bool(_within(value, *_JOINING)))
 
 
-def _repeats_messages(loop: nodes.For) -> bool:
+def _repeats_messages(loop: nodes.For, tree: nodes.Template) -> bool:
     """Whether the loop is recursive, or contains a loop over more than the current item."""
     own = {one.name for one in _within(loop.target, nodes.Name)}
+    assigned = [node for part in loop.body for node in _within(part, nodes.Assign)]
+    for node in assigned:
+        match node:
+            # A variable that only this loop assigns, from the current item.
+            case nodes.Assign(target=nodes.Name(name=name)):
+                made = [one for one in tree.find_all(nodes.Name) if one.name == name and one.ctx == "store"]
+                here = [
+                    one.target for one in assigned if {n.name for n in _within(one.node, nodes.Name)} <= own
+                ]
+                if all(any(one is other for other in here) for one in made):
+                    own.add(name)
     inner = [one for part in loop.body for one in _within(part, nodes.For)]
     return loop.recursive or any(
         name.name not in own for one in inner for name in _within(one.iter, nodes.Name)
     )
+
+
+def time_formats(tree: nodes.Template) -> tuple[str, ...] | None:
+    """The formats in which a template shows the time; ``None`` if what it shows is not known."""
+    formats = [
+        call.args[0].value
+        for call in tree.find_all(nodes.Call)
+        if _is_time(call.node) and len(call.args) == 1 and isinstance(call.args[0], nodes.Const)
+    ]
+    asked = sum(one.name == "defined" and _is_time(one.node) for one in tree.find_all(nodes.Test))
+    impure = any(one.name in _IMPURE_FILTERS for one in tree.find_all(nodes.Filter))
+    known = len(formats) == sum(map(_is_time, tree.find_all(nodes.Name))) - asked
+    return tuple(map(str, formats)) if known and not impure else None
+
+
+def _is_time(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name == "strftime_now"
 
 
 def _is_plain_loop(loop: nodes.For, aliases: set[str], constants: frozenset[str]) -> bool:

@@ -34,7 +34,8 @@ class Vocabulary:
     """A model's tokenizer, without its template. Thread-safe. Raises TokenizerError for an unusable file.
 
     ``clean_cuts``: a text may be cut before any control token without changing an id (no normalizer changes
-    them, none strips spaces or needs whole words). ``encoder`` names the library that encodes plain text,
+    them, none strips spaces or needs whole words); ``cuts_anywhere``: and before all that occur in it, also
+    those that no template wrote. ``encoder`` names the library that encodes plain text,
     with the reason where it is not ``tiktoken``. ``elsewhere`` encodes texts of more than LARGE_CHARS.
     """
 
@@ -73,13 +74,13 @@ class Vocabulary:
         # Text with added tokens that are not special is encoded by `tokenizers`, which finds them.
         whole = sorted((t.content for t in added.values() if not t.special), key=len, reverse=True)
         self._whole = re.compile("|".join(map(re.escape, whole))) if whole else None
-        # Rendered text may be cut at control tokens here only if `tokenizers` searches for all at once.
-        self._cuttable = (
-            self._fast is not None
-            and self.clean_cuts
+        # Only if `tokenizers` searches for all at once.
+        self.cuts_anywhere = (
+            self.clean_cuts
             and len(self.controls.ids) == len(special)
             and len({token.normalized for token in special.values()}) <= 1
         )
+        self._cuttable = self._fast is not None and self.cuts_anywhere
         # One shared object for each id: an id in a cache then takes 8 bytes instead of 40.
         self._shared = list(range(self.size))
 

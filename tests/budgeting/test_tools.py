@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from budgeting.controls import ControlTokens
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import exchanges
-from budgeting.template import prepare_render
+from budgeting.template import ChatTemplate, prepare_render
 from budgeting.template_input import shown_message, shown_tools, texts_in, with_texts
 from budgeting.values import (
     BudgetRequest,
@@ -26,6 +29,7 @@ from budgeting.values import (
     ToolCall,
     ToolKind,
 )
+from tests.budgeting import strategies
 from tests.budgeting.folders import CHATML, TOOLS, byte_level, write_folder
 
 SCHEMA = '{"type":"object","properties":{"title":{"type":"string"}},"required":["title"]}'
@@ -72,6 +76,54 @@ def test_a_conversation_with_tools_has_the_ids_that_transformers_gives_it(
     )  # fmt: skip
     assert list(ids) == reference.encode(expected, add_special_tokens=False)
     assert ("<think>" in expected) is not thinking and "order_status" in expected
+
+
+hostile_tools = st.builds(
+    lambda name, text: Tool(name, description=text, parameters=json.dumps({"title": text})),
+    strategies.hostile_texts,
+    strategies.hostile_texts,
+)
+
+
+@strategies.examples(100)
+@given(
+    conversation=st.lists(strategies.hostile_messages, min_size=1, max_size=6),
+    tools=st.lists(hostile_tools, max_size=2),
+)
+def test_a_conversation_with_tools_has_the_ids_of_its_rendering_as_one_text(
+    tokenizer: ChatTokenizer, conversation: list[Message], tools: list[Tool]
+) -> None:
+    for end in range(1, len(conversation) + 1):  # the later ones find the segments of the earlier ones
+        asked, cuts = conversation[:end], tuple(range(end + 1))
+        whole = tokenizer.encode_parts_whole(asked, cuts, tools=tools)
+        assert tokenizer.encode_parts(asked, cuts, tools=tools) == whole
+        assert tokenizer.encode_parts(asked, cuts, tools=tools) == whole
+
+
+def test_the_next_request_of_a_conversation_with_tools_encodes_its_new_messages_alone(folder: Path) -> None:
+    tokenizer = ChatTokenizer(folder)
+    system = Message(Role.SYSTEM, "Answer in one line.")
+    encoded, rendered = [], []
+    ids, render = tokenizer._vocabulary.rendered_ids, tokenizer._template.render
+
+    def counted_ids(text: str, **how: Any) -> list[int]:
+        encoded.append(text)
+        return ids(text, **how)
+
+    def counted_render(*given: Any, **how: Any) -> str:
+        rendered.append(given)
+        return render(*given, **how)
+
+    def encode(*turns: Message) -> None:
+        tokenizer.encode_parts((system, *turns), (1, 1), tools=(STOCK, ORDER))
+
+    encode(*TALK[:-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer._vocabulary, "rendered_ids", counted_ids)
+        patch.setattr(tokenizer._template, "render", counted_render)
+        encode(*TALK)
+    assert encoded == ["<|im_start|>user\nAnd Berserk?"]
+    assert len(rendered) == 1
 
 
 def test_half_of_a_surrogate_pair_in_arguments_is_planned_as_an_unknown_character(
@@ -224,3 +276,27 @@ def test_the_template_process_renders_tools_alike(folder: Path, tokenizer: ChatT
     arguments: dict[str, Any] = {"tools": (STOCK, ORDER), "kwargs": {"enable_thinking": False}}
     assert apart.encode_chat(TALK, **arguments) == tokenizer.encode_chat(TALK, **arguments)
     assert json.loads(jobs[-1])["enable_thinking"] is False
+
+
+@pytest.mark.parametrize("shown", ["{{ strftime_now('%Y-%m-%d') }}", "{{ strftime_now(bos_token) }}"])
+def test_a_date_in_the_beginning_of_a_prompt_stays_in_its_prefix_on_the_next_day(
+    tmp_path: Path, shown: str
+) -> None:
+    # The first message's markup depends on what follows it, so the prefix is found by a second rendering.
+    source = (
+        "<|im_start|>DATE {{ messages[0].content }}{% for m in messages[1:] %} {{ m.content }}{% endfor %}"
+    )
+    special = ("<|im_start|>", "%d")
+    folder = write_folder(
+        tmp_path / "dated", byte_level(special), source.replace("DATE", shown), bos_token="%d"
+    )
+    tokenizer, today = ChatTokenizer(folder), [datetime(2026, 11, 29)]
+    tokenizer._template = ChatTemplate(
+        (folder / "chat_template.jinja").read_text(), {"bos_token": "%d"}, now=lambda: today[0]
+    )
+    talk = (Message(Role.SYSTEM, "Follow the rules."), Message(Role.USER, "hi"))
+    lengths = []
+    for day in (29, 28, 27):
+        today[0] = datetime(2026, 11, day)
+        lengths.append(tokenizer.encode_parts(talk, (1, 1)).ends)
+    assert lengths[0] == lengths[1] == lengths[2] and lengths[0][0] > 5

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import TemplateRefused
 from budgeting.plan import INLINE_CHARS
+from budgeting.template import ChatTemplate
 from budgeting.values import Message, Role
 from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts.bounded_work import RENDER, render_in
@@ -77,6 +79,15 @@ def test_a_cheap_template_is_rendered_in_place_and_to_the_same_ids(tmp_path: Pat
         "{{ m.content|join(m.content) }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ m.content|center(1000000000) }}",
+        "{{ m.content|tojson|tojson }}",
+        "{{ m.content|join('a')|join('b') }}",
+        "{{ m.content|join('a separator of more than 16 letters') }}",
+        "{{ m.content|join(attribute='x') }}",
+        "{% set a = m.content %}{% set a = a|join('a') %}{{ a }}",
+        "{{ m.content % 2 }}",
+        "{{ loop.index0 % m.content }}",
+        "{% set all = messages %}{% for n in all %}{{ n.content }}{% endfor %}",
+        "{% set x = m.calls %}{% for n in x %}{% for o in x %}{{ o }}{% endfor %}{% endfor %}",
     ],
 )
 def test_what_may_grow_without_bound_is_not_taken_for_cheap(body: str) -> None:
@@ -86,3 +97,39 @@ def test_what_may_grow_without_bound_is_not_taken_for_cheap(body: str) -> None:
 
     assert is_cheap(Environment().parse(PLAIN))
     assert not is_cheap(Environment().parse("{% for m in messages %}" + body + "{% endfor %}"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}",
+        "{{ m.calls|reject('equalto', 'x')|join(', ') }}",
+        "{% set call = m.calls[0] %}{% set given = call.function %}"
+        "{% for name, value in given.arguments|items %}{{ name + value }}{% endfor %}",
+    ],
+)
+def test_what_the_templates_of_common_models_do_is_known_to_be_cheap(body: str) -> None:
+    from jinja2 import Environment
+
+    from budgeting.template_analysis import is_cheap
+
+    assert is_cheap(Environment().parse("{% for m in messages %}" + body + "{% endfor %}"))
+
+
+def test_a_variable_that_another_part_of_a_template_sets_too_is_not_taken_for_part_of_a_message() -> None:
+    from jinja2 import Environment
+
+    from budgeting.template_analysis import is_cheap
+
+    body = (
+        "{% for m in messages %}{% if m.x %}{% set c = m.x %}{% endif %}{% for n in c %}{{ n }}{% endfor %}"
+    )
+    assert is_cheap(Environment().parse(body + "{% endfor %}"))
+    assert not is_cheap(Environment().parse("{% set c = messages %}" + body + "{% endfor %}"))
+
+
+@pytest.mark.parametrize("value", ["'a'|center(10 ** 12)", "'a' * 10 ** 12", "'%1000000000000d' % 1"])
+def test_a_template_is_compiled_without_computing_its_values(value: str) -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages[9] %}{{ VALUE }}{% endif %}"
+    template = ChatTemplate(source.replace("VALUE", value), {}, now=datetime.now)
+    assert template.render(ASKED, add_generation_prompt=False) == "attack"
