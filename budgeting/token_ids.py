@@ -60,11 +60,14 @@ def joined(ids: TokenIds) -> tuple[int, ...]:
     return ids if isinstance(ids, tuple) else ids.joined
 
 
-def first(ids: TokenIds, count: int) -> tuple[int, ...]:
-    """The first ``count`` ids; the first piece itself, not a copy, when it has that length."""
-    found: tuple[int, ...] = ()
-    for piece in (ids,) if isinstance(ids, tuple) else ids._pieces:
-        if len(found) >= count:
+def leading(ids: TokenIds, count: int) -> tuple[tuple[int, ...], ...]:
+    """The first ``count`` ids in pieces, which are not copied but for the last one if it is cut."""
+    if isinstance(ids, tuple):
+        return (ids[:count],)
+    found = []
+    for piece in ids._pieces:
+        if count <= 0:
             break
-        found = found + piece if found else piece
-    return found if len(found) == count else found[:count]
+        found.append(piece if len(piece) <= count else piece[:count])
+        count -= len(piece)
+    return tuple(found)

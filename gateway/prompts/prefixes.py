@@ -7,25 +7,28 @@ for example after a change of the prompt that adds something volatile.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from msgspec import Struct
 
-from budgeting.token_ids import first
+from budgeting.token_ids import leading
 from budgeting.values import Plan
 from gateway.backends.port import Backend
 from gateway.backends.prefix_hash import chain_of
 
 MAX_BLOCKS_SEEN = 65_536  # the most remembered blocks: 2,600 prefixes of 400 tokens, about 8 MiB
 
-# The most prefixes whose keys are cached, and the tokens of the longest one: 5 MiB at most.
+# The most prefixes whose keys are cached, and the tokens of the longest one: 21 MiB at most, of which most is
+# shared with the tokenizer's cache.
 MAX_CACHED_KEYS = 64
-MAX_CACHED_TOKENS = 4096
+MAX_CACHED_TOKENS = 32_768
 
 _64_BITS = (1 << 64) - 1
 
 
 # Backend, tenant (none if tenants share prefixes), adapter, tokens of a block.
 _Place = tuple[str, str | None, str | None, int]
+_Pieces = tuple[tuple[int, ...], ...]
 _Keys = tuple[str | None, tuple[int, ...]]  # a prefix's fingerprint, and the key of each of its blocks
 
 
@@ -47,8 +50,8 @@ class Prefix(Struct, frozen=True):
 
 def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: int) -> str | None:
     """Return the fingerprint of a prompt's stable prefix; ``None`` if it fills no block."""
-    chain = chain_of(token_ids[:prefix_tokens], block_size, 0)
-    return _hex(chain[-1]) if chain else None
+    links = chain_of(token_ids[:prefix_tokens], block_size, 0)
+    return _hex(links[-1]) if links else None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +70,7 @@ class PrefixWatch:
     max_blocks: int = MAX_BLOCKS_SEEN
     _new: set[int] = field(default_factory=set, init=False)
     _old: set[int] = field(default_factory=set, init=False)
-    _known: dict[tuple[_Place, int], tuple[tuple[int, ...], _Keys]] = field(default_factory=dict, init=False)
+    _known: dict[tuple[_Place, int], tuple[_Pieces, _Keys]] = field(default_factory=dict, init=False)
 
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """Return the plan's stable prefix, with the tokens of it that ``backend`` should find cached."""
@@ -76,7 +79,7 @@ class PrefixWatch:
         if block_size <= 0:  # the backend does not report it
             block_size = self.block_size(backend.model)
         place = (backend.name, None if self.shared else tenant, adapter_id, block_size)
-        fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
+        fingerprint, keys = self._keys_of(leading(plan.token_ids, plan.prefix_tokens), place)
         known, new, old = len(keys), self._new, self._old
         new_keys: tuple[int, ...] = ()
         if keys and keys[-1] not in new:  # the blocks of a prefix are added and dropped together
@@ -89,19 +92,20 @@ class PrefixWatch:
         if len(self._new) > self.max_blocks // 2:
             self._old, self._new = self._new, set()
 
-    def _keys_of(self, token_ids: tuple[int, ...], place: _Place) -> _Keys:
+    def _keys_of(self, pieces: _Pieces, place: _Place) -> _Keys:
         """Return a prefix's fingerprint and block keys, cached: most requests share a few prefixes."""
-        # By its length, since the hash of its ids would cost more than all the rest.
-        of_length = place, len(token_ids)
-        known = self._known.get(of_length)
-        if known is None or (known[0] is not token_ids and known[0] != token_ids):
-            chain, salt = chain_of(token_ids, place[-1], 0), hash(place)
-            keys = _hex(chain[-1]) if chain else None, tuple([hash((salt, link)) for link in chain])
-            if len(token_ids) > MAX_CACHED_TOKENS:
+        # By its length, since the hash of its ids would cost more than all the rest; pieces that are the same
+        # object are not compared id by id.
+        length = sum(map(len, pieces))
+        known = self._known.get((place, length))
+        if known is None or known[0] != pieces:
+            links, salt = chain_of(tuple(chain.from_iterable(pieces)), place[-1], 0), hash(place)
+            keys = _hex(links[-1]) if links else None, tuple([hash((salt, link)) for link in links])
+            if length > MAX_CACHED_TOKENS:
                 return keys
             if len(self._known) >= MAX_CACHED_KEYS:
                 del self._known[next(iter(self._known))]
-            known = self._known[of_length] = token_ids, keys
+            known = self._known[place, length] = pieces, keys
         return known[1]
 
 
