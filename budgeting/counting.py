@@ -42,11 +42,11 @@ from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Role, Tool
 from budgeting.vocabulary import EncodeElsewhere, Markup, Vocabulary
 
-# Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
-CACHE_BYTES = 32 * 1024 * 1024
+# Bound of the caches: 200 conversations of 50,000 tokens (600 KiB each, texts and ids), or 2,000 of 3,600.
+CACHE_BYTES = 128 * 1024 * 1024
 # One part in this many is for the token counts of texts, another one for those of tools, and one for the
 # beginnings of conversations as texts.
-_COUNTS_SHARE = 8
+_COUNTS_SHARE = 16
 
 # The cost of a conversation that is rendered in another process: more than is ever done on the event loop.
 NEVER_INLINE_CHARS = 1 << 30

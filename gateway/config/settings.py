@@ -133,12 +133,14 @@ class RoutingSection(Section):
 class PromptsConfig(Section):
     """The folder of registered prompt versions, and what to do with volatile content in system messages.
 
-    ``folder`` unset: ``prompts`` when it exists, else no versions are registered.
+    ``folder`` unset: ``prompts`` when it exists, else no versions are registered. ``token_cache_bytes``: for
+    texts and ids of earlier prompts, of all tokenizers together.
     """
 
     folder: str | None = None
     volatile: Annotated[VolatilePolicy, OffIsAWord] = VolatilePolicy.MOVE
     openai_volatile: Annotated[VolatilePolicy, OffIsAWord] = VolatilePolicy.REPORT
+    token_cache_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 128 << 20
 
 
 class Settings(Section):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from budgeting.counting import CACHE_BYTES, ChatTokenizer
+from budgeting.counting import ChatTokenizer
 from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
 from gateway.config.engine import EngineSection
@@ -59,11 +59,11 @@ def make_engine_summarizer(
 class Tokenizers:
     """One tokenizer for each folder; all of them share one limit of cached texts and ids."""
 
-    def __init__(self, folders: Collection[Path], *, max_body_bytes: int) -> None:
+    def __init__(self, folders: Collection[Path], *, max_body_bytes: int, cache_bytes: int) -> None:
         self.processes: list[LimitedProcess] = []
         self._text_limits = encode_limits(max_body_bytes)
         self._read: dict[Path, ChatTokenizer] = {}
-        self._cache_bytes = CACHE_BYTES // max(1, len(set(folders)))
+        self._cache_bytes = cache_bytes // max(1, len(set(folders)))
 
     def of(self, folder: Path) -> ChatTokenizer:
         """Return the folder's tokenizer. Raises TokenizerError."""
@@ -101,7 +101,11 @@ def make_model(base: Foundation) -> ModelParts:
     settings, engine = base.settings, base.settings.engine
     folders = {one.tokenizer_folder for one in settings.engine_sections.values()}
     folders |= {Path(one.tokenizer) for one in settings.models.values() if one.tokenizer}
-    tokenizers = Tokenizers(folders, max_body_bytes=settings.server.max_body_bytes)
+    tokenizers = Tokenizers(
+        folders,
+        max_body_bytes=settings.server.max_body_bytes,
+        cache_bytes=settings.prompts.token_cache_bytes,
+    )
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
     models = make_models(settings, tokenizers, canonicalizer)
     versions = PromptVersions.configured(settings.prompts.folder)

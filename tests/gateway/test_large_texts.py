@@ -109,7 +109,7 @@ def test_without_its_process_a_large_text_is_refused_until_later() -> None:
 
 
 def test_a_gateways_tokenizers_encode_large_texts_within_the_bounds_of_a_body() -> None:
-    tokenizers = Tokenizers({DEMO}, max_body_bytes=1024)
+    tokenizers = Tokenizers({DEMO}, max_body_bytes=1024, cache_bytes=1 << 20)
     try:
         with pytest.raises(InvalidRequest, match="MiB of tokens"):
             tokenizers.of(DEMO).encode(LARGE)

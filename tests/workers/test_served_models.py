@@ -31,7 +31,7 @@ class Gateway:
         engine = self.settings.engine
         most = self.settings.server.max_body_bytes
         tokenizers, canonicalizer = (
-            Tokenizers({engine.tokenizer_folder}, max_body_bytes=most),
+            Tokenizers({engine.tokenizer_folder}, max_body_bytes=most, cache_bytes=1 << 20),
             Canonicalizer(),
         )
         default = ModelText(tokenizers.of(engine.tokenizer_folder), engine.max_model_len, canonicalizer)
