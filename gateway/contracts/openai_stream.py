@@ -24,7 +24,7 @@ from gateway.contracts.openai_answer import (
 )
 from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.plain_chat import plain_chat
+from gateway.contracts.plain_chat import KnownTools, plain_chat
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
@@ -204,13 +204,14 @@ class OpenAIDialect(ContractDialect):
         self, *, chat: bool, reasoning_fields: Sequence[ReasoningField] = REASONING_FIELDS[:1]
     ) -> None:
         self._chat = chat
+        self._tools = KnownTools()
         self._reasoning_fields = tuple(reasoning_fields)
         self._kind = "chat.completion" if chat else "text_completion"
         self._id_prefix = "chatcmpl-" if chat else "cmpl-"
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         if self._chat:
-            return plain_chat(body, origin) or chat_request(parse(ChatRequest, body), origin)
+            return plain_chat(body, origin, self._tools) or chat_request(parse(ChatRequest, body), origin)
         return completion_request(parse(CompletionRequest, body), origin)
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:

@@ -191,11 +191,23 @@ def to_choice(
     given: str | T | None, tools: Sequence[Tool], from_object: Callable[[T, Sequence[Tool]], ToolChoice]
 ) -> ToolChoice | None:
     """The tool choice, given as a mode or as an object. Raises InvalidRequest: it is given without tools."""
+    if given is None or isinstance(given, str):
+        return to_mode(given, tools)
+    _require(tools)
+    return from_object(given, tools)
+
+
+def to_mode(given: str | None, tools: Sequence[Tool]) -> ToolChoice | None:
+    """The tool choice that is given as a mode. Raises InvalidRequest: it is given without tools."""
     if given is None or (not tools and given in ("none", "auto")):
         return None
+    _require(tools)
+    return ToolChoice(ToolChoiceMode(given))
+
+
+def _require(tools: Sequence[Tool]) -> None:
     if not tools:
         raise not_allowed("tool_choice", "is given without tools", "with tools")
-    return ToolChoice(ToolChoiceMode(given)) if isinstance(given, str) else from_object(given, tools)
 
 
 def _chosen(given: ToolChoiceBody, tools: Sequence[Tool]) -> ToolChoice:

@@ -16,7 +16,8 @@ from gateway.contracts.fields import MAX_LABEL, MAX_NAME, MAX_TOKENS, SEED_MAX, 
 from gateway.contracts.openai import ChatRequest, chat_request
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.plain_chat import plain_chat
+from gateway.contracts.plain_chat import KnownTools
+from gateway.contracts.plain_chat import plain_chat as read
 from gateway.contracts.refusals import FEW_FIELDS_BYTES, MAX_FIELDS, check_fields, parse
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidRequest
@@ -49,6 +50,42 @@ ORDINARY: dict[str, Any] = {
 }
 
 
+STOCK = {
+    "type": "function",
+    "function": {
+        "name": "stock",
+        "description": "Is a volume in stock?",
+        "parameters": {"properties": {"title": {"type": "string"}}, "type": "object"},
+    },
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "stock", "arguments": '{"title":"Berserk"}'}}
+AGENT: dict[str, Any] = {
+    "model": "base",
+    "messages": [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Is Berserk"}, {"type": "text", "text": " in?"}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [CALL],
+            "reasoning_content": "Hm",
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": '{"stock":3}'},
+    ],
+    "tools": [STOCK],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning_effort": "low",
+}
+
+
+def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
+    return read(body, origin, KnownTools())
+
+
 def by_pydantic(body: bytes) -> ParsedRequest | str:
     try:
         return chat_request(parse(ChatRequest, body), ORIGIN)
@@ -70,12 +107,20 @@ def test_an_ordinary_body_is_read_at_once() -> None:
     assert (found.request.sampling.max_tokens, found.include_usage) == (40, True)
 
 
+def test_the_body_of_an_agent_is_read_at_once_and_its_tools_once_for_all_its_requests() -> None:
+    known, body = KnownTools(), json.dumps(AGENT).encode()
+    first, again = read(body, ORIGIN, known), read(body, ORIGIN, known)
+    assert first is not None and again is not None
+    assert first == again == by_pydantic(body)
+    assert again.request.tools is first.request.tools
+    assert [call.name for call in first.request.messages[1].tool_calls] == ["stock"]
+
+
 @pytest.mark.parametrize(
     "more",
     [
-        {"n": 2}, {"tools": []}, {"sluice": {"route": "r"}}, {"unknown": 1}, {"stop": "x"},
-        {"messages": [{"role": "tool", "content": "4", "tool_call_id": "c"}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+        {"n": 2}, {"tools": None}, {"tools": [STOCK], "tool_choice": {"type": "function"}}, {"sluice": {"route": "r"}}, {"unknown": 1}, {"stop": "x"},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": [{"role": "user", "content": "Hi", "name": "Ann"}]},
     ],
 )  # fmt: skip
@@ -162,7 +207,7 @@ NUMBERS = st.sampled_from(
         10**30,
     ]
 )
-ANY = TEXTS | NUMBERS | st.booleans() | st.none() | st.just([]) | st.just({})
+ANY: st.SearchStrategy[Any] = TEXTS | NUMBERS | st.booleans() | st.none() | st.just([]) | st.just({})
 ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "User"])
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": ROLES | ANY, "content": TEXTS | ANY}, optional={"name": ANY, "odd": ANY}),
@@ -182,6 +227,53 @@ BODIES = st.fixed_dictionaries(
 @settings(max_examples=100)
 @given(BODIES | st.builds(lambda more: {**ORDINARY, **more}, BODIES))
 def test_every_body_becomes_the_same_request_or_the_same_refusal(body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    assert by_dialect(data) == by_pydantic(data)
+
+
+IDS = st.sampled_from(["c1", "c2", "", " ", "c\x00", "c\n"]) | ANY
+FUNCTIONS = st.fixed_dictionaries(
+    {}, optional={"name": st.just("stock") | TEXTS | ANY, "arguments": TEXTS | ANY, "odd": ANY}
+)
+CALLS = st.fixed_dictionaries(
+    {"id": IDS},
+    optional={
+        "type": st.sampled_from(["function", "custom"]) | ANY,
+        "function": FUNCTIONS | ANY,
+        "index": ANY,
+    },
+)
+AGENT_MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
+    optional={
+        "content": TEXTS | ANY | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS | ANY})),
+        "tool_calls": st.lists(CALLS | st.just(CALL), max_size=2) | ANY, "tool_call_id": IDS,
+        "reasoning": TEXTS | ANY, "reasoning_content": TEXTS | ANY, "refusal": TEXTS | ANY, "name": TEXTS,
+    },
+)  # fmt: skip
+TOOLS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "custom"])},
+    optional={
+        "function": st.fixed_dictionaries(
+            {"name": st.just("stock") | TEXTS}, optional={"parameters": ANY, "description": ANY, "strict": ANY}
+        ),
+        "custom": st.fixed_dictionaries({"name": TEXTS}), "odd": ANY, "cache_control": ANY,
+    },
+)  # fmt: skip
+CHOICES = st.sampled_from(["auto", "none", "required", "other"])
+AGENT_BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "messages": st.lists(AGENT_MESSAGES | st.sampled_from(AGENT["messages"]), max_size=4),
+        "tools": st.lists(TOOLS | st.just(STOCK), max_size=2) | ANY, "tool_choice": CHOICES | ANY,
+        "parallel_tool_calls": ANY, "reasoning_effort": st.sampled_from(["none", "high", "odd"]) | ANY,
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(st.builds(lambda more: {**AGENT, **more}, AGENT_BODIES))
+def test_every_agents_body_becomes_the_same_request_or_the_same_refusal(body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()
     assert by_dialect(data) == by_pydantic(data)
 
