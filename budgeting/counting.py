@@ -16,7 +16,6 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import accumulate, chain
-from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -44,8 +43,8 @@ from budgeting.vocabulary import EncodeElsewhere, Markup, Vocabulary
 
 # Bound of the caches: 200 conversations of 50,000 tokens (600 KiB each, texts and ids), or 2,000 of 3,600.
 CACHE_BYTES = 128 * 1024 * 1024
-# One part in this many is for the token counts of texts, another one for those of tools, and one for the
-# beginnings of conversations as texts.
+# One part in this many is for the token counts of texts, and as much for those of tools, for tools as
+# templates get them, and for the beginnings of conversations as texts.
 _COUNTS_SHARE = 16
 
 # The cost of a conversation that is rendered in another process: more than is ever done on the event loop.
@@ -131,17 +130,18 @@ class ChatTokenizer:
         self.speed = _TIKTOKEN_SPEED if self._vocabulary.encoder == "tiktoken" else 1
         self._message_chars = (FRAMED_MESSAGE_CHARS if self._frames else MESSAGE_CHARS) * self.speed
         counts_bytes = cache_bytes // _COUNTS_SHARE
-        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 3 * counts_bytes)
+        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 4 * counts_bytes)
         # The last conversation given to `unseen_chars`, and its cached pieces; the last thread's value stays.
         self._last_pieces = _NO_PIECES
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
+        self._tools_shown: TokenCache[tuple[list[dict[str, Any]] | None, str]] = TokenCache(counts_bytes)
         self._beginnings: TokenCache[tuple[str | None]] = TokenCache(counts_bytes)
 
     @property
     def cache_bytes(self) -> int:
-        caches = (self._cache, self._counts, self._tool_counts, self._beginnings)
-        return sum(cache.bytes for cache in caches)
+        of_tools = self._tool_counts.bytes + self._tools_shown.bytes
+        return self._cache.bytes + self._counts.bytes + of_tools + self._beginnings.bytes
 
     def encode_chat(
         self,
@@ -207,12 +207,13 @@ class ChatTokenizer:
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> _Rendered:
-        written = chain(*(message.texts for message in messages), texts_in([kwargs, shown_tools(tools)]))
+        shown, shown_texts = self._shown(tools)
+        written = chain((shown_texts,), *(message.texts for message in messages), texts_in(kwargs))
         # A token across two texts would only guard in vain.
         guarded = self._controls.forged_in("\0".join(written))
         render = partial(
             self._template.render,
-            tools=tools,
+            tools=shown,
             kwargs=kwargs,
             guard=self._controls.guard if guarded else None,
         )
@@ -231,6 +232,18 @@ class ChatTokenizer:
                     begun, messages, cut, rendered, cuts[0], folded=folded is not messages
                 )
         return _Rendered(rendered, guarded, folded, tuple(map(ends.__getitem__, cuts)))
+
+    def _shown(self, tools: Sequence[Tool]) -> tuple[list[dict[str, Any]] | None, str]:
+        """The template's variable ``tools``, and all texts in it."""
+        if not tools:
+            return None, ""
+        key = tuple(tools)
+        found = self._tools_shown.get(key)
+        if found is None:
+            shown = shown_tools(tools)
+            found = shown, "\0".join(texts_in(shown))
+            self._tools_shown.put(key, found, 4 * getsizeof(found[1]))  # with the key's tools
+        return found
 
     def _begun(
         self,
@@ -482,8 +495,20 @@ class ChatTokenizer:
         others = [structs.replace(m, content=_OTHER) for m in messages[cut:]]
         for count in sorted({min(1, len(others)), len(others)}):
             start = begun(self._system_support.fold([*messages[:cut], *others[:count]], opening))
-            same = len(commonprefix((start or "", rendered)))  # noqa: RUF071 - compares characters on purpose
+            same = _common(start or "", rendered)
             # With the next message alone only if those after it change nothing before its words.
             if count == len(others) or (start is not None and start.startswith(_OTHER, same)):
                 return same
         return 0
+
+
+def _common(one: str, other: str) -> int:
+    """The number of first characters that both texts have."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
