@@ -41,6 +41,9 @@ def main(
     quick: Annotated[
         bool, typer.Option(help="A smoke run of a minute: one round, nothing is installed for it.")
     ] = False,
+    agents: Annotated[
+        bool, typer.Option(help="Prompts of agents: 10 tools, 20 calls with their results, 45 KB.")
+    ] = False,
     realtime: Annotated[
         bool, typer.Option(help="Go before all else on the machine (chrt, needs root): if it is not quiet.")
     ] = False,
@@ -86,9 +89,11 @@ def main(
             seconds=QUICK_SECONDS if quick else seconds,
             warm_up_s=QUICK_WARM_UP_S if quick else 2.0,
             python=python,
+            agents=agents,
         )
         rows = _measured(plan, errors, realtime=realtime)
         said = f"{machine(python)}; {plan.rounds} rounds of {plan.seconds:g} s a load, medians"
+        said += ", prompts of agents" if agents else ""
         said += ", real-time" if realtime else ""
         report = {"said": said, "rows": [asdict(row) for row in rows]}
     if output is not None:

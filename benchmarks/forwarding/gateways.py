@@ -79,9 +79,11 @@ def python_module(module: str, *arguments: object) -> tuple[str, ...]:
     return (sys.executable, "-m", module, *map(str, arguments))
 
 
-def regime_of(name: Name) -> Regime:
+def regime_of(name: Name, *, agents: bool) -> Regime:
     """Return the gateway's regime: only Sluice reads the text, so only it also gets unseen text."""
-    return Regime.UNSEEN if name is Name.SLUICE_UNSEEN else Regime.CONVERSATION
+    if name is Name.SLUICE_UNSEEN:
+        return Regime.UNSEEN
+    return Regime.AGENT if agents else Regime.CONVERSATION
 
 
 def recipe(name: Name, *, folder: Path, port: int, worker_port: int, model: str = MODEL) -> Recipe:

@@ -63,6 +63,7 @@ class Plan:
     warm_up_s: float
     loads: Mapping[str, Load] = field(default_factory=lambda: LOADS)
     python: str = sys.executable  # runs Sluice and the bare proxy
+    agents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ def _turn(name: Name, number: int, plan: Plan, cores: Cores, progress: Callable[
                 job = Job(
                     port=port, shape=load.shape, amount=load.amount, seconds=plan.seconds, key=KEY,
                     # The same arrival times for every gateway in a round.
-                    seed=f"{number}/{key}", warm_up_s=plan.warm_up_s, regime=regime_of(name),
+                    seed=f"{number}/{key}", warm_up_s=plan.warm_up_s,
+                    regime=regime_of(name, agents=plan.agents),
                     stream=load.stream, stagger_s=load.stagger_s, pid=pid, path=how.path, model=how.model,
                 )  # fmt: skip
                 results[key] = run_load(job, cores.load)

@@ -179,13 +179,16 @@ def shared_messages(requests: Iterator[tuple[bytes, str]]) -> int:
 
 def test_a_conversation_comes_again_with_a_new_last_turn_and_unseen_text_never_does() -> None:
     assert shared_messages(bodies(Regime.CONVERSATION, stream=False, seed="1")) == 11
+    assert shared_messages(bodies(Regime.AGENT, stream=False, seed="1")) == 11 + 2 * 20
     assert shared_messages(bodies(Regime.UNSEEN, stream=False, seed="1")) == 0
 
 
 @pytest.mark.parametrize("regime", list(Regime))
-def test_a_prompt_has_about_eight_kilobytes_and_ends_with_its_ticket(regime: Regime) -> None:
+def test_a_prompt_has_about_eight_kilobytes_or_an_agents_forty_five_and_ends_with_its_ticket(
+    regime: Regime,
+) -> None:
     for body, ticket in islice(bodies(regime, stream=True, seed="1"), 200):
-        assert LEAST_PROMPT_BYTES < len(body) < 9_000
+        assert LEAST_PROMPT_BYTES < len(body) < (48_000 if regime is Regime.AGENT else 9_000)
         assert json.loads(body)["messages"][-1]["content"].endswith(f"ticket {ticket}")
         assert answer_text(ticket).startswith(ticket)
 
