@@ -34,7 +34,7 @@ from budgeting.template import (
     split_ending,
 )
 from budgeting.template_analysis import MARKER, Frame, frame_in
-from budgeting.template_input import shown_tools, texts_in
+from budgeting.template_input import ShownTool, shown_tools, texts_in
 from budgeting.token_cache import TokenCache
 from budgeting.token_ids import PieceIds, TokenIds, joined
 from budgeting.tokenizer_files import read_tokenizer_files
@@ -135,7 +135,7 @@ class ChatTokenizer:
         self._last_pieces = _NO_PIECES
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
-        self._tools_shown: TokenCache[tuple[list[dict[str, Any]] | None, str]] = TokenCache(counts_bytes)
+        self._tools_shown: TokenCache[tuple[list[ShownTool] | None, str]] = TokenCache(counts_bytes)
         self._beginnings: TokenCache[tuple[str | None]] = TokenCache(counts_bytes)
 
     @property
@@ -233,7 +233,7 @@ class ChatTokenizer:
                 )
         return _Rendered(rendered, guarded, folded, tuple(map(ends.__getitem__, cuts)))
 
-    def _shown(self, tools: Sequence[Tool]) -> tuple[list[dict[str, Any]] | None, str]:
+    def _shown(self, tools: Sequence[Tool]) -> tuple[list[ShownTool] | None, str]:
         """The template's variable ``tools``, and all texts in it."""
         if not tools:
             return None, ""

@@ -23,7 +23,7 @@ from budgeting.template_analysis import (
     renders_each_message_alone,
     time_formats,
 )
-from budgeting.template_input import shown_message, with_texts
+from budgeting.template_input import ShownTool, shown_message, with_texts
 from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message
 
@@ -121,9 +121,15 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    asked = repr((ensure_ascii, indent, separators, sort_keys))
+    text = value.texts.get(asked) if isinstance(value, ShownTool) else None
+    if text is None:
+        text = json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        if isinstance(value, ShownTool):
+            value.texts[asked] = text
+    return text
 
 
 # Renders a job of :func:`prepare_render` within bounds; raises TemplateRefused when it exceeds one.

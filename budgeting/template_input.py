@@ -36,7 +36,19 @@ def shown_message(message: Message) -> dict[str, Any]:
     return shown
 
 
-def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+class ShownTool(dict[str, Any]):
+    """A tool as an entry of the template's variable ``tools``.
+
+    ``texts`` is its JSON by the arguments of ``tojson``: an agent's requests have the same tools, and it takes
+    a third of a millisecond to write them with indents.
+    """
+
+    def __init__(self, shown: Mapping[str, Any]) -> None:
+        super().__init__(shown)
+        self.texts: dict[str, str] = {}
+
+
+def shown_tools(tools: Sequence[Tool]) -> list[ShownTool] | None:
     """The template's variable ``tools``; ``None`` when there are none."""
     return [_shown_tool(tool) for tool in tools] or None
 
@@ -50,13 +62,13 @@ def as_function(tool: Tool) -> Tool:
     return Tool(tool.name, ToolKind.FUNCTION, description, _CUSTOM_JSON, strict=True)
 
 
-def _shown_tool(tool: Tool) -> dict[str, Any]:
+def _shown_tool(tool: Tool) -> ShownTool:
     tool = as_function(tool)
     parameters = None if tool.parameters is None else json.loads(tool.parameters)
     shown: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": parameters}
     if tool.strict is not None:
         shown["strict"] = tool.strict
-    return {"type": ToolKind.FUNCTION.value, "function": shown}
+    return ShownTool({"type": ToolKind.FUNCTION.value, "function": shown})
 
 
 def _shown_call(call: ToolCall) -> dict[str, Any]:

@@ -300,3 +300,16 @@ def test_a_date_in_the_beginning_of_a_prompt_stays_in_its_prefix_on_the_next_day
         today[0] = datetime(2026, 11, day)
         lengths.append(tokenizer.encode_parts(talk, (1, 1)).ends)
     assert lengths[0] == lengths[1] == lengths[2] and lengths[0][0] > 5
+
+
+def test_a_tool_is_written_as_json_once_for_all_requests_that_have_it() -> None:
+    source = "{% for tool in tools %}{{ tool | tojson(indent=4) }}{{ tool.function | tojson }}{% endfor %}"
+    template = ChatTemplate(source, {}, now=datetime.now)
+    shown = shown_tools((STOCK, ORDER))
+    assert shown is not None
+    plain = [dict(tool) for tool in shown]
+    texts = [
+        template.render(TALK, add_generation_prompt=True, tools=given) for given in (shown, shown, plain)
+    ]
+    assert texts[0] == texts[1] == texts[2] and '    "type": "function"' in texts[0]
+    assert [len(tool.texts) for tool in shown] == [1, 1]
