@@ -225,7 +225,7 @@ class ChatTokenizer:
             rendered = left_open(rendered, self._controls.guard(content) if guarded else content)
         ends = {0: 0}
         for cut in cuts:
-            if cut > 0 or (tools and messages):
+            if cut > 0 or (tools and messages and self._template.reads_tools):
                 # The system messages and tools recur; what follows them is longer with each request.
                 begun = partial(self._begun, render, (tools, kwargs, guarded) if cut == cuts[0] else None)
                 ends[cut] = self._rendered_end(

@@ -39,8 +39,8 @@ def shown_message(message: Message) -> dict[str, Any]:
 class ShownTool(dict[str, Any]):
     """A tool as an entry of the template's variable ``tools``.
 
-    ``texts`` is its JSON by the arguments of ``tojson``: an agent's requests have the same tools, and it takes
-    a third of a millisecond to write them with indents.
+    ``texts`` is its JSON by the arguments of ``tojson``: an agent's requests have the same tools, and ten of
+    them take a third of a millisecond with indents.
     """
 
     def __init__(self, shown: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from budgeting.counting import ChatTokenizer
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.template import GENERATES
 from budgeting.token_ids import joined
-from budgeting.values import Message, Role
+from budgeting.values import Message, Role, Tool
 from tests.budgeting import strategies
 from tests.budgeting.conftest import ALL_KINDS
 from tests.budgeting.folders import CHATML, byte_level, write_folder
@@ -30,13 +30,17 @@ def test_templates_that_render_each_message_alone_are_recognized(
 
 
 @strategies.examples(100)
-@given(conversation=st.lists(strategies.hostile_messages, max_size=6), answer=st.booleans())
+@given(
+    conversation=st.lists(strategies.hostile_messages, max_size=6),
+    answer=st.booleans(),
+    tools=st.sampled_from([(), (Tool("stock"),)]),
+)
 def test_message_by_message_gives_exactly_the_ids_of_the_whole_rendering(
-    tokenizer: ChatTokenizer, conversation: list[Message], answer: bool
+    tokenizer: ChatTokenizer, conversation: list[Message], answer: bool, tools: tuple[Tool, ...]
 ) -> None:
-    cuts = tuple(range(len(conversation) + 1))
-    fast = tokenizer.encode_parts(conversation, cuts, kwargs={GENERATES: answer})
-    assert fast == tokenizer.encode_parts_whole(conversation, cuts, kwargs={GENERATES: answer})
+    cuts, kwargs = tuple(range(len(conversation) + 1)), {GENERATES: answer}
+    fast = tokenizer.encode_parts(conversation, cuts, tools=tools, kwargs=kwargs)
+    assert fast == tokenizer.encode_parts_whole(conversation, cuts, tools=tools, kwargs=kwargs)
 
 
 @strategies.examples(60)
