@@ -224,13 +224,21 @@ class ChatTokenizer:
             content = folded[-1].content
             rendered = left_open(rendered, self._controls.guard(content) if guarded else content)
         ends = {0: 0}
+        recurs = tools, kwargs, guarded  # the system messages and tools do; what follows them grows
         for cut in cuts:
-            if cut > 0 or (tools and messages and self._template.reads_tools):
-                # The system messages and tools recur; what follows them is longer with each request.
-                begun = partial(self._begun, render, (tools, kwargs, guarded) if cut == cuts[0] else None)
-                ends[cut] = self._rendered_end(
+            if cut in ends and not (cut == 0 and tools and messages and self._template.reads_tools):
+                continue
+            end = None
+            if cut > cuts[0] > 0 and folded is messages and cut > len(messages) // 2:
+                opening = self._begun(render, recurs, messages[: cuts[0]])
+                short = [*messages[: cuts[0]], *messages[cut:]]
+                end = _end_before(opening, partial(render, short, add_generation_prompt=asked), rendered)
+            if end is None:
+                begun = partial(self._begun, render, recurs if cut == cuts[0] else None)
+                end = self._rendered_end(
                     begun, messages, cut, rendered, cuts[0], folded=folded is not messages
                 )
+            ends[cut] = end
         return _Rendered(rendered, guarded, folded, tuple(map(ends.__getitem__, cuts)))
 
     def _shown(self, tools: Sequence[Tool]) -> tuple[list[ShownTool] | None, str]:
@@ -500,6 +508,18 @@ class ChatTokenizer:
             if count == len(others) or (start is not None and start.startswith(_OTHER, same)):
                 return same
         return 0
+
+
+def _end_before(opening: str | None, shorter: Callable[[], str], rendered: str) -> int | None:
+    """Where the messages end that the ``shorter`` conversation leaves out behind its ``opening``; ``None``
+    if the others are rendered differently without them."""
+    with suppress(TemplateRefused):
+        if opening and rendered.startswith(opening):
+            short = shorter()
+            rest = short[len(opening) :]
+            if short.startswith(opening) and rendered.endswith(rest):
+                return len(rendered) - len(rest)
+    return None
 
 
 def _common(one: str, other: str) -> int:

@@ -18,9 +18,11 @@ from budgeting.plan import BudgetPlanner
 from budgeting.sections import exchanges
 from budgeting.template import ChatTemplate, prepare_render
 from budgeting.template_input import shown_message, shown_tools, texts_in, with_texts
+from budgeting.token_ids import joined
 from budgeting.values import (
     BudgetRequest,
     CanonicalPrompt,
+    EvidenceChunk,
     Message,
     PromptSection,
     Role,
@@ -313,3 +315,31 @@ def test_a_tool_is_written_as_json_once_for_all_requests_that_have_it() -> None:
     ]
     assert texts[0] == texts[1] == texts[2] and '    "type": "function"' in texts[0]
     assert [len(tool.texts) for tool in shown] == [1, 1]
+
+
+def test_evidence_is_counted_without_rendering_the_conversation_once_more(folder: Path) -> None:
+    tokenizer = ChatTokenizer(folder)
+    evidence = EvidenceChunk("manga_441", "catalog", "Vinland Saga, volume 1, in stock.")
+    prompt = CanonicalPrompt(
+        system=("Answer in one line.",), turns=TALK, evidence=(evidence,), tools=(STOCK,)
+    )
+    planned(tokenizer, prompt)
+    lengths, render = [], tokenizer._template.render
+
+    def counted(messages: Any, **how: Any) -> str:
+        lengths.append(len(messages))
+        return render(messages, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer._template, "render", counted)
+        plan = planned(tokenizer, prompt)
+    assert sorted(lengths) == [
+        2,
+        3,
+        7,
+    ]  # beside the whole: the opening with the latest turn, and with evidence
+    assert plan.counts.total == len(plan.token_ids)
+    ids = joined(plan.token_ids)
+    start = len(ids) - plan.counts.retrieval - len(tokenizer.encode_chat(TALK[-1:]))
+    shown = tokenizer.decode(ids[start : start + plan.counts.retrieval])
+    assert shown.startswith("<|im_start|>system\nEvidence:") and shown.endswith("in stock.<|im_end|>\n")
