@@ -34,7 +34,7 @@ from budgeting.template import (
     split_ending,
 )
 from budgeting.template_analysis import MARKER, Frame, frame_in
-from budgeting.template_input import ShownTool, shown_tools, texts_in
+from budgeting.template_input import ShownTools, shown_tools, texts_in
 from budgeting.token_cache import TokenCache
 from budgeting.token_ids import PieceIds, TokenIds, joined
 from budgeting.tokenizer_files import read_tokenizer_files
@@ -135,7 +135,7 @@ class ChatTokenizer:
         self._last_pieces = _NO_PIECES
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
-        self._tools_shown: TokenCache[tuple[list[ShownTool] | None, str]] = TokenCache(counts_bytes)
+        self._tools_shown: TokenCache[tuple[ShownTools | None, str]] = TokenCache(counts_bytes)
         self._beginnings: TokenCache[tuple[str | None]] = TokenCache(counts_bytes)
 
     @property
@@ -208,7 +208,9 @@ class ChatTokenizer:
         kwargs: Mapping[str, object],
     ) -> _Rendered:
         shown, shown_texts = self._shown(tools)
-        written = chain((shown_texts,), *(message.texts for message in messages), texts_in(kwargs))
+        written = [shown_texts, *texts_in(kwargs)]
+        for message in messages:
+            written += (message.content,) if message.plain else message.texts
         # A token across two texts would only guard in vain.
         guarded = self._controls.forged_in("\0".join(written))
         render = partial(
@@ -223,10 +225,11 @@ class ChatTokenizer:
         if CONTINUES in kwargs and folded:
             content = folded[-1].content
             rendered = left_open(rendered, self._controls.guard(content) if guarded else content)
-        ends = {0: 0}
         recurs = tools, kwargs, guarded  # the system messages and tools do; what follows them grows
+        tools_first = tools and messages and self._template.reads_tools
+        ends: dict[int, int] = {} if tools_first else {0: 0}
         for cut in cuts:
-            if cut in ends and not (cut == 0 and tools and messages and self._template.reads_tools):
+            if cut in ends:
                 continue
             end = None
             if cut > cuts[0] > 0 and folded is messages and cut > len(messages) // 2:
@@ -241,7 +244,7 @@ class ChatTokenizer:
             ends[cut] = end
         return _Rendered(rendered, guarded, folded, tuple(map(ends.__getitem__, cuts)))
 
-    def _shown(self, tools: Sequence[Tool]) -> tuple[list[ShownTool] | None, str]:
+    def _shown(self, tools: Sequence[Tool]) -> tuple[ShownTools | None, str]:
         """The template's variable ``tools``, and all texts in it."""
         if not tools:
             return None, ""

@@ -6,7 +6,7 @@ calls of a strict function instead of only parsing them, so that the text is alw
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from budgeting.values import Message, Tool, ToolCall, ToolKind
@@ -39,18 +39,26 @@ def shown_message(message: Message) -> dict[str, Any]:
 class ShownTool(dict[str, Any]):
     """A tool as an entry of the template's variable ``tools``.
 
-    ``texts`` is its JSON by the arguments of ``tojson``: an agent's requests have the same tools, and ten of
-    them take a third of a millisecond with indents.
+    ``texts`` is its JSON by its encoder: an agent's requests have the same tools, and ten of them take a
+    third of a millisecond with indents.
     """
 
     def __init__(self, shown: Mapping[str, Any]) -> None:
         super().__init__(shown)
-        self.texts: dict[str, str] = {}
+        self.texts: dict[json.JSONEncoder, str] = {}
 
 
-def shown_tools(tools: Sequence[Tool]) -> list[ShownTool] | None:
+class ShownTools(list[ShownTool]):
+    """The template's variable ``tools``; ``texts`` as of each of them."""
+
+    def __init__(self, shown: Iterable[ShownTool]) -> None:
+        super().__init__(shown)
+        self.texts: dict[json.JSONEncoder, str] = {}
+
+
+def shown_tools(tools: Sequence[Tool]) -> ShownTools | None:
     """The template's variable ``tools``; ``None`` when there are none."""
-    return [_shown_tool(tool) for tool in tools] or None
+    return ShownTools(map(_shown_tool, tools)) if tools else None
 
 
 def as_function(tool: Tool) -> Tool:

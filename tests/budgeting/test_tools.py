@@ -306,6 +306,7 @@ def test_a_date_in_the_beginning_of_a_prompt_stays_in_its_prefix_on_the_next_day
 
 def test_a_tool_is_written_as_json_once_for_all_requests_that_have_it() -> None:
     source = "{% for tool in tools %}{{ tool | tojson(indent=4) }}{{ tool.function | tojson }}{% endfor %}"
+    source += "{{ tools | tojson(separators=(',', ':')) }}"
     template = ChatTemplate(source, {}, now=datetime.now)
     shown = shown_tools((STOCK, ORDER))
     assert shown is not None
@@ -314,7 +315,7 @@ def test_a_tool_is_written_as_json_once_for_all_requests_that_have_it() -> None:
         template.render(TALK, add_generation_prompt=True, tools=given) for given in (shown, shown, plain)
     ]
     assert texts[0] == texts[1] == texts[2] and '    "type": "function"' in texts[0]
-    assert [len(tool.texts) for tool in shown] == [1, 1]
+    assert [len(one.texts) for one in (shown, *shown)] == [1, 1, 1]
 
 
 def test_evidence_is_counted_without_rendering_the_conversation_once_more(folder: Path) -> None:
