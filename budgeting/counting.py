@@ -225,7 +225,7 @@ class ChatTokenizer:
         if CONTINUES in kwargs and folded:
             content = folded[-1].content
             rendered = left_open(rendered, self._controls.guard(content) if guarded else content)
-        recurs = tools, kwargs, guarded  # the system messages and tools do; what follows them grows
+        recurs = tools, kwargs, guarded  # system messages and tools do; what follows them grows
         tools_first = tools and messages and self._template.reads_tools
         ends: dict[int, int] = {} if tools_first else {0: 0}
         for cut in cuts:
@@ -233,11 +233,11 @@ class ChatTokenizer:
                 continue
             end = None
             if cut > cuts[0] > 0 and folded is messages and cut > len(messages) // 2:
-                opening = self._begun(render, recurs, messages[: cuts[0]])
+                opening = self._begun(render, recurs, cuts[0], messages[: cuts[0]])
                 short = [*messages[: cuts[0]], *messages[cut:]]
                 end = _end_before(opening, partial(render, short, add_generation_prompt=asked), rendered)
             if end is None:
-                begun = partial(self._begun, render, recurs if cut == cuts[0] else None)
+                begun = partial(self._begun, render, recurs if cut == cuts[0] else None, cut + 1)
                 end = self._rendered_end(
                     begun, messages, cut, rendered, cuts[0], folded=folded is not messages
                 )
@@ -260,12 +260,14 @@ class ChatTokenizer:
         self,
         render: Callable[..., str],
         recurs: tuple[Sequence[Tool], Mapping[str, object], bool] | None,
+        most: int,
         messages: Sequence[Message],
     ) -> str | None:
-        """The beginning of a conversation as text; ``None`` if the template does not take it alone."""
-        times = self._template.times() if recurs else None
+        """The beginning of a conversation as text, cached if it ``recurs`` and has at most ``most`` messages;
+        ``None`` if the template does not take it alone."""
+        times = self._template.times()
         key: Hashable = None
-        if recurs and times is not None:
+        if recurs and times is not None and len(messages) <= most:
             tools, kwargs, guarded = recurs
             variables = json.dumps(dict(split_ending(kwargs)[1]), sort_keys=True)
             key = (tuple(messages), tuple(tools), variables, guarded, times)
