@@ -99,14 +99,12 @@ def _is_cheap_filter(node: nodes.Filter) -> bool:
     if node.name not in _CHEAP_FILTERS:
         return False
     if node.name == "join":
-        match node:
-            case nodes.Filter(args=[], kwargs=[], dyn_args=None, dyn_kwargs=None):
-                pass
-            case nodes.Filter(args=[nodes.Const(value=str(by))], kwargs=[], dyn_args=None, dyn_kwargs=None):
-                if len(by) > _LONGEST_SEPARATOR:
-                    return False
-            case _:
-                return False
+        constant = all(isinstance(one, nodes.Const) for one in node.args)
+        lengths = [len(str(one.value)) for one in node.args if isinstance(one, nodes.Const)]
+        if not constant or node.kwargs or node.dyn_args or node.dyn_kwargs or len(lengths) > 1:
+            return False
+        if max(lengths, default=0) > _LONGEST_SEPARATOR:
+            return False
     inner = [] if node.node is None else _within(node.node, nodes.Filter)
     return node.name not in _LENGTHENING or not any(one.name in _LENGTHENING for one in inner)
 
@@ -142,16 +140,12 @@ def _repeats_messages(loop: nodes.For, tree: nodes.Template) -> bool:
     """Whether the loop is recursive, or contains a loop over more than the current item."""
     own = {one.name for one in _within(loop.target, nodes.Name)}
     assigned = [node for part in loop.body for node in _within(part, nodes.Assign)]
-    for node in assigned:
-        match node:
-            # A variable that only this loop assigns, from the current item.
-            case nodes.Assign(target=nodes.Name(name=name)):
-                made = [one for one in tree.find_all(nodes.Name) if one.name == name and one.ctx == "store"]
-                here = [
-                    one.target for one in assigned if {n.name for n in _within(one.node, nodes.Name)} <= own
-                ]
-                if all(any(one is other for other in here) for one in made):
-                    own.add(name)
+    # Variables that only this loop assigns, from the current item.
+    for target in [node.target for node in assigned if isinstance(node.target, nodes.Name)]:
+        from_item = [one.target for one in assigned if {n.name for n in _within(one.node, nodes.Name)} <= own]
+        stores = [one for one in tree.find_all(nodes.Name) if one.name == target.name and one.ctx == "store"]
+        if all(any(store is one for one in from_item) for store in stores):
+            own.add(target.name)
     inner = [one for part in loop.body for one in _within(part, nodes.For)]
     return loop.recursive or any(
         name.name not in own for one in inner for name in _within(one.iter, nodes.Name)
