@@ -5,7 +5,7 @@ The requests of an agent have the same tools, which are read once for equal byte
 errors. For the same body both make the same request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -145,9 +145,10 @@ def plain_chat(body: bytes, origin: RequestOrigin, known: KnownTools) -> ParsedR
         max_tokens = chat.max_completion_tokens
         fields = {**FIELDS, "max_tokens": "max_completion_tokens"}
     own: Mapping[str, Any] = EMPTY
-    if not texts_only or chat.tools or chat.tool_choice or chat.reasoning_effort:
+    in_history = not texts_only and holds_calls(messages)
+    if in_history or chat.tools or chat.tool_choice or chat.reasoning_effort:
         try:
-            own = _tool_fields(chat, messages, known)
+            own = _tool_fields(chat, in_history, known)
         except (ValidationError, InvalidRequest):
             return None
     request = GenerateRequest(
@@ -191,11 +192,8 @@ def _message(one: _PlainMessage) -> Message | None:
     )
 
 
-def _tool_fields(chat: _PlainChat, messages: Sequence[Message], known: KnownTools) -> dict[str, Any]:
+def _tool_fields(chat: _PlainChat, in_history: bool, known: KnownTools) -> dict[str, Any]:
     """The request's fields for tools. Raises ValidationError, InvalidRequest."""
-    in_history = holds_calls(messages)
-    if not (in_history or chat.tools or chat.tool_choice or chat.reasoning_effort):
-        return {}
     tools = known.of(bytes(chat.tools)) if chat.tools else ()
     own, needs = asked_tools(
         tools,
