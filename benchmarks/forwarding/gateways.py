@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -36,6 +37,7 @@ class Name(StrEnum):
     VLLM_ROUTER = "vllm-router"
     SLUICE = "sluice"
     SLUICE_RELAXED = "sluice-relaxed"
+    SLUICE_POOL = "sluice-pool"
     SLUICE_UNSEEN = "sluice-unseen"
 
 
@@ -48,6 +50,7 @@ TITLES: Final[Mapping[Name, str]] = {
     Name.VLLM_ROUTER: "vllm-router, round robin",
     Name.SLUICE: "Sluice",
     Name.SLUICE_RELAXED: "Sluice, usage on disk later",
+    Name.SLUICE_POOL: "Sluice, two workers",
     Name.SLUICE_UNSEEN: "Sluice, text never seen",
 }
 
@@ -105,6 +108,8 @@ def recipe(name: Name, *, folder: Path, port: int, worker_port: int, model: str 
             return _vllm_router(port, worker_port)
         case Name.SLUICE | Name.SLUICE_UNSEEN:
             return _sluice(folder, port, worker_port, model)
+        case Name.SLUICE_POOL:  # two names of one worker
+            return _sluice(folder, port, worker_port, model, hosts=("127.0.0.1", "localhost"))
         case Name.SLUICE_RELAXED:
             made = _sluice(folder, port, worker_port, model)
             return replace(
@@ -237,19 +242,22 @@ def _environment_of(wanted: str) -> Path:
     return python
 
 
-def _sluice(folder: Path, port: int, worker_port: int, model: str) -> Recipe:
+def _sluice(
+    folder: Path, port: int, worker_port: int, model: str, hosts: Sequence[str] = ("127.0.0.1",)
+) -> Recipe:
     """Return Sluice's recipe, all stages: keys, a prompt version, budgets, admission, fallback, ledger, log.
 
     Admission lets requests wait for minutes: with 64 in flight the core is saturated on purpose, and
     throughput is measured, not how early Sluice would shed load.
     """
+    urls = json.dumps([f"http://{host}:{worker_port}/v1" for host in hosts])
     (folder / "sluice.yaml").write_text(
         f"""
 server: {{host: 127.0.0.1, port: {port}}}
 auth: {{enabled: true}}
 engine: {{kind: none, model: models/demo, tokenizer: models/demo}}
 backends:
-  worker: {{kind: openai, base_urls: ["http://127.0.0.1:{worker_port}/v1"], model: {model}}}
+  worker: {{kind: openai, base_urls: {urls}, model: {model}}}
 state: {{url: "sqlite:///{folder}/sluice.db"}}
 ledger: {{url: "sqlite+aiosqlite:///{folder}/sluice.db"}}
 admission: {{max_wait_ms: 600000}}

@@ -204,7 +204,7 @@ BARS: Final = (
     Bar("added TTFT p50 ms at 10 streams/s", 1.0, lambda row: _part(row.added_first_ms, 0)),
     Bar("added TTFT p99 ms at 10 streams/s", 3.0, lambda row: _part(row.added_first_ms, 1)),
 )
-OURS: Final = frozenset({Name.SLUICE, Name.SLUICE_RELAXED, Name.SLUICE_UNSEEN})
+OURS: Final = frozenset({Name.SLUICE, Name.SLUICE_RELAXED, Name.SLUICE_POOL, Name.SLUICE_UNSEEN})
 
 
 def figure_text(value: float | None) -> str:

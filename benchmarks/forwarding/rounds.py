@@ -119,7 +119,8 @@ def _turn(name: Name, number: int, plan: Plan, cores: Cores, progress: Callable[
 def _worker(folder: Path, cores: Cores) -> Iterator[int]:
     log = folder / "worker.log"
     port = free_port()
-    command = (*cores.worker, *python_module("benchmarks.forwarding.worker", port))
+    worker = python_module("benchmarks.forwarding.worker", port, "--tokenizer", "models/demo")
+    command = (*cores.worker, *worker)
     with started(command, log) as process:
         wait_until_ready(process, port, "/health", log)
         yield port

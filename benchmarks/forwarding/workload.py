@@ -33,6 +33,7 @@ TICKET_MARK = b"ticket "
 TICKET_BYTES = 8
 # A worker that gets a shorter prompt than this was sent a trimmed one.
 LEAST_PROMPT_BYTES = 7_000
+LEAST_PROMPT_TOKENS = 1_700
 
 ANSWER_WORDS = tuple(f" {WORDS[place % len(WORDS)]}" for place in range(ANSWER_TOKENS - 1))
 
