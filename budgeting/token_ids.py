@@ -1,8 +1,13 @@
 """A prompt's token ids, which may be thousands: stored in their cached pieces, and joined on demand."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, overload
+from sys import getsizeof
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
+
+from budgeting.token_cache import TokenCache
+
+V = TypeVar("V")
 
 
 class PieceIds(Sequence[int]):
@@ -18,6 +23,10 @@ class PieceIds(Sequence[int]):
         self._pieces = pieces
         self._length = length
         self._joined: tuple[int, ...] | None = None
+
+    @property
+    def pieces(self) -> Sequence[tuple[int, ...]]:
+        return self._pieces
 
     @property
     def joined(self) -> tuple[int, ...]:
@@ -71,3 +80,28 @@ def leading(ids: TokenIds, count: int) -> tuple[tuple[int, ...], ...]:
         found.append(piece if len(piece) <= count else piece[:count])
         count -= len(piece)
     return tuple(found)
+
+
+class PerPiece(Generic[V]):
+    """What ``make`` returns for a piece of ids, cached for the pieces of ``max_bytes``. Thread-safe.
+
+    By the piece itself, not by its ids: to hash them, or to compare them, would cost as much as most values.
+    """
+
+    def __init__(self, make: Callable[[tuple[int, ...]], V], max_bytes: int) -> None:
+        self._make = make
+        # Each value with its piece, whose address is the key.
+        self._cache: TokenCache[tuple[tuple[int, ...], V]] = TokenCache(max_bytes)
+
+    def of(self, ids: TokenIds) -> list[V]:
+        """The values of all pieces; the value of ids without pieces is not cached."""
+        if isinstance(ids, tuple):
+            return [self._make(ids)]
+        pieces = ids.pieces
+        found = self._cache.get_all(list(map(id, pieces)))
+        return [self._new(piece) if one is None else one[1] for piece, one in zip(pieces, found, strict=True)]
+
+    def _new(self, piece: tuple[int, ...]) -> V:
+        value = self._make(piece)
+        self._cache.put(id(piece), (piece, value), getsizeof(piece) + getsizeof(value))
+        return value

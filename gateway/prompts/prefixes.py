@@ -14,7 +14,7 @@ from msgspec import Struct
 from budgeting.token_ids import leading
 from budgeting.values import Plan
 from gateway.backends.port import Backend
-from gateway.backends.prefix_hash import chain_of
+from gateway.backends.prefix_hash import fingerprint
 
 MAX_BLOCKS_SEEN = 65_536  # the most remembered blocks: 2,600 prefixes of 400 tokens, about 8 MiB
 
@@ -50,7 +50,7 @@ class Prefix(Struct, frozen=True):
 
 def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: int) -> str | None:
     """Return the fingerprint of a prompt's stable prefix; ``None`` if it fills no block."""
-    links = chain_of(token_ids[:prefix_tokens], block_size, 0)
+    links = fingerprint(token_ids[:prefix_tokens], 0, block_size, 0).chain
     return _hex(links[-1]) if links else None
 
 
@@ -99,7 +99,8 @@ class PrefixWatch:
         length = sum(map(len, pieces))
         known = self._known.get((place, length))
         if known is None or known[0] != pieces:
-            links, salt = chain_of(tuple(chain.from_iterable(pieces)), place[-1], 0), hash(place)
+            ids, salt = tuple(chain.from_iterable(pieces)), hash(place)
+            links = fingerprint(ids, 0, place[-1], 0).chain
             keys = _hex(links[-1]) if links else None, tuple([hash((salt, link)) for link in links])
             if length > MAX_CACHED_TOKENS:
                 return keys

@@ -12,10 +12,9 @@ import structlog
 from msgspec import structs
 
 from admission.values import BackendLoad
-from budgeting.token_ids import joined
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import Absence, BackendState, Completion, Continue, DeltaSink, Work
-from gateway.backends.prefix_hash import chain_of, salt_number
+from gateway.backends.prefix_hash import fingerprint, salt_number
 from gateway.backends.workers.load import WorkerFigures, WorkerLoad, pool_load
 from gateway.config.ray import RaySection
 from gateway.contracts.features import Feature
@@ -182,11 +181,13 @@ class RayBackend:
         """Generate on a replica; any early exit ends the call on the replica."""
         check_partial(work, self.continues, self.name)
         adapter = work.adapter.adapter_id if work.adapter is not None else None
-        chain = chain_of(
-            joined(work.token_ids), self.section.affinity_block_tokens, salt_number(work.cache_salt, adapter)
+        found = fingerprint(
+            work.token_ids,
+            work.prefix_tokens,
+            self.section.affinity_block_tokens,
+            salt_number(work.cache_salt, adapter),
         )
-        stable_blocks = work.prefix_tokens // self.section.affinity_block_tokens
-        route = RouterHint(tuple(chain), stable_blocks, adapter, tuple(self._missing))
+        route = RouterHint(tuple(found.chain), found.stable, adapter, tuple(self._missing))
         data = encode(work if work.calls is None else structs.replace(work, calls=None))
         ticket = self._load.sent(len(work.token_ids))
         try:

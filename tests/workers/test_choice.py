@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.prefix_hash import chain_of, salt_number
+from budgeting.token_ids import PieceIds
+from gateway.backends.prefix_hash import fingerprint, salt_number
 from gateway.backends.workers.worker_choice import (
     CACHED_FACTOR,
     Ring,
@@ -39,6 +42,14 @@ preferences = st.builds(
     stable_blocks=st.integers(0, 8),
     adapter=st.none() | st.sampled_from(["a", "b"]),
 )
+
+
+def ids_of(pieces: Sequence[Sequence[int]]) -> PieceIds:
+    return PieceIds([tuple(piece) for piece in pieces], sum(map(len, pieces)))
+
+
+def chain_of(ids: Sequence[int], block_tokens: int) -> list[int]:
+    return fingerprint(tuple(ids), 0, block_tokens, 7).chain
 
 
 def view(number: int, requests: float = 0, **changes: object) -> WorkerView:
@@ -253,21 +264,55 @@ def test_a_chain_is_forgotten_from_its_end() -> None:
 def test_chains_agree_exactly_as_far_as_whole_blocks_do(
     left: list[int], right: list[int], block: int
 ) -> None:
-    one, two = chain_of(tuple(left), block, 7), chain_of(tuple(right), block, 7)
+    one, two = chain_of(left, block), chain_of(right, block)
     assert len(one) == len(left) // block
     for number in range(min(len(one), len(two))):
         end = (number + 1) * block
         assert (one[number] == two[number]) == (left[:end] == right[:end])
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=9),
+    st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=9),
+    st.integers(1, 5),
+    st.integers(0, 90),
+)
+def test_ids_in_pieces_have_a_chain_of_their_common_pieces(
+    left: list[list[int]], right: list[list[int]], block: int, prefix: int
+) -> None:
+    common = list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+    shared = fingerprint(ids_of([one for one, _ in common]), prefix, block, 7)
+    for pieces in (left, right):
+        found = fingerprint(ids_of(pieces), prefix, block, 7)
+        assert found == fingerprint(ids_of(pieces), prefix, block, 7)  # cached now
+        assert found.chain[: len(shared.chain)] == shared.chain
+        tokens = sum(map(len, pieces))
+        assert len(found.chain) <= tokens // block
+        # A block has at most the rests of the pieces before it in addition.
+        assert (len(found.chain) + 1) * (2 * block - 1) > tokens
+        assert shared.stable <= found.stable <= min(len(found.chain), prefix // block)
+        if prefix >= tokens:
+            assert found.stable == len(found.chain)
+    one = fingerprint(ids_of([*left, [9]]), 0, 1, 7).chain
+    assert one[-1] != fingerprint(ids_of([*right, [8]]), 0, 1, 7).chain[-1]
+
+
+def test_a_piece_in_another_place_is_another_block() -> None:
+    first, second = tuple(range(64)), tuple(range(64, 128))
+    one, other = (
+        fingerprint(PieceIds(pieces, 128), 0, 64, 7).chain for pieces in ((first, second), (second, first))
+    )
+    assert not set(one) & set(other)
+
+
 def test_tenants_and_adapters_have_chains_of_their_own() -> None:
     prompt = tuple(range(64))
     salts = [salt_number(*pair) for pair in ((None, None), ("acme", None), ("acme", "a"), ("umbra", "a"))]
-    assert len({chain_of(prompt, 16, salt)[0] for salt in salts}) == 4
+    assert len({fingerprint(prompt, 0, 16, salt).chain[0] for salt in salts}) == 4
 
 
 def test_a_long_prompt_has_a_bounded_chain() -> None:
-    assert len(chain_of(tuple(range(100_000)), 1, 0)) == 1024
+    assert len(chain_of(range(100_000), 1)) == 1024
 
 
 @pytest.mark.serial
@@ -280,7 +325,7 @@ def test_a_choice_among_16_workers_for_3600_tokens_costs_little() -> None:
     best = float("inf")
     for prompt in prompts:
         began = time.perf_counter()
-        chain = chain_of(prompt, 64, 7)
+        chain = chain_of(prompt, 64)
         name = choice.choose(WorkerPreference(chain, 4), workers)
         best = min(best, time.perf_counter() - began)
         assert name is not None

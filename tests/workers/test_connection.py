@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.backends.workers.client import whole_body
-from gateway.backends.workers.connection import HIGH_WATER_BYTES, Connection
+from gateway.backends.workers.connection import GATHERED_PIECES, HIGH_WATER_BYTES, Connection
 from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, TransportError
 
 
@@ -181,6 +181,61 @@ async def test_a_reader_that_leaves_takes_nothing_more_and_a_broken_connection_i
         await asyncio.sleep(0)
         connection.connection_lost(None)
     assert reader.pieces == [b"hello"] and isinstance(again.result(), ConnectionLost)
+
+
+def chunk(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+class Gathering:
+    """A reader to whom the pieces after the first token come together."""
+
+    def __init__(self, idle_s: float = 5) -> None:
+        self.connection = connected()[0]
+        self.reader = PieceReader()
+        send(self.connection, idle_s=idle_s)
+        self.connection.data_received(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+
+    async def first_token(self) -> asyncio.Task[bool]:
+        passing = self.connection.pass_on(self.reader.take, gather=True)
+        reading = asyncio.get_running_loop().create_task(passing)
+        await asyncio.sleep(0)
+        for piece in (b"role", b"first"):
+            self.connection.data_received(chunk(piece))
+            assert self.reader.pieces[-1] == piece  # no token came yet, so nothing waits
+        self.connection.first_token_received()
+        return reading
+
+
+async def test_pieces_that_nobody_waits_for_are_taken_together() -> None:
+    gathering = Gathering()
+    reading = await gathering.first_token()
+    for _ in range(2 * GATHERED_PIECES):
+        gathering.connection.data_received(chunk(b"x"))
+    gathering.connection.data_received(chunk(b"y"))
+    gathering.connection.data_received(chunk(b"data: [DONE]"))
+    expected = [b"role", b"first", b"x" * GATHERED_PIECES, b"x" * GATHERED_PIECES, b"ydata: [DONE]"]
+    assert gathering.reader.pieces == expected
+    gathering.connection.data_received(chunk(b"z") + b"0\r\n\r\n")
+    assert not await reading and gathering.reader.pieces == [*expected, b"z"]
+
+
+@pytest.mark.parametrize("how", ["the worker dies", "the request is cancelled", "nothing more comes"])
+async def test_gathered_pieces_are_taken_however_the_answer_breaks_off(how: str) -> None:
+    gathering = Gathering(idle_s=0.05)
+    reading = await gathering.first_token()
+    gathering.connection.data_received(chunk(b"more"))
+    if how == "the worker dies":
+        gathering.connection.connection_lost(None)
+        expected: type[BaseException] = ConnectionLost
+    elif how == "the request is cancelled":
+        reading.cancel()
+        expected = asyncio.CancelledError
+    else:
+        expected = TimedOut
+    with pytest.raises(expected):
+        await reading
+    assert gathering.reader.pieces == [b"role", b"first", b"more"]
 
 
 async def _raises(work: Awaitable[object]) -> BaseException | None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from adapters.values import Adapter
+from budgeting.token_ids import PieceIds
 from budgeting.values import Tool
+from gateway.backends.port import PartialAnswer
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect, salt_of
 from gateway.backends.workers.errors import (
@@ -136,6 +138,27 @@ def test_token_ids_go_to_completions_and_so_does_a_raw_prompt() -> None:
     assert make_writer("base").path(raw) == "/completions"
     assert json.loads(make_writer("base").write(raw).body)["prompt"] == [4, 5]
     assert sent(writer, sampling={"logprobs": 0})["logprobs"] == 0
+
+
+def test_token_ids_in_pieces_are_sent_as_one_list() -> None:
+    writer, ids = make_writer("base", token_ids=True), PieceIds([(1, 2), (), (3,)], 3)
+    for _ in range(2):  # the second time from the cache
+        assert sent(writer, token_ids=ids)["prompt"] == [1, 2, 3]
+    partial = PartialAnswer("x", (4, 5))
+    assert sent(writer, token_ids=ids, partial=partial)["prompt"] == [1, 2, 3, 4, 5]
+    assert sent(writer, token_ids=PieceIds([], 0))["prompt"] == []
+
+
+@pytest.mark.parametrize("place", ["choice", "chunk", "none"])
+def test_the_prompts_ids_that_vllm_repeats_are_no_part_of_the_answer(place: str) -> None:
+    text = 'a "prompt_token_ids":[1] is text'
+    first: dict[str, Any] = {"index": 0, "text": text, "token_ids": [7, 8]}
+    sent: dict[str, Any] = {"choices": [first]}
+    if place != "none":
+        (first if place == "choice" else sent)["prompt_token_ids"] = list(range(2_000))
+    reader = CompletionReader(work(), token_bytes)
+    (delta,) = reader.feed(b"data: " + json.dumps(sent, separators=(",", ":")).encode() + b"\n\n")
+    assert (delta.text, delta.token_ids, reader.fault) == (text, (7, 8), None)
 
 
 def test_an_adapter_is_sent_as_the_model_by_its_id_or_its_name_at_the_worker() -> None:

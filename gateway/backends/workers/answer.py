@@ -106,6 +106,16 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 _lax_chunk = msgspec.json.Decoder(_Chunk, strict=False).decode
 
 
+_ECHO = b'"prompt_token_ids":['  # cannot be a part of a string, in which quotes are escaped
+
+
+def _without_echo(event: bytes) -> bytes:
+    """The event without the prompt's ids, which vLLM repeats: to skip them takes longer than the rest."""
+    start = event.find(_ECHO) + len(_ECHO)
+    end = event.find(b"]", start) if start >= len(_ECHO) else -1
+    return event[:start] + event[end:] if end >= 0 else event
+
+
 class CompletionReader:
     """Reads one answer, its reasoning and tool calls included.
 
@@ -185,6 +195,8 @@ class CompletionReader:
             events = self._events.feed(data)
         except EventTooLarge as error:
             raise BadHttp(str(error)) from None
+        if not self.started:
+            events = list(map(_without_echo, events))
         if DONE in events:
             self.done = True
             events = events[: events.index(DONE)]

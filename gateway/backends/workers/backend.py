@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
-from budgeting.token_ids import joined
 from gateway.backends.delta_forwarder import DeltaForwarder
 from gateway.backends.partial_answer import check_partial, generate_rest
 from gateway.backends.port import (
@@ -27,7 +26,7 @@ from gateway.backends.port import (
     DeltaSink,
     Work,
 )
-from gateway.backends.prefix_hash import chain_of, salt_number
+from gateway.backends.prefix_hash import fingerprint, salt_number
 from gateway.backends.tool_bodies import with_allowed_tools
 from gateway.backends.workers.answer import EVENT_STREAM, CompletionReader
 from gateway.backends.workers.audio import transcript_of
@@ -529,7 +528,7 @@ class WorkersBackend:
                     forwarder.take(await _whole_answer(connection))
                     await forwarder.rest()
                 while more and not reader.done:
-                    more = await connection.pass_on(forwarder.take)
+                    more = await connection.pass_on(forwarder.take, gather=not work.stream)
                     await forwarder.rest()
             except (ConnectionLost, TimedOut):
                 if not reader.ended:
@@ -579,9 +578,8 @@ class WorkersBackend:
         adapter = self._writer.adapter_name(work)
         # A worker's index of sent blocks covers all models of the pool, so the salt names the model.
         salt = salt_number(self._writer.cache_salt(work), adapter or self.model)
-        block_tokens = self._section.affinity_block_tokens
-        chain = chain_of(joined(work.token_ids), block_tokens, salt)
-        return WorkerPreference(chain, work.prefix_tokens // block_tokens, adapter)
+        found = fingerprint(work.token_ids, work.prefix_tokens, self._section.affinity_block_tokens, salt)
+        return WorkerPreference(*found, adapter)
 
     async def _broke(self, worker: Worker, error: TransportError) -> None:
         if not isinstance(error, ConnectionsInUse):

@@ -19,6 +19,10 @@ from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, T
 
 HIGH_WATER_BYTES = 512 * 1024  # unread bytes above which reading is paused: some 2,000 events of a stream
 MAX_HEAD_BYTES = 64 * 1024  # longest head of an answer, bytes
+# The most pieces that are kept until they are passed on together: about the tokens that a vLLM sends as one
+# piece when the caller does not stream (``dialect.STREAM_INTERVAL``).
+GATHERED_PIECES = 32
+LAST_EVENT = b"[DONE]"
 # How long a connection may take to end an answer whose last event has come, before it is closed.
 LINGER_S = 1.0
 
@@ -49,6 +53,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._take: Callable[[bytes], bool] | None = None  # pieces go to it while it is set
+        self._gathers = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         # Set by each exchange: its limits, and the times of the next ones and of the last bytes.
@@ -144,18 +149,21 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    async def pass_on(self, take: Callable[[bytes], bool]) -> bool:
+    async def pass_on(self, take: Callable[[bytes], bool], *, gather: bool = False) -> bool:
         """Give each piece of the body to ``take`` as it arrives, until ``take`` returns False.
 
-        ``take`` runs in the transport's callback: it must not wait or raise. Returns whether more of the body
+        ``take`` runs in the transport's callback: it must not wait or raise. With ``gather`` pieces after the
+        first token come together, at the latest when nothing more will come. Returns whether more of the body
         follows. Raises TransportError.
         """
         if not self._body or take(self._taken()):
-            self._take = take
+            self._take, self._gathers = take, gather
             try:
                 while self._take is not None and not self._done:
                     await self.wait()
             finally:
+                if self._take is not None and self._body:
+                    take(self._taken())
                 self._take = None
         return not self._done or bool(self._body)
 
@@ -192,9 +200,7 @@ class Connection(asyncio.Protocol):
 
     def give_up(self, silent_s: float) -> None:
         """Fail an exchange in which the worker owes bytes and has sent none for ``silent_s``."""
-        owed = self.busy and not (
-            self._partly_sent or self._lingering or self._paused or self._body or self._done
-        )
+        owed = self.busy and not (self._partly_sent or self._lingering or self._unread or self._done)
         if owed and self._loop.time() - self._last_at >= silent_s:
             self._fail(TimedOut("nothing came", silent_s))
 
@@ -234,6 +240,8 @@ class Connection(asyncio.Protocol):
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
         if self._take is not None and self._body:
+            if self._gathers and self._is_more_to_come(data):
+                return
             piece = b"".join(self._body)
             self._body.clear()
             if not self._take(piece):
@@ -248,6 +256,11 @@ class Connection(asyncio.Protocol):
         self._wake()
         if self._lingering:
             self.release()
+
+    def _is_more_to_come(self, data: bytes) -> bool:
+        """Whether the pieces so far may wait for further ones."""
+        started, ended = self._first_by is None, self._done or self._error is not None
+        return started and not ended and len(self._body) < GATHERED_PIECES and data.find(LAST_EVENT) < 0
 
     def pause_writing(self) -> None:
         self._full = True
@@ -311,6 +324,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._wake()
 
+    @property
+    def _unread(self) -> bool:
+        """Whether the reader on this side is late."""
+        return self._paused or (bool(self._body) and self._take is None)
+
     def _check_limits(self) -> None:
         """Fail when a limit has passed; else set the timer to the next limit."""
         self._timer = None
@@ -319,7 +337,7 @@ class Connection(asyncio.Protocol):
         now = self._loop.time()
         first_s, idle_s, total_s = self._limits
         # The idle timeout begins with the first token, and not while the reader on this side is slow.
-        waits = self._first_by is not None or self._lingering or self._paused or self._body or self._done
+        waits = self._first_by is not None or self._lingering or self._unread or self._done
         idle_by = (now if waits else self._last_at) + idle_s
         if now >= self._total_by and self._lingering:
             self.close()

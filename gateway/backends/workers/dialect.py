@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from msgspec import Struct
 
 from adapters.values import Adapter
-from budgeting.token_ids import joined
+from budgeting.token_ids import PerPiece
 from gateway.backends.partial_answer import rest_of, resumed_seed
 from gateway.backends.port import Continue, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_fields
@@ -209,7 +209,10 @@ class CompletionWriter:
                 body["messages"].append({"role": "assistant", "content": text})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
         else:
-            body["prompt"] = joined(work.token_ids) + (() if partial is None else partial.token_ids or ())
+            texts = _IDS_AS_JSON.of(work.token_ids)
+            if partial is not None and partial.token_ids:
+                texts.append(_ids_as_json(partial.token_ids))
+            body["prompt"] = orjson.Fragment(b"[%b]" % b",".join(filter(None, texts)))
         if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps differently
             limit = 0 if sampling.prompt_only else sampling.max_tokens
             body[self.section.chat_limit_field if chat else "max_tokens"] = limit
@@ -306,6 +309,14 @@ class CompletionWriter:
             body["structured_outputs"] = {"choice": orjson.Fragment(shape.spec)}
         else:
             body["structured_outputs"] = {shape.type.value: shape.spec}
+
+
+def _ids_as_json(ids: tuple[int, ...]) -> bytes:
+    return orjson.dumps(ids)[1:-1]
+
+
+# A conversation's next request has the same pieces and a few more. Two million tokens.
+_IDS_AS_JSON: Final = PerPiece(_ids_as_json, 32 * 1024 * 1024)
 
 
 def _upload(parts: Sequence[bytes | ImageData]) -> Upload:
