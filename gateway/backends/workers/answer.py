@@ -195,8 +195,8 @@ class CompletionReader:
             events = self._events.feed(data)
         except EventTooLarge as error:
             raise BadHttp(str(error)) from None
-        if not self.started:
-            events = list(map(_without_echo, events))
+        if events and not self.started:
+            events[0] = _without_echo(events[0])
         if DONE in events:
             self.done = True
             events = events[: events.index(DONE)]

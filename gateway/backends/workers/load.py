@@ -223,26 +223,34 @@ def pool_load(
         in_flight: each worker's requests sent from here.
         max_running: most sequences of one worker's batch; 0 when unknown.
     """
-    known = [load for load in loads if load is not None]
+    if len(loads) == 1:
+        return loads[0]
+    known = running = waiting = blocks = block_size = 0
+    usage = usage_of_blocks = 0.0
+    whole = True  # every worker's blocks are known, and of one size: else they cannot be added up
+    for load, count in zip(loads, in_flight, strict=True):  # one loop: each request reads the load twice
+        if load is None:
+            running += count
+            whole = False
+            continue
+        known += 1
+        running += load.running
+        waiting += load.waiting
+        usage += load.kv_usage
+        blocks += load.total_blocks
+        usage_of_blocks += load.kv_usage * load.total_blocks
+        if load.block_size:
+            whole = whole and block_size in (0, load.block_size)
+            block_size = load.block_size
     if not known:
         return None
-    if len(loads) == 1:
-        return known[0]
-    unknown = sum(count for load, count in zip(loads, in_flight, strict=True) if load is None)
-    blocks = sum(load.total_blocks for load in known)
-    sizes = {load.block_size for load in known if load.block_size}
-    if blocks:
-        kv_usage = sum(load.kv_usage * load.total_blocks for load in known) / blocks
-    else:
-        kv_usage = sum(load.kv_usage for load in known) / len(known)
-    # Blocks of different sizes cannot be added up.
-    whole = len(known) == len(loads) and len(sizes) == 1
+    whole = whole and block_size > 0
     return BackendLoad(
-        running=sum(load.running for load in known) + unknown,
-        waiting=sum(load.waiting for load in known),
-        kv_usage=kv_usage,
+        running=running,
+        waiting=waiting,
+        kv_usage=usage_of_blocks / blocks if blocks else usage / known,
         total_blocks=blocks if whole else 0,
-        block_size=sizes.pop() if whole else 0,
+        block_size=block_size if whole else 0,
         max_running=max_running * len(loads),
         workers=len(loads),
     )

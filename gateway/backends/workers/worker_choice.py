@@ -182,8 +182,11 @@ class WorkerChoice:
         if not workers:
             return None
         if share is None:
-            weight = sum(worker.weight for worker in workers)
-            share = (sum(worker.requests for worker in workers) + 1.0) / weight
+            requests, weight = 1.0, 0.0
+            for worker in workers:
+                requests += worker.requests
+                weight += worker.weight
+            share = requests / weight
         affinity = self._affinity and bool(preference.chain)
         if affinity and (cached := self._with_prefix(preference, workers, share)):
             return self._least_loaded(cached, preference.adapter)
