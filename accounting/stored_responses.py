@@ -1,15 +1,19 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses API asked to store."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
+from msgspec import Struct
+from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.errors import LedgerUnavailable
 from accounting.leases import LeaseClock
-from accounting.store import FurtherTables
+from accounting.store import FurtherTables, is_the_rows_fault
 from accounting.tables import columns_of, insert_into, metadata, value_of
 
 # Longest time that an answer waits for the database: a sync of a busy disk takes a second.
@@ -68,6 +72,17 @@ responses = sa.Table(
 )
 
 
+_KEY: Final = responses.primary_key.columns.keys()
+
+
+class _New(Struct, eq=False):
+    """A new response that waits for its transaction."""
+
+    columns: dict[str, Any]
+    ended: bool = False
+    error: Exception | None = None
+
+
 class ResponseStore(FurtherTables):
     """Stores responses by tenant; any gateway on the database reads them. Methods raise LedgerUnavailable.
 
@@ -79,6 +94,8 @@ class ResponseStore(FurtherTables):
         super().__init__(url, "stored responses cannot be reached now", timeout_s=TIMEOUT_S)
         self._tenant_bytes = tenant_bytes
         self._clock = LeaseClock(url, unix_time)
+        self._new: list[_New] = []
+        self._putting = asyncio.Lock()
         lease = responses.c.alive_until
         self._read = [self._clock.own(one) if one is lease else one for one in responses.c]
         # Made once: an idle gateway asks this again and again.
@@ -90,9 +107,46 @@ class ResponseStore(FurtherTables):
         )
 
     async def put(self, response: StoredResponse) -> None:
-        """Store a new response."""
-        new = sa.insert(responses).values(self._columns(response))
-        await self._written(lambda connection: connection.execute(new))
+        """Store a new response. Those that wait at the same time share a transaction, and its sync."""
+        columns = self._columns(response)
+        if response.alive_until is not None:  # the database's clock may be a part of its lease
+            insert = sa.insert(responses).values(columns)
+            await self._written(lambda connection: connection.execute(insert))
+            return
+        new = _New(columns)
+        self._new.append(new)
+        try:
+            async with self._putting:
+                if not new.ended:
+                    await self._put_all()
+        finally:
+            if new in self._new:  # cancelled
+                self._new.remove(new)
+        if new.error is not None:
+            raise new.error
+
+    async def _put_all(self) -> None:
+        batch, self._new = self._new, []
+        try:
+            await self._insert(batch)
+        except BaseException:  # cancelled: the next caller stores them
+            self._new = batch + self._new
+            raise
+        for one in batch:
+            one.ended = True
+
+    async def _insert(self, batch: Sequence[_New]) -> None:
+        rows = [one.columns for one in batch]
+        try:
+            await self._written(lambda connection: connection.execute(_insert(connection.dialect), rows))
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, LedgerUnavailable) else error
+            if len(batch) == 1 or not isinstance(cause, Exception) or not is_the_rows_fault(cause):
+                for one in batch:
+                    one.error = error
+                return
+            for one in batch:
+                await self._insert([one])
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished response; false when it was deleted, or ended or claimed elsewhere.
@@ -180,12 +234,16 @@ class ResponseStore(FurtherTables):
         return {**asdict(response), "alive_until": lease, "size": response.size}
 
 
+def _insert(dialect: Dialect) -> sa.Executable:
+    """Store new responses. One that is stored already was in a transaction whose end was not known."""
+    return insert_into(responses, dialect).on_conflict_do_nothing(index_elements=_KEY)
+
+
 async def put_of_line(connection: AsyncConnection, response: StoredResponse) -> None:
     """Store the response of a batch's line; versions that stored it before the result may have left one."""
     columns = {**asdict(response), "size": response.size}
     new = insert_into(responses, connection.dialect).values(columns)
-    key = responses.primary_key.columns.keys()
-    await connection.execute(new.on_conflict_do_update(index_elements=key, set_=columns))
+    await connection.execute(new.on_conflict_do_update(index_elements=_KEY, set_=columns))
 
 
 def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -446,6 +446,67 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
     finally:
         await store.close()
         await other.close()
+
+
+def stored(number: int, **changes: Any) -> StoredResponse:
+    one = StoredResponse("acme", f"resp_{number}", None, "completed", 10.0, 100.0, b"in", b"out")
+    return replace(one, **changes)
+
+
+async def test_responses_that_are_stored_at_the_same_time_share_transactions(url: str) -> None:
+    store, transactions = ResponseStore(url, tenant_bytes=10_000), 0
+    written = store._written
+
+    async def counted(write: Any) -> Any:
+        nonlocal transactions
+        transactions += 1
+        return await written(write)
+
+    store._written = counted  # type: ignore[method-assign]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(50):
+                tasks.create_task(store.put(stored(number)))
+        for number in range(50):
+            assert await store.get("acme", f"resp_{number}", 50.0) == stored(number)
+        assert transactions <= 3
+    finally:
+        await store.close()
+
+
+async def test_a_response_that_cannot_be_stored_fails_alone(url: str) -> None:
+    store, bad = ResponseStore(url, tenant_bytes=10_000), stored(2, tenant="\ud800")
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            puts = [tasks.create_task(_failure_of(store.put(one))) for one in (stored(0), stored(1), bad)]
+        assert [one.result() for one in puts[:2]] == [None, None]
+        assert puts[2].result() is not None
+        assert await store.get("acme", "resp_1", 50.0) == stored(1)
+    finally:
+        await store.close()
+
+
+async def test_a_caller_who_leaves_while_responses_are_stored_takes_none_with_him(url: str) -> None:
+    store = ResponseStore(url, tenant_bytes=10_000)
+    try:
+        for number in range(0, 40, 4):
+            async with asyncio.TaskGroup() as tasks:
+                puts = [tasks.create_task(store.put(stored(number + one))) for one in range(4)]
+                await asyncio.sleep(number / 10_000)
+                puts[0].cancel()
+            for one in range(1, 4):
+                found = await store.get("acme", f"resp_{number + one}", 50.0)
+                assert found == stored(number + one)
+    finally:
+        await store.close()
+
+
+async def _failure_of(put: Awaitable[None]) -> Exception | None:
+    try:
+        await put
+    except Exception as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize("ahead_s", [60.0, -60.0])
