@@ -98,6 +98,7 @@ class ResponseStore(FurtherTables):
         self._putting = asyncio.Lock()
         lease = responses.c.alive_until
         self._read = [self._clock.own(one) if one is lease else one for one in responses.c]
+        self._thread = _thread([one for one in self._read if one.name not in ("size", "events", "again")])
         # Made once: an idle gateway asks this again and again.
         self._first_lease = (
             sa.select(self._clock.own(lease))
@@ -182,19 +183,14 @@ class ResponseStore(FurtherTables):
         Empty when one of them is missing, or belongs to another tenant. A thread over ``most`` responses or
         ``most_bytes`` lacks its beginning: the first one returned then has a ``previous_id``.
         """
-        columns = [one for one in self._read if one.name not in ("size", "events", "again")]
-        found: list[StoredResponse] = []
-        wanted: str | None = response_id
+        asked = {"tenant": tenant, "response_id": response_id, "now": now}
+        asked |= {"most": most, "most_bytes": most_bytes}
         async with self._transaction() as connection:
-            while wanted is not None and len(found) < most and most_bytes >= 0:
-                query = sa.select(*columns).filter_by(tenant=tenant, response_id=wanted)
-                unexpired = query.where(responses.c.expires_at > now)
-                row = (await connection.execute(unexpired)).mappings().first()
-                if row is None:
-                    return []
-                found.append(value_of(row, StoredResponse))
-                wanted = found[-1].previous_id
-                most_bytes -= found[-1].size
+            rows = (await connection.execute(self._thread, asked)).mappings().all()
+        found = [value_of(row, StoredResponse) for row in rows]
+        cut = len(found) == most or sum(one.size for one in found) > most_bytes
+        if found and found[-1].previous_id is not None and not cut:
+            return []
         return found[::-1]
 
     async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
@@ -232,6 +228,23 @@ class ResponseStore(FurtherTables):
     def _columns(self, response: StoredResponse) -> dict[str, Any]:
         lease = self._clock.stored(response.alive_until)
         return {**asdict(response), "alive_until": lease, "size": response.size}
+
+
+def _thread(columns: Sequence[sa.ColumnElement[Any]]) -> sa.Select[Any]:
+    """The query of :meth:`ResponseStore.thread`, newest first: one for all turns of a conversation."""
+    this = responses.c
+    size = sa.func.length(this.input) + sa.func.length(this.body)
+    mine = (this.tenant == sa.bindparam("tenant")) & (this.expires_at > sa.bindparam("now"))
+    first = sa.select(
+        this.response_id, this.previous_id, sa.literal(1).label("number"), size.label("bytes")
+    ).where(mine, this.response_id == sa.bindparam("response_id"))
+    turns = first.cte("turns", recursive=True)
+    before = sa.select(this.response_id, this.previous_id, turns.c.number + 1, turns.c.bytes + size)
+    before = before.where(mine, this.response_id == turns.c.previous_id)
+    room = (turns.c.number < sa.bindparam("most")) & (turns.c.bytes <= sa.bindparam("most_bytes"))
+    turns = turns.union_all(before.where(room))
+    found = sa.select(*columns).join(turns, this.response_id == turns.c.response_id)
+    return found.where(this.tenant == sa.bindparam("tenant")).order_by(turns.c.number)
 
 
 def _insert(dialect: Dialect) -> sa.Executable:

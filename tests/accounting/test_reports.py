@@ -453,6 +453,29 @@ def stored(number: int, **changes: Any) -> StoredResponse:
     return replace(one, **changes)
 
 
+@pytest.mark.parametrize(
+    "most, most_bytes, oldest", [(99, 99, 0), (4, 99, 3), (7, 99, 0), (99, 20, 2), (99, 0, 6)]
+)
+async def test_a_conversation_is_read_up_to_its_limits(
+    url: str, most: int, most_bytes: int, oldest: int
+) -> None:
+    store = ResponseStore(url, tenant_bytes=10_000)
+    turns = [
+        stored(one, previous_id=f"resp_{one - 1}" if one else None, created_at=float(one)) for one in range(7)
+    ]
+    limits = {"most": most, "most_bytes": most_bytes}
+    try:
+        for one in turns:  # of 5 bytes each; a stream does not count
+            await store.put(replace(one, events=b"events" * 9))
+            await store.put(replace(one, tenant="umbra", previous_id=None))
+        assert await store.thread("acme", "resp_6", 99.0, **limits) == turns[oldest:]
+        await store.delete("acme", "resp_2")
+        found = await store.thread("acme", "resp_6", 99.0, **limits)
+        assert found == (turns[oldest:] if oldest > 2 else [])
+    finally:
+        await store.close()
+
+
 async def test_responses_that_are_stored_at_the_same_time_share_transactions(url: str) -> None:
     store, transactions = ResponseStore(url, tenant_bytes=10_000), 0
     written = store._written
