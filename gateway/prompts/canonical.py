@@ -9,13 +9,14 @@ version's own text is not searched: it is published and does not change.
 
 import asyncio
 import json
-import threading
 from collections.abc import Mapping, Sequence
+from sys import getsizeof
 
 from msgspec import Struct
 
 from budgeting.normal_forms import normalized
 from budgeting.plan import Offload
+from budgeting.token_cache import TokenCache
 from budgeting.values import NO_KWARGS, CanonicalPrompt, EvidenceChunk, Message, Role, Tool
 from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.values import EMPTY, NATIVE, GenerateRequest
@@ -32,9 +33,8 @@ SYSTEM = Role.SYSTEM
 # The system messages, and all other messages (the turns).
 _Roles = tuple[Sequence[Message], Sequence[Message]]
 
-# Limits of the cache of system texts: 8 MiB at most.
-REMEMBERED_TEXTS = 256
-REMEMBERED_CHARS = 16_384
+# Bound of the cache of system texts. An agent's have 10 to 50 KB, most with a date, and recur all day.
+CACHE_BYTES = 16 * 1024 * 1024
 
 # Unicode line ends that the JSON encoder does not escape; they occur only inside strings.
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
@@ -69,8 +69,7 @@ class Canonical(Struct, frozen=True):
 class Canonicalizer:
     """Makes requests' prompts canonical by the volatile policy of the prompt version or of the contract.
 
-    By default no sentence of a prompt in OpenAI's contract is moved. Thread-safe. System texts without a
-    finding are cached, because they are likely to recur.
+    By default no sentence of a prompt in OpenAI's contract is moved. Thread-safe. System texts are cached.
     """
 
     def __init__(
@@ -82,8 +81,7 @@ class Canonicalizer:
         self._native = native
         self._openai = openai
         self._finder = VolatileFinder()
-        self._known: dict[str, tuple[str, Separated]] = {}
-        self._lock = threading.Lock()
+        self._known: TokenCache[tuple[str, Separated]] = TokenCache(CACHE_BYTES)
 
     def canonical(
         self, request: GenerateRequest, version: PromptVersion | None, roles: _Roles | None = None
@@ -119,7 +117,11 @@ class Canonicalizer:
     ) -> Canonical:
         """Call :meth:`canonical`, offloaded if it would block the event loop."""
         roles = _split_roles(request.messages)
-        if sum([len(message.content) for message in roles[0]]) <= INLINE_SYSTEM_CHARS:
+        system, known = roles[0], self._known.get
+        size = sum([len(message.content) for message in system])
+        if size > INLINE_SYSTEM_CHARS:
+            size -= sum([len(one.content) for at, one in enumerate(system) if known((one.content, at))])
+        if size <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version, roles)
         return await offload(lambda: self.canonical(request, version, roles))
 
@@ -157,18 +159,16 @@ class Canonicalizer:
 
     def _read(self, content: str, number: int, volatile: VolatilePolicy) -> tuple[str, Separated]:
         """Return system message ``number`` of the caller normalized, and separated from volatile content."""
-        known = self._known.get(content)
-        if known is not None:
-            return known
-        text = normalize(content)
         if volatile is VolatilePolicy.OFF:
-            return text, Separated(text)
-        read = text, self._finder.separate(text, number)
-        if not read[1].findings and len(content) <= REMEMBERED_CHARS:
-            with self._lock:
-                if len(self._known) >= REMEMBERED_TEXTS:
-                    del self._known[next(iter(self._known))]
-                self._known[content] = read
+            return (text := normalize(content)), Separated(text)
+        key = content, number
+        read = self._known.get(key)
+        if read is None:
+            text = normalize(content)
+            separated = self._finder.separate(text, number)
+            read = text, separated
+            found = [one.text + one.sentence for one in separated.findings]
+            self._known.put(key, read, sum(map(getsizeof, (content, text, separated.stable, *found))))
         return read
 
 

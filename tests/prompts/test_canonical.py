@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -28,6 +28,7 @@ from gateway.prompts.versions import PromptVersion
 VERSION = PromptVersion(id="v", system="You sell manga.", policy="Be short.\n", grounding_rule="Cite.")
 USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM
 
+T = TypeVar("T")
 MOVE, REPORT, OFF = VolatilePolicy.MOVE, VolatilePolicy.REPORT, VolatilePolicy.OFF
 
 
@@ -228,6 +229,25 @@ async def test_much_text_is_made_canonical_elsewhere_with_the_same_outcome() -> 
     asked = request(Contract.NATIVE, [long])
     there = await Canonicalizer().canonical_async(asked, None)
     assert there == Canonicalizer().canonical(asked, None)
+
+
+@pytest.mark.parametrize("stamp", ["", "Today is 2026-11-29. "])
+async def test_much_text_that_was_seen_before_is_looked_up_on_the_event_loop(stamp: str) -> None:
+    long = Message(Role.SYSTEM, stamp + "Answer in the caller's language, and name your sources. " * 900)
+    canonicalizer, offloaded = Canonicalizer(), 0
+
+    async def offload(work: Callable[[], T], /) -> T:
+        nonlocal offloaded
+        offloaded += 1
+        return work()
+
+    asked = request(Contract.NATIVE, (STAMPED, long))
+    first = await canonicalizer.canonical_async(asked, None, offload)
+    assert await canonicalizer.canonical_async(asked, None, offload) == first and offloaded == 1
+    other = request(Contract.NATIVE, (long,))  # findings have the number of their message
+    assert (await canonicalizer.canonical_async(other, None, offload)) == Canonicalizer().canonical(
+        other, None
+    )
 
 
 async def test_a_context_that_is_not_json_is_refused_wherever_it_is_found_out() -> None:
