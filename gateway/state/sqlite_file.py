@@ -3,13 +3,13 @@
 import asyncio
 import os
 import sqlite3
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from accounting.events import error_kind
 from gateway.state.errors import StateUnavailable
@@ -25,9 +25,18 @@ LOCKED = "locked"  # the reason of StateUnavailable when another process holds t
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    act: Callable[[sqlite3.Connection], Any]
+    writes: bool
+    result: Future[Any]
+
+
 @dataclass(eq=False)
 class SqliteFile:
     """Runs transactions; opens the file again if it was removed or replaced.
+
+    Operations that wait for the thread at the same moment share one transaction.
 
     Args:
         path: the file, whose folder must exist; ``:memory:`` is a private database in memory.
@@ -44,8 +53,7 @@ class SqliteFile:
     def __post_init__(self) -> None:
         self._names = str(self.path), f"{self.path}-wal"  # a Path takes longer than the system call
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{self.path.name}")
-        self._waiting = 0
-        self._counting = threading.Lock()
+        self._waiting: deque[_Operation] = deque()
         # Only the thread uses these.
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, ...] | None = None
@@ -55,18 +63,18 @@ class SqliteFile:
         self._thread.shutdown(wait=False)
 
     async def run(self, operation: str, act: Callable[[sqlite3.Connection], T], *, writes: bool = True) -> T:
-        """Return the result of ``act`` in one transaction, which is repeated while the file is locked.
+        """Return the result of ``act`` in a transaction, which is repeated while the file is locked: ``act``
+        may be called again after a call whose changes were undone.
 
         Raises StateUnavailable, and the errors of ``act``.
         """
-        if self._waiting >= MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             raise StateUnavailable(operation, f"{MAX_WAITING} operations wait")
-        self._count(1)
-        doing = self._thread.submit(self._repeat, act, writes)
-        # The operation counts until the thread has finished it, even if the caller was cancelled.
-        doing.add_done_callback(lambda _: self._count(-1))
+        result: Future[T] = Future()
+        self._waiting.append(_Operation(act, writes, result))
+        self._thread.submit(self._work)
         try:
-            return await asyncio.wrap_future(doing)
+            return await asyncio.wrap_future(result)
         except (sqlite3.Error, OSError) as error:
             reason = LOCKED if _is_locked(error) else error_kind(error)
             # The low byte is the error without its details. All of these are raised before a commit.
@@ -80,9 +88,31 @@ class SqliteFile:
         """
         return list(map(_stat, self._names))
 
-    def _count(self, by: int) -> None:
-        with self._counting:
-            self._waiting += by
+    def _work(self) -> None:
+        """Execute the operations that wait now; those that write and those that only read are not mixed."""
+        group: list[_Operation] = []
+        for _ in range(len(self._waiting)):
+            if group and self._waiting[0].writes != group[0].writes:
+                break
+            operation = self._waiting.popleft()
+            if operation.result.set_running_or_notify_cancel():
+                group.append(operation)
+        if group:
+            self._execute(group)
+
+    def _execute(self, group: Sequence[_Operation]) -> None:
+        try:
+            values = self._repeat(lambda connection: [one.act(connection) for one in group], group[0].writes)
+        except Exception as error:
+            # Everything was undone. Unless the lock was the cause, it may have been one operation alone.
+            for one in group:
+                if len(group) == 1 or _is_locked(error):
+                    one.result.set_exception(error)
+                else:
+                    self._execute([one])
+        else:
+            for one, value in zip(group, values, strict=True):
+                one.result.set_result(value)
 
     def _repeat(self, act: Callable[[sqlite3.Connection], T], writes: bool) -> T:
         give_up = time.monotonic() + self.busy_timeout_s
