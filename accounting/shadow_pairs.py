@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Column, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
 
@@ -23,6 +23,7 @@ shadow_pairs = Table(
 )
 
 POOL_CONNECTIONS = 2  # the writer and one report
+TIMEOUT_S: Final = 30.0  # longest wait for the database; a report reads all pairs
 
 
 class ShadowPairStore(FurtherTables):
@@ -30,8 +31,10 @@ class ShadowPairStore(FurtherTables):
     older than ``keep_s``.
     """
 
-    def __init__(self, url: str, *, keep_pairs: int, keep_s: float) -> None:
-        super().__init__(url, "the shadow pairs cannot be reached now", connections=POOL_CONNECTIONS)
+    def __init__(self, url: str, *, keep_pairs: int, keep_s: float, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__(
+            url, "the shadow pairs cannot be reached now", timeout_s=timeout_s, connections=POOL_CONNECTIONS
+        )
         self._keep_pairs = keep_pairs
         self._keep_s = keep_s
 

@@ -219,11 +219,11 @@ class FurtherTables:
     """
 
     def __init__(
-        self, url: str, failure: str, *, timeout_s: float | None = None, connections: int = POOL_CONNECTIONS
+        self, url: str, failure: str, *, timeout_s: float, connections: int = POOL_CONNECTIONS
     ) -> None:
         self._store = GenerationStore(url, connections)
         self._transaction = partial(self._store.transaction, failure, timeout_s)
-        self._tries = max(1, int((timeout_s or 0.0) * 1000) // BUSY_TIMEOUT_MS)
+        self._tries = max(1, int(timeout_s * 1000) // BUSY_TIMEOUT_MS)
 
     async def close(self) -> None:
         await self._store.close(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,19 @@ async def test_an_unavailable_database_is_reported_without_its_url(tmp_path: Pat
             await call
         assert str(tmp_path) not in str(caught.value)
     await store.close()
+
+
+@pytest.mark.slow
+async def test_a_database_that_does_not_answer_is_waited_for_as_long_as_allowed() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"postgresql+asyncpg://user@127.0.0.1:{silent.getsockname()[1]}/ledger"
+        store = ShadowPairStore(url, keep_pairs=5, keep_s=1.0, timeout_s=0.2)
+        for call in (store.newest(5), store.write(_one(), now=NOW)):
+            with pytest.raises(LedgerUnavailable, match=r"no answer within 0\.2 s"):
+                await call
+        await store.close()
 
 
 def _one() -> list[ShadowPair]:
