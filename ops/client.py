@@ -18,7 +18,9 @@ from urllib.parse import quote, urlencode, urlsplit
 Body = bytes | Iterable[bytes] | None
 PIECE_BYTES = 64 * 1024
 DEFAULT_URL = "http://127.0.0.1:8000"
-TIMEOUT_S = 30.0
+# Longer than the gateway waits for its database (30 s for the ledger, and 2 s to end the connection), so that
+# the command shows the gateway's own error.
+TIMEOUT_S = 40.0
 MAX_ANSWER_BYTES = 64 << 20  # longest answer that is read; a preview has a whole prompt twice
 
 

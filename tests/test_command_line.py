@@ -17,6 +17,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from accounting import shadow_pairs
+from accounting.writer import DATABASE_CALL_S
 from gateway.config.engine import AdaptersConfig
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
@@ -365,6 +367,10 @@ def test_a_gateway_that_fetches_or_reads_a_large_adapter_is_waited_for() -> None
     for command in (preload, verify):
         command(Waits(), "v1")
     assert min(Waits.waited_s) >= AdaptersConfig().fetch_timeout_seconds
+
+
+def test_a_command_waits_longer_than_the_gateway_does_for_a_database_that_does_not_answer() -> None:
+    assert max(DATABASE_CALL_S, shadow_pairs.TIMEOUT_S) + 2.0 < TIMEOUT_S
 
 
 def test_to_wait_for_no_batch_is_refused() -> None:
