@@ -29,10 +29,13 @@ class HourlyCounts:
         self._at: dict[Engine, float] = {}
         self._hours: dict[tuple[int, Engine], EngineCount] = {}
 
-    def record(self, readings: Readings, unix_s: float) -> None:
+    def record(self, readings: Readings, unix_s: float, clock_s: float) -> None:
+        """Count the growth since the last readings in the hour of ``unix_s``. The time that was covered is
+        measured by ``clock_s``, which does not jump.
+        """
         hour = int(unix_s // HOUR_S)
         for engine in self._last:
-            self._at.setdefault(engine, unix_s)  # an own engine is observed from the start
+            self._at.setdefault(engine, clock_s)  # an own engine is observed from the start
         for engine, now in readings.items():
             last = self._last.get(engine)
             if last is not None:
@@ -41,10 +44,10 @@ class HourlyCounts:
                     found,
                     prompt_tokens=found.prompt_tokens + _grown(last[0], now[0]),
                     generation_tokens=found.generation_tokens + _grown(last[1], now[1]),
-                    covered_s=found.covered_s + max(0.0, unix_s - self._at.get(engine, unix_s)),
+                    covered_s=found.covered_s + clock_s - self._at.get(engine, clock_s),
                 )
             self._last[engine] = now
-            self._at[engine] = unix_s
+            self._at[engine] = clock_s
 
     def lines(self) -> list[EngineCount]:
         """The lines of all hours in memory; writing the same line twice changes nothing."""
@@ -66,13 +69,14 @@ class EngineCounts:
     read: Callable[[], Readings]
     write_lines: Callable[[Sequence[EngineCount]], Awaitable[None]]
     unix_time: Callable[[], float]
+    clock: Callable[[], float]
 
     async def run(self) -> None:
         """Read and write until cancelled, then write once more."""
         try:
             while True:
                 for _ in range(READS_A_WRITE):
-                    self.counts.record(self.read(), self.unix_time())
+                    self.counts.record(self.read(), self.unix_time(), self.clock())
                     await asyncio.sleep(READ_S)
                 await self.write()
         finally:
@@ -83,7 +87,7 @@ class EngineCounts:
     async def write(self) -> None:
         """Read and write; when the database is unavailable, the lines stay in memory for the next write."""
         now = self.unix_time()
-        self.counts.record(self.read(), now)
+        self.counts.record(self.read(), now, self.clock())
         lines = self.counts.lines()
         try:
             await self.write_lines(lines)

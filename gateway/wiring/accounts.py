@@ -78,7 +78,9 @@ def make_engine_counts(base: Foundation, engines: Engines, ledger: Ledger) -> En
 
     begun = [(one.gate, observer) for one in engines.in_process]
     counts = HourlyCounts(observer, begun)
-    return EngineCounts(counts, read=read, write_lines=ledger.write_counts, unix_time=base.unix_time)
+    return EngineCounts(
+        counts, read=read, write_lines=ledger.write_counts, unix_time=base.unix_time, clock=base.clock
+    )
 
 
 def make_prices(settings: Settings) -> PriceBook:

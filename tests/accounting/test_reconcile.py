@@ -26,7 +26,7 @@ def count(
 def test_counters_become_differences_by_hour() -> None:
     counts = HourlyCounts("a")
     for minute, totals in ((0, (100, 10)), (30, (150, 15)), (59, (160, 20)), (61, (200, 30))):
-        counts.record({POOL: totals}, NOON + 60 * minute)
+        counts.record({POOL: totals}, NOON + 60 * minute, 60.0 * minute)
     assert counts.lines() == [
         count(472_236, 60, 10, covered_s=59 * 60),
         count(472_237, 40, 10, covered_s=120),
@@ -36,20 +36,27 @@ def test_counters_become_differences_by_hour() -> None:
 def test_a_counter_that_went_back_is_a_new_engines_and_counts_from_nothing() -> None:
     counts = HourlyCounts("a")
     for second, totals in enumerate(((100, 10), (130, 13), (5, 1), (9, 2))):
-        counts.record({POOL: totals}, NOON + second)
+        counts.record({POOL: totals}, NOON + second, second)
     assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(39, 5)]
+
+
+def test_a_clock_that_is_set_covers_no_time() -> None:
+    counts = HourlyCounts("a", [POOL])
+    for second, unix_s in enumerate((NOON, NOON + 1, NOON - 7_000, NOON + 1_500, NOON + 1_501)):
+        counts.record({POOL: (second, second)}, unix_s, second)
+    assert {one.hour: one.covered_s for one in counts.lines()} == {472_236: 3.0, 472_234: 1.0}
 
 
 def test_an_engine_of_this_gateway_is_counted_from_its_start() -> None:
     counts = HourlyCounts("a", [POOL])
-    counts.record({POOL: (7, 3)}, NOON)
+    counts.record({POOL: (7, 3)}, NOON, 0.0)
     assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(7, 3)]
 
 
 def test_hours_that_are_over_are_kept_until_they_are_written() -> None:
     counts = HourlyCounts("a", [POOL])
-    counts.record({POOL: (7, 3)}, NOON)
-    counts.record({POOL: (8, 3)}, NOON + HOUR_S)
+    counts.record({POOL: (7, 3)}, NOON, 0.0)
+    counts.record({POOL: (8, 3)}, NOON + HOUR_S, HOUR_S)
     assert len(counts.lines()) == 2
     counts.written(NOON + HOUR_S)
     assert [one.hour for one in counts.lines()] == [472_237]
@@ -121,7 +128,11 @@ async def test_counts_wait_for_a_database_that_is_away(tmp_path: Path) -> None:
     ledger = ledger_for(url_of(tmp_path / "l.db"), Events())
     counts = HourlyCounts("a", [POOL])
     counts_writer = EngineCounts(
-        counts, read=lambda: {POOL: (7, 3)}, write_lines=ledger.write_counts, unix_time=lambda: NOON
+        counts,
+        read=lambda: {POOL: (7, 3)},
+        write_lines=ledger.write_counts,
+        unix_time=lambda: NOON,
+        clock=lambda: 0.0,
     )
     await counts_writer.write()
     assert counts.lines()
