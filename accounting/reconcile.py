@@ -18,8 +18,8 @@ from accounting.values import HOUR_S
 
 _rows = generations.c
 _counts = engine_counts.c
-# If the observed times of an engine add up to more hours than this, several gateways observed it at once, and
-# each has counted all of its tokens.
+# If the observed times of an engine add up to more than this share of the time that has passed of the hour,
+# several gateways observed it at once, and each has counted all of its tokens.
 _OVERLAP: Final = 1.05
 # Hours that were observed for less are not compared: the running hour, and the hour of a start.
 WATCHED_S: Final = 0.999 * HOUR_S
@@ -62,8 +62,10 @@ def engines_query(span: Span) -> Select[Any]:
     return select(engine_counts).where(*span.hours(_counts.hour))
 
 
-def compared_lines(ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """One line per hour and backend with an engine's count, in that order.
+def compared_lines(
+    ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]], now: float
+) -> list[Line]:
+    """One line per hour and backend with an engine's count, in that order; ``now`` is in Unix seconds.
 
     ``difference`` is the engine's count minus the ledger's; ``not_billed`` are the ledger's tokens that
     are not billed to a tenant.
@@ -74,7 +76,7 @@ def compared_lines(ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mappin
         place = int(one["hour"]), str(one["backend"]).partition("/")[0]
         booked_rows[place].update({name: int(one.get(name) or 0) for name in BOOKED})
     lines: list[Line] = []
-    for (hour, backend), prompt, generated, covered_s in _engines(engines):
+    for (hour, backend), prompt, generated, covered_s in _engines(engines, now):
         row = booked_rows[hour, backend]
         engine = {"prompt_tokens": prompt, "generation_tokens": generated}
         difference = {name: count - row[name] for name, count in engine.items()}
@@ -94,14 +96,17 @@ def compared_lines(ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mappin
     return lines
 
 
-def _engines(counts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[int, str], int, int, float]]:
+def _engines(
+    counts: Sequence[Mapping[str, Any]], now: float
+) -> Iterator[tuple[tuple[int, str], int, int, float]]:
     """Tokens by hour and backend, each engine counted once."""
     observers: dict[tuple[int, str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for one in counts:
         observers[int(one["hour"]), str(one["backend"]), str(one["engine"])].append(one)
     sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for (hour, backend, _), several in observers.items():
-        overlapping = sum(float(one["covered_s"]) for one in several) > HOUR_S * _OVERLAP
+        passed_s = min(HOUR_S, now - hour * HOUR_S)
+        overlapping = sum(float(one["covered_s"]) for one in several) > passed_s * _OVERLAP
         chosen = [max(several, key=lambda one: float(one["covered_s"]))] if overlapping else several
         into = sums[hour, backend]
         into[0] += sum(int(one["prompt_tokens"]) for one in chosen)

@@ -92,6 +92,7 @@ class UsageAdmin:
     """Reads the ledger's database; raises LedgerUnavailable."""
 
     read: Callable[[Select[Any]], Awaitable[list[dict[str, Any]]]]
+    unix_time: Callable[[], float]
 
     async def report(self, query: SumsQuery) -> UsageSumsBody:
         """Return sums, sorted by their dimensions. Raises InvalidRequest for too many lines."""
@@ -114,7 +115,8 @@ class UsageAdmin:
 
     async def reconcile(self, query: SpanQuery) -> UsageSumsBody:
         span = query.span()
-        lines = compared_lines(await self.read(ledger_query(span)), await self.read(engines_query(span)))
+        ledger, engines = await self.read(ledger_query(span)), await self.read(engines_query(span))
+        lines = compared_lines(ledger, engines, self.unix_time())
         return {"rows": [dict(line) for line in lines]}
 
 

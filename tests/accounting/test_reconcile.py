@@ -80,9 +80,8 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         # The counts of an hour are overwritten by each later report.
         await ledger.write_counts([count(472_236, 50, 5)])
         await ledger.write_counts([count(472_236, 95, 13)])
-        [line] = (await UsageAdmin(ledger.select).reconcile(SpanQuery(since=str(NOON), until=str(NOON + 1))))[
-            "rows"
-        ]
+        usage = UsageAdmin(ledger.select, lambda: NOON + HOUR_S)
+        [line] = (await usage.reconcile(SpanQuery(since=str(NOON), until=str(NOON + 1))))["rows"]
     assert line == {
         "hour": "2023-11-15T12:00+00:00",
         "backend": "worker",
@@ -107,13 +106,13 @@ def test_an_hour_that_was_not_watched_whole_is_not_compared(watched_s: float, ve
     names = ("hour", "backend", "engine", "observer", "prompt_tokens", "generation_tokens", "covered_s")
     counted = count(1, 3, 2, covered_s=watched_s)
     booked = {"hour": 1, "backend": POOL[0], "prompt_tokens": 60, "generation_tokens": 10, "requests": 1}
-    [line] = compared_lines([booked], [{name: getattr(counted, name) for name in names}])
+    [line] = compared_lines([booked], [{name: getattr(counted, name) for name in names}], NOON)
     assert str(line["verdict"]).startswith(verdict)
 
 
-def _summed(*counts: EngineCount) -> tuple[object, object]:
+def _summed(*counts: EngineCount, now: float = NOON) -> tuple[object, object]:
     names = ("hour", "backend", "engine", "observer", "prompt_tokens", "generation_tokens", "covered_s")
-    [line] = compared_lines([], [{name: getattr(one, name) for name in names} for one in counts])
+    [line] = compared_lines([], [{name: getattr(one, name) for name in names} for one in counts], now)
     return line["engine"], line["covered"]
 
 
@@ -122,6 +121,12 @@ def test_an_engine_of_two_gateways_is_counted_once_and_its_gateways_in_turn_add_
     assert both == ({"prompt_tokens": 100, "generation_tokens": 9}, 1.0)
     after = _summed(count(1, 100, 9, covered_s=1800), count(1, 90, 8, observer="b", covered_s=1700))
     assert after == ({"prompt_tokens": 190, "generation_tokens": 17}, round(3500 / 3600, 4))
+
+
+def test_the_tokens_of_the_hour_that_is_not_over_are_counted_once_too() -> None:
+    two = count(1, 100, 9, covered_s=1_800), count(1, 90, 8, observer="b", covered_s=1_790)
+    now = HOUR_S + 1_800.0
+    assert _summed(*two, now=now) == ({"prompt_tokens": 100, "generation_tokens": 9}, 0.5)
 
 
 async def test_counts_wait_for_a_database_that_is_away(tmp_path: Path) -> None:

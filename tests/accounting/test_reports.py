@@ -589,7 +589,7 @@ async def test_a_page_of_rows_is_short_unless_more_are_asked_for() -> None:
         limits.append(query.compile().params["param_1"])
         return []
 
-    usage = UsageAdmin(read)
+    usage = UsageAdmin(read, lambda: MIDNIGHT)
     assert await usage.rows(RowsQuery()) == {"rows": [], "next": None}
     await usage.rows(RowsQuery(limit=10_000))
     assert limits == [1_000, 10_000]
