@@ -63,8 +63,7 @@ def amounts(limits: KeyLimits | Budget) -> tuple[int | None, ...]:
     return limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day
 
 
-@dataclass(frozen=True, slots=True)
-class HoldId:
+class HoldId(msgspec.Struct, frozen=True):
     """Identifies the hold of one request: its process, and a number within that process."""
 
     holder: str
@@ -126,8 +125,7 @@ class QuotaVerdict:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(msgspec.Struct, frozen=True):
     at: int
     tokens: int
 
@@ -190,7 +188,8 @@ class QuotaWindow:
         """The holds that count: those within the window, if it is of tokens."""
         if not self.kind.of_tokens:
             return ()
-        return [one for one in held if self._leaves_at(one.at // self.kind.step_s) > now]
+        since = (now - self.kind.period_s) // self.kind.step_s * self.kind.step_s
+        return [one for one in held if one.at >= since]
 
     def _leaves_at(self, number: int) -> int:
         return (number + 1) * self.kind.step_s + self.kind.period_s
@@ -275,7 +274,9 @@ class KeyUsage:
 
     def _forget(self, now: float, alive: Callable[[str], bool]) -> None:
         held = self._held.items()
-        self._held = {one: hold for one, hold in held if hold.at + MAX_HOLD_S > now and alive(one.holder)}
+        gone = [one for one, hold in held if hold.at + MAX_HOLD_S <= now or not alive(one.holder)]
+        for one in gone:
+            del self._held[one]
 
 
 class Quotas:
