@@ -5,7 +5,7 @@ they are not independent evidence. Of 200 simulated good canaries, one in ten wa
 requests always failed together, and nearly all when five did.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from gateway.routing.canary import CanaryPlan, Counts
 from gateway.routing.evidence import EvidenceWindow
@@ -26,11 +26,19 @@ class CanaryTally:
     Args:
         route: returns the route in force of a name, or ``None``.
         unix_time: seconds since 1970; it makes windows the same in every process.
+        models_of: the backends of each pool of several models, which are drawn in the pool's place; may
+            change.
     """
 
-    def __init__(self, route: Callable[[str], Route | None], unix_time: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        route: Callable[[str], Route | None],
+        unix_time: Callable[[], float],
+        models_of: Mapping[str, Collection[str]],
+    ) -> None:
         self._route = route
         self._unix_time = unix_time
+        self._models_of = models_of
         self._plan: CanaryPlan | None = None
         self._windows: dict[int, dict[str, EvidenceWindow]] = {}
         self._met: dict[int, set[int]] = {}
@@ -52,7 +60,7 @@ class CanaryTally:
         route = self._route(plan.route)
         if route is None:
             return
-        canary = record.drawn == plan.backend
+        canary = self._of_canary(plan, record.drawn)
         slo = route.config.slo
         found = outcomes(record, ttft_slo_ms=slo.ttft_ms, total_slo_ms=slo.total_ms)
         number = int(self._unix_time() // plan.window_s)
@@ -77,7 +85,7 @@ class CanaryTally:
         if self._examined[0] != number:
             self._examined = (number, {True: 0, False: 0}, set())
         _, counts, sessions = self._examined
-        side = drawn == plan.backend
+        side = self._of_canary(plan, drawn)
         if counts[side] >= MAX_EXAMINED or session in sessions:
             return None
         counts[side] += 1
@@ -91,9 +99,13 @@ class CanaryTally:
         if plan is None or plan.id != canary:
             return
         window = self._windows.setdefault(int(self._unix_time() // plan.window_s), {})
+        side = self._of_canary(plan, drawn)
         for name, passed in results.items():
             if passed is not None and name in plan.guardrails:
-                self._count(window, f"guardrail.{name}", bad=not passed, canary=drawn == plan.backend)
+                self._count(window, f"guardrail.{name}", bad=not passed, canary=side)
+
+    def _of_canary(self, plan: CanaryPlan, drawn: str) -> bool:
+        return drawn == plan.backend or drawn in self._models_of.get(plan.backend, ())
 
     @staticmethod
     def _count(window: dict[str, EvidenceWindow], check: str, *, bad: bool, canary: bool) -> None:

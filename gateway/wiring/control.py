@@ -76,7 +76,7 @@ def make_control(
     seed = read_seed(base.settings.routing.file, known)
     routing = RoutingProjection(state.store, known, seed, base.unix_time)
     routing.follow(state.follow(STREAM, routing.take, prepare=routing.prepare))
-    tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
+    tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time, backends.models_of)
     canary = CanaryDriver(
         state.store, routing, base.audit, tally, me=base.new_id("proc"), unix_time=base.unix_time
     )

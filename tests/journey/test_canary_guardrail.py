@@ -45,7 +45,7 @@ async def judged(
         ScriptedBackend("new", scripts=(Script((answer,)),)),
     ]
     rig, time = build_rig(backends=backends, route=SPLIT), Time()
-    tally = CanaryTally(lambda name: None, time)
+    tally = CanaryTally(lambda name: None, time, {})
     tally.watch(PLAN)
     guardrail = CanaryGuardrail(make_checks(NAMES), tally)
     journey = replace(rig.journey, mirror=guardrail.offer)
@@ -90,7 +90,7 @@ async def test_content_as_good_as_the_baselines_is_no_reason(build_rig: Build, a
 
 
 def test_a_window_examines_a_bounded_sample_of_each_side_and_each_session_once() -> None:
-    tally = CanaryTally(lambda name: None, Time())
+    tally = CanaryTally(lambda name: None, Time(), {})
     assert tally.samples(PLAN.route, "new", None) is None, "no canary is watched"
     tally.watch(PLAN)
     assert tally.samples("other", "new", None) is None
@@ -98,6 +98,18 @@ def test_a_window_examines_a_bounded_sample_of_each_side_and_each_session_once()
         tally.samples(PLAN.route, side, None) for side in ("new", "old") for _ in range(MAX_EXAMINED + 9)
     ]
     assert taken.count("c1") == 2 * MAX_EXAMINED
-    tally = CanaryTally(lambda name: None, Time())
+    tally = CanaryTally(lambda name: None, Time(), {})
     tally.watch(PLAN)
     assert [tally.samples(PLAN.route, "new", 7) for _ in range(2)] == ["c1", None]
+
+
+def test_the_content_of_a_pool_of_several_models_counts_for_the_pool() -> None:
+    time = Time()
+    tally = CanaryTally(lambda name: None, time, {"new": ("new/a", "new/b")})
+    tally.watch(PLAN)
+    for drawn in ("new/a", "new/b", "old"):
+        tally.examined("c1", drawn, {"shape": drawn == "old"})
+    time.now += PLAN.window_s
+    ((_, counts),) = tally.take()
+    shape = counts["guardrail.shape"]
+    assert (shape.canary_bad, shape.canary, shape.baseline_bad, shape.baseline) == (2, 2, 0, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -60,6 +60,7 @@ class Process:
     streams: MemoryStreams
     time: Time
     name: str
+    models_of: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.store = MemoryStateStore(self.streams, unix_time=self.time, poll_s=0.02)
@@ -68,7 +69,8 @@ class Process:
             self.store, known=known, seed=Seed("routing.yaml", CONFIG), unix_time=self.time
         )
         audit = Audit(self.store, unix_time=self.time)
-        self.tally = CanaryTally(lambda name: self.projection.current().routes.get(name), self.time)
+        routes = self.projection.current
+        self.tally = CanaryTally(lambda name: routes().routes.get(name), self.time, self.models_of)
         self.driver = CanaryDriver(
             self.store, self.projection, audit, self.tally, me=self.name, unix_time=self.time
         )
@@ -243,6 +245,19 @@ async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_
         assert (entry["action"], entry["comment"]) == ("canary.rollback", last["comment"])
         canary: Any = other.admin.show()["canary"]
         assert (canary["phase"], canary["percent"]) == ("rolled_back", 0.0)
+
+
+async def test_a_bad_canary_on_a_pool_of_several_models_is_rolled_back() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        one.models_of["new"] = ("new/a", "new/b")
+        await one.admin.start(ORDER, who=ME)
+        for model in ("a", "b"):
+            one.serve(f"new/{model}", 8, failed=8)
+        one.serve("old", 200, failed=1)
+        await window(found)
+        reason = one.admin.show()["canary"]["reason"]
+        assert one.share == 0.0 and reason.startswith("error: 16 of 16 requests against 1 of 200")
 
 
 async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice() -> None:
