@@ -290,5 +290,8 @@ def _waiting(state: canary.CanaryState) -> str:
     requests = state.counts.get("error")
     least = 0 if requests is None else min(requests.canary, requests.baseline)
     if least < state.plan.min_samples:
-        return f"requests: {least} of {state.plan.min_samples} on the side that has fewer"
+        return (
+            f"requests: {least} of {state.plan.min_samples} on the side that has fewer, "
+            f"in windows of {state.plan.window_s:g} s that have both"
+        )
     return "time, or clearer figures"

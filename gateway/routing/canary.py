@@ -55,7 +55,7 @@ class CanaryPlan:
     Args:
         before: the route's weights at the start, which a rollback restores.
         steps: rising percents; the last is 100.
-        min_samples: requests that each side needs in a step.
+        min_samples: requests that each side needs in a step, in windows in which both sides have some.
         step_s: shortest time of a step.
         window_s: length of a window; requests of the same window are compared with each other.
         alpha: highest probability that a good canary is rolled back.
@@ -95,7 +95,7 @@ class CanaryState:
         applied: whether the routing has the weights ``wanted``.
         revision: the routing revision that had them.
         read_to: the number of the last counted sample record.
-        counts: the counts of the step, by check.
+        counts: the counts of the step by check, of windows in which both sides have requests.
         evidence: the evidence of the step, by check.
         reason: why the canary is not running.
     """
@@ -166,6 +166,8 @@ def judge(state: CanaryState, windows: Iterable[Counts], *, read_to: int, now: f
     counts, evidence, seen = dict(state.counts), dict(state.evidence), state.canary_requests
     for window in windows:
         for check, one in window.items():
+            if not one.has_both:
+                continue  # nothing to compare; if it counted, a canary that always fails could go on
             counts[check] = counts.get(check, EvidenceWindow()) + one
             evidence[check] = evidence.get(check, Evidence()).seen(one, plan.tolerance)
         seen += window.get("error", EvidenceWindow()).canary

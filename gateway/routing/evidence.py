@@ -42,10 +42,15 @@ class EvidenceWindow:
         )
 
     @property
+    def has_both(self) -> bool:
+        """Whether both sides have requests, so that they can be compared."""
+        return self.canary > 0 and self.baseline > 0
+
+    @property
     def is_evidence(self) -> bool:
         """Whether the window is evidence: both sides have requests, and some are bad but not all."""
         bad, all_ = self.canary_bad + self.baseline_bad, self.canary + self.baseline
-        return self.canary > 0 and self.baseline > 0 and 0 < bad < all_
+        return self.has_both and 0 < bad < all_
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,12 @@ def test_a_step_needs_time_and_requests_of_both_sides() -> None:
     assert (more.step, more.applied, more.counts, more.canary_requests) == (1, False, {}, 100)
 
 
+def test_windows_without_requests_of_both_sides_allow_no_step() -> None:
+    sides = EvidenceWindow(100, 100, 0, 0), EvidenceWindow(0, 0, 0, 900)
+    alone = judge(running(), [{"error": one} for one in sides], read_to=1, now=1_000.0)
+    assert (alone.step, alone.counts, alone.canary_requests) == (0, {}, 100)
+
+
 def test_a_step_ends_in_time_although_the_clock_was_set_back() -> None:
     begun = in_force(running(), 10_000.0)
     young = judge(begun, [GOOD], read_to=1, now=6_400.0)
