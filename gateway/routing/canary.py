@@ -91,7 +91,7 @@ class CanaryState:
     Args:
         since: when the step came into force, or the phase began; seconds since 1970.
         deadline: when the canary must have ended; seconds since 1970.
-        placed: the route's weights as the canary last set them.
+        placed: the route's weights as the canary last set them; once it is overridden, as found then.
         applied: whether the routing has the weights ``wanted``.
         revision: the routing revision that had them.
         read_to: the number of the last counted sample record.
@@ -120,7 +120,7 @@ class CanaryState:
 
     @property
     def needs_driver(self) -> bool:
-        return self.phase is Phase.RUNNING or not self.applied
+        return not self.ended or not self.applied
 
     @property
     def wanted(self) -> Mapping[str, float]:

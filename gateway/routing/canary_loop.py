@@ -11,8 +11,8 @@ state is needed: older ones are deleted a hundred at a time, and all of them whe
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 
 import orjson
 import structlog
@@ -176,6 +176,8 @@ class CanaryDriver(FollowedStream):
         if self._override(state):
             await self._overridden(state, head)
             return False
+        if state.phase is Phase.PAUSED:
+            return False
         records = await self.store.read(SAMPLES, after=state.read_to, limit=MAX_READ)
         read_to = records[-1].number if records else state.read_to
         windows = windows_of(records, state.plan.id)
@@ -241,16 +243,20 @@ class CanaryDriver(FollowedStream):
         reason = f"{why}; its weights were left as they are"
         if state.ended:
             reason = f"{state.reason}; {reason}"
-        await self.put(end(state, Phase.OVERRIDDEN, reason, self.unix_time()), head)
+        found = replace(state, placed=self._found(state))
+        await self.put(end(found, Phase.OVERRIDDEN, reason, self.unix_time()), head)
         target = f"{state.plan.route}: {state.plan.backend}"
         await self.audit.record(AUTHOR, "canary.overridden", target, comment=reason)
 
     def _override(self, state: CanaryState) -> bool:
+        return not same_weights(self._found(state), state.wanted)
+
+    def _found(self, state: CanaryState) -> Mapping[str, float]:
+        """The weights that the route has now; none if it is gone."""
         try:
-            found = weights_of(self.routing.last().draft.config, state.plan.route)
+            return weights_of(self.routing.last().draft.config, state.plan.route)
         except UnknownRoute:
-            return True
-        return not same_weights(found, state.wanted)
+            return {}
 
 
 def _action(state: CanaryState) -> str:

@@ -355,14 +355,17 @@ async def test_a_session_counts_once_in_a_window() -> None:
         assert low == 0.0 < high < 0.2
 
 
-async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None:
+@pytest.mark.parametrize("paused", [False, True])
+async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays(paused: bool) -> None:
     async with processes() as found:
         one, _ = found
         await one.admin.start(ORDER, who=ME)
+        if paused:
+            await one.admin.pause(CanaryBody(), who=ME)
         await one.routing.set_weight(RouteWeightBody(route="chat", backend="new", percent=30.0), who="key_2")
         await window(found)
         canary: Any = one.admin.show()["canary"]
-        assert (canary["phase"], one.share) == ("overridden", 30.0)
+        assert (canary["phase"], canary["percent"], one.share) == ("overridden", 30.0, 30.0)
         await window(found)
         assert one.share == 30.0
 
