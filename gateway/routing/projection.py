@@ -72,6 +72,7 @@ class RoutingProjection(FollowedStream):
         self.head = 0
         self.unusable: UnusableRevision | None = None
         self.pending: Sequence[ConfigChange] = ()
+        self._started = False  # the records that are read before the start are history, and not logged
 
     def current(self) -> Revision:
         """Return the revision in force. Raises RuntimeError before :meth:`start`."""
@@ -102,12 +103,7 @@ class RoutingProjection(FollowedStream):
         except (RoutingFileError, KeyError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, RoutingFileError) else "its record is not understood"
             self.unusable = UnusableRevision(record.number, reason)
-            self._log.error(
-                "a routing revision cannot be used here; the one before it stays in force",
-                revision=record.number,
-                in_force=self.number,
-                reason=reason,
-            )
+            self._log_unusable()
 
     async def check(self, draft: Draft) -> Revision:
         """Validate ``draft`` as the next revision, and return that. Raises RoutingFileError.
@@ -133,6 +129,9 @@ class RoutingProjection(FollowedStream):
 
         Raises RoutingFileError if the file is invalid and the store has no usable revision.
         """
+        self._started = True
+        self._log_in_force()
+        self._log_unusable()
         if self.head:
             await self.compare_file()
         elif self.seed.fault is None:
@@ -251,12 +250,25 @@ class RoutingProjection(FollowedStream):
         else:
             revision = self._revision_of(stored)
         self._revision, self.in_force, self.in_force_since = revision, stored, self.unix_time()
-        self._log.info(
-            "routing revision in force",
-            revision=stored.number,
-            author=stored.author,
-            action=stored.draft.action,
-        )
+        self._log_in_force()
+
+    def _log_in_force(self) -> None:
+        if self._started and (stored := self.in_force) is not None:
+            self._log.info(
+                "routing revision in force",
+                revision=stored.number,
+                author=stored.author,
+                action=stored.draft.action,
+            )
+
+    def _log_unusable(self) -> None:
+        if self._started and self.unusable is not None:
+            self._log.error(
+                "a routing revision cannot be used here; the last usable one stays in force",
+                revision=self.unusable.revision,
+                in_force=self.number,
+                reason=self.unusable.reason,
+            )
 
     def _revision_of(self, stored: Stored) -> Revision:
         """Validate a stored revision. Raises RoutingFileError."""

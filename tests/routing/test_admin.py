@@ -436,6 +436,21 @@ async def test_a_process_that_cannot_use_a_revision_keeps_the_last_good_one_and_
             assert small.admin.show()["revision"] == 4 and small.admin.show()["behind"] is None
 
 
+async def test_a_start_logs_the_revision_in_force_and_none_of_the_past() -> None:
+    streams = MemoryStreams()
+    whole, small = Process(streams), Process(streams, KnownNames({"local"}, {"v1"}, ()), Seed("s", None))
+    async with running(whole):
+        await whole.apply({"routes": {"chat": {"backends": [{"name": "local"}]}}})
+        await whole.apply(config(50, 50))
+        await whole.apply(config(60, 40))
+        with structlog.testing.capture_logs() as logs:
+            await small.store.open()
+            await small.follower.start(30.0)  # until all is read, also on a busy machine
+            await small.projection.start()
+    found = [(line["log_level"], line["revision"]) for line in logs if "routing revision" in line["event"]]
+    assert found == [("info", 2), ("error", 4)]
+
+
 async def test_a_store_that_has_lost_revisions_takes_no_change_and_says_so() -> None:
     streams = MemoryStreams()
     one = Process(streams)
