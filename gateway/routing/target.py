@@ -1,6 +1,6 @@
 """Resolves the route of a request, and the backend, adapter or base model that its ``model`` names."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final
 
@@ -124,7 +124,9 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         _require_text(request, fleet.backends[model])
         return Target(route, version, model, request.adapter_id)
     require_known([fleet.backends[one] for one in route.backends])
-    known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters))
+    # The model names of other routes select these only in a request that names no route.
+    selectable = {} if request.route else revision.route_of
+    known = nearest(request.model or "", _usable_names(caller, route, revision, selectable, fleet, adapters))
     raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
 
 
@@ -134,9 +136,17 @@ def _require_text(request: GenerateRequest, backend: Backend) -> None:
 
 
 def _usable_names(
-    caller: Caller, route: Route, revision: Revision, fleet: Fleet, adapters: AdapterRegistry
+    caller: Caller,
+    route: Route,
+    revision: Revision,
+    selectable: Mapping[str, str],
+    fleet: Fleet,
+    adapters: AdapterRegistry,
 ) -> set[str]:
-    """Return the names that the key may use as model on this route; messages show no others."""
+    """Return the names that the key may use as model on this route; messages show no others.
+
+    ``selectable`` has the route of each model name that selects one.
+    """
     allowed = caller.routes
     offered = adapters.offered
     named = {one for one in adapters.servable if offered.usable(one, caller.adapters, caller.models)}
@@ -146,7 +156,7 @@ def _usable_names(
     aliases = {alias for alias, of in (*fleet.aliases.items(), *caller.aliases) if of in served}
     others = [
         one
-        for one, of in revision.route_of.items()
+        for one, of in selectable.items()
         if (allowed is None or of in allowed)
         and any(caller.may_use(fleet.backends[name].model) for name in revision.routes[of].backends)
     ]

@@ -136,12 +136,19 @@ def test_a_routes_model_name_is_neither_listed_nor_suggested_to_a_key_without_a_
     for models, shown in ((("demo",), False), (("demo", "demo-70b"), True), (None, True)):
         caller = Caller("t", CallerRole.CALLER, "key_1", models=models)
         request = GenerateRequest(
-            "r", "g", caller, contract=Contract.NATIVE, arrived_at=0.0, created=0, route="chat", model="mars"
+            "r", "g", caller, contract=Contract.CHAT, arrived_at=0.0, created=0, model="mars"
         )
         assert ("gpt-4o" in {card.id for card in usable(cards, caller, revision)}) is shown
         with pytest.raises(UnknownModel) as unknown:
             resolve(request, revision, FLEET, registry())
         assert ("gpt-4o" in unknown.value.message) is shown
+        with pytest.raises(
+            UnknownModel, match=r"'gpt-4o' is not served by route 'chat'; known: [^']*$"
+        ) as unknown:
+            resolve(replace(request, route="chat", model="gpt-4o"), revision, FLEET, registry())
+        assert "gpt-4o" not in unknown.value.message.partition(";")[2], (
+            "it selects no route beside a named one"
+        )
 
 
 def test_only_a_model_whose_backend_makes_vectors_shows_how() -> None:
