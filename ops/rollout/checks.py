@@ -173,14 +173,16 @@ def gated_backends(facts: Facts) -> Judgement:
     """On routes that require it, every backend but the one with the largest weight passed an evaluation."""
     hint = "sluice evaluate variant --base A --candidate B --post"
     faults, wrong, asked = facts.evaluations.get("faults", {}), [], 0
-    for route in _routes(facts).values():
-        if route.get("requires_evaluation"):
-            weighted = sorted(route["backends"], key=lambda one: -one.get("weight", 100))[1:]
-            names = [one["name"] for one in weighted if one.get("weight", 100)]
-            asked += len(names)
-            wrong += [faults[name] for name in names if name in faults]
-    found = "; ".join(dict.fromkeys(wrong)) or (f"{asked} passed" if asked else "no route requires one")
-    return (not wrong, found, hint)
+    gated = [route for route in _routes(facts).values() if route.get("requires_evaluation")]
+    for route in gated:
+        weighted = sorted(route["backends"], key=lambda one: -one.get("weight", 100))[1:]
+        names = [one["name"] for one in weighted if one.get("weight", 100)]
+        asked += len(names)
+        wrong += [faults[name] for name in names if name in faults]
+    if not gated:
+        return (True, "no route requires one", hint)
+    all_passed = f"{asked} beside the largest of each route, all passed"
+    return (not wrong, "; ".join(dict.fromkeys(wrong)) or all_passed, hint)
 
 
 def canary_first(facts: Facts) -> Judgement:

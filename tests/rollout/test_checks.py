@@ -172,3 +172,23 @@ def test_adapters_of_the_file_that_failed_and_those_forced_past_it_are_wrong() -
     forced, filed = {"id": "b", "author": "key_1"}, {"id": "c", "author": "adapters.file"}
     check = adapters(failed, forced, filed)
     assert (check.verdict, check.found) == (CheckVerdict.WRONG, "without a passed evaluation: a, b")
+
+
+def test_backends_of_routes_that_require_an_evaluation_are_named_if_they_have_none() -> None:
+    def backends(*shares: float, **route: Any) -> RolloutCheck:
+        names = ["local", "bedrock"][: len(shares)]
+        weighted = [{"name": name, "weight": share} for name, share in zip(names, shares, strict=True)]
+        config = {"routes": {"chat": {**SHADOWED, "backends": weighted, **route}}}
+        faults = {"faults": {"bedrock": "bedrock has none", "local": "local has none"}}
+        return of(
+            replace(GOOD, routing={**GOOD.routing, "config": config}, evaluations=faults),
+            "backends passed an evaluation",
+        )
+
+    assert backends(90, 10).found == "no route requires one"
+    wrong = backends(90, 10, requires_evaluation=True)
+    assert (wrong.verdict, wrong.found) == (CheckVerdict.WRONG, "bedrock has none")
+    for shares in ((100,), (100, 0)):
+        alone = backends(*shares, requires_evaluation=True)
+        assert alone.verdict is CheckVerdict.OK
+        assert alone.found == "0 beside the largest of each route, all passed"
