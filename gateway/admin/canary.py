@@ -173,7 +173,7 @@ class CanaryAdmin:
         self.routing.check_backend(given.backend)
         required = last.draft.config["routes"][given.route].get("requires_evaluation", False)
         if required and not given.force and (fault := self.evaluation_fault(given.backend)) is not None:
-            raise NotEvaluatedError(f"{fault}; run `sluice evaluate variant`, or force it as an admin")
+            raise NotEvaluatedError(f"{fault}; run `sluice evaluate variant --post`, or force it as an admin")
         has = before.get(given.backend, 0.0)
         if has >= given.steps[0]:
             raise InvalidRequest(

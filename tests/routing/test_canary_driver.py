@@ -515,7 +515,9 @@ async def test_a_route_that_requires_an_evaluation_lets_no_canary_start_without_
         admin, routing = found[0].admin, found[0].routing
         required = {"routes": {"chat": {**CONFIG["routes"]["chat"], "requires_evaluation": True}}}
         await routing.apply(RouteApplyBody(config=required), who=ME)
-        with pytest.raises(NotEvaluatedError, match="new was never evaluated; run `sluice evaluate variant`"):
+        with pytest.raises(
+            NotEvaluatedError, match="new was never evaluated; run `sluice evaluate variant --post`"
+        ):
             await admin.start(ORDER, who=ME)
         await admin.start(ORDER.model_copy(update={"force": True}), who=ME)
         assert found[0].share == 5.0
