@@ -87,7 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _given(file: str) -> dict[str, Any]:
-    report = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    try:
+        report = json.loads(text)
+    except json.JSONDecodeError:
+        report = None  # an empty pipe: the command before it has failed and said why
     if not isinstance(report, dict) or not {"pairs", "groups", "quantiles"} <= report.keys():
         raise ValueError(f"--report: {file} is not a report of `sluice shadow report --json`")
     return report

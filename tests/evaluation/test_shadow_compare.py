@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.shadow_compare.__main__ import main
 from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, figures, log_report
 from gateway.shadow.report import make_report
 from tests import fork_server
@@ -101,3 +102,13 @@ def test_mlflow_itself_keeps_the_run_and_its_files_and_an_unreachable_server_is_
     assert (run / "tags" / "mlflow.runName").read_text() == "haiku beside demo"
     assert json.loads((run / "artifacts" / "shadow.json").read_text())["pairs"] == 40
     assert (run / "artifacts" / "shadow.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "sluice: no answer"])
+def test_what_is_no_report_is_refused_by_name(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(text)
+    assert main(["--report", str(file)]) == 2
+    assert capsys.readouterr().err == f"--report: {file} is not a report of `sluice shadow report --json`\n"
