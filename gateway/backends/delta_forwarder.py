@@ -35,6 +35,7 @@ class DeltaForwarder(Struct, Generic[T_contra], eq=False):
 
     Args:
         on_start: called once, when the answer has started.
+        on_delta: called once, before the first delta is forwarded.
 
     ``delivered``: whether the sink got a delta.
     """
@@ -42,6 +43,7 @@ class DeltaForwarder(Struct, Generic[T_contra], eq=False):
     _reader: AnswerReader[T_contra]
     _push: DeltaSink
     _on_start: Callable[[], object]
+    _on_delta: Callable[[], object] | None = None
     _error: Exception | None = None
     delivered: bool = False
     _started: bool = False
@@ -56,9 +58,12 @@ class DeltaForwarder(Struct, Generic[T_contra], eq=False):
             if not self._started and reader.started:
                 self._started = True
                 self._on_start()
+            if deltas and not self.delivered:
+                self.delivered = True
+                if self._on_delta is not None:
+                    self._on_delta()
             following = iter(deltas)
             for delta in following:
-                self.delivered = True
                 sent = push(delta)
                 if sent is not TAKEN:
                     self._waiting = sent, list(following)

@@ -197,13 +197,14 @@ class Gathering:
         self.connection.data_received(HEAD + b"transfer-encoding: chunked\r\n\r\n")
 
     async def first_token(self) -> asyncio.Task[bool]:
-        passing = self.connection.pass_on(self.reader.take, gather=True)
+        passing = self.connection.pass_on(self.reader.take)
         reading = asyncio.get_running_loop().create_task(passing)
         await asyncio.sleep(0)
         for piece in (b"role", b"first"):
             self.connection.data_received(chunk(piece))
             assert self.reader.pieces[-1] == piece  # no token came yet, so nothing waits
         self.connection.first_token_received()
+        self.connection.gather()
         return reading
 
 

@@ -521,14 +521,15 @@ class WorkersBackend:
                 running_counts=written.running_counts,
                 custom_tools=written.custom_tools,
             )
-            forwarder = DeltaForwarder(reader, attempt.out, connection.first_token_received)
+            gather = None if work.stream else connection.gather
+            forwarder = DeltaForwarder(reader, attempt.out, connection.first_token_received, gather)
             more = streams
             try:
                 if not streams:
                     forwarder.take(await _whole_answer(connection))
                     await forwarder.rest()
                 while more and not reader.done:
-                    more = await connection.pass_on(forwarder.take, gather=not work.stream)
+                    more = await connection.pass_on(forwarder.take)
                     await forwarder.rest()
             except (ConnectionLost, TimedOut):
                 if not reader.ended:

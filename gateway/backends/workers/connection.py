@@ -53,7 +53,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._take: Callable[[bytes], bool] | None = None  # pieces go to it while it is set
-        self._gathers = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         # Set by each exchange: its limits, and the times of the next ones and of the last bytes.
@@ -75,6 +74,7 @@ class Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self._body.clear()
         self._headers.clear()
+        self._gathers = False
         self._buffered = 0  # bytes received since the last read
         self._head_bytes = 0
         self.head_done = False  # whether the head of the answer was received
@@ -149,15 +149,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    async def pass_on(self, take: Callable[[bytes], bool], *, gather: bool = False) -> bool:
+    async def pass_on(self, take: Callable[[bytes], bool]) -> bool:
         """Give each piece of the body to ``take`` as it arrives, until ``take`` returns False.
 
-        ``take`` runs in the transport's callback: it must not wait or raise. With ``gather`` pieces after the
-        first token come together, at the latest when nothing more will come. Returns whether more of the body
+        ``take`` runs in the transport's callback: it must not wait or raise. Returns whether more of the body
         follows. Raises TransportError.
         """
         if not self._body or take(self._taken()):
-            self._take, self._gathers = take, gather
+            self._take = take
             try:
                 while self._take is not None and not self._done:
                     await self.wait()
@@ -166,6 +165,10 @@ class Connection(asyncio.Protocol):
                     take(self._taken())
                 self._take = None
         return not self._done or bool(self._body)
+
+    def gather(self) -> None:
+        """Pass further pieces of this body on together, at the latest when nothing more will come."""
+        self._gathers = True
 
     def heard_since(self, at: float) -> bool:
         """Whether bytes of an answer have come since then, by the event loop's clock."""
@@ -259,8 +262,8 @@ class Connection(asyncio.Protocol):
 
     def _is_more_to_come(self, data: bytes) -> bool:
         """Whether the pieces so far may wait for further ones."""
-        started, ended = self._first_by is None, self._done or self._error is not None
-        return started and not ended and len(self._body) < GATHERED_PIECES and data.find(LAST_EVENT) < 0
+        ended = self._done or self._error is not None
+        return not ended and len(self._body) < GATHERED_PIECES and data.find(LAST_EVENT) < 0
 
     def pause_writing(self) -> None:
         self._full = True
