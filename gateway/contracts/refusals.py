@@ -192,16 +192,22 @@ def _location(error: Any) -> tuple[int | str, ...]:
 
 
 def _first(errors: Sequence[Any]) -> list[Any]:
-    """The first error; for a union, the errors of the branch that was validated furthest."""
+    """The first error; for a union, the errors of the branch that was validated furthest: deepest, then to
+    the last item.
+    """
     loc = errors[0]["loc"]
     cut = next((index for index, part in enumerate(loc) if _tagged(part)), None)
     if cut is None:
         return [errors[0]]
     head = loc[:cut]
     branches = [one for one in errors if one["loc"][:cut] == head and len(one["loc"]) > cut]
-    furthest = max(len(_location(one)) for one in branches)
-    chosen = [one for one in branches if len(_location(one)) == furthest]
-    return [one for one in chosen if _location(one) == _location(chosen[0])]
+    deepest = max(len(_location(one)) for one in branches)
+    firsts: dict[int | str, tuple[int | str, ...]] = {}
+    for one in branches:
+        if len(_location(one)) == deepest:
+            firsts.setdefault(one["loc"][cut], _location(one))
+    furthest = max(firsts.values(), key=lambda path: [part for part in path if isinstance(part, int)])
+    return [one for one in branches if _location(one) == furthest]
 
 
 def _message(path: str, errors: Sequence[Any]) -> str:

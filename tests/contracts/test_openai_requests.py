@@ -605,6 +605,8 @@ def test_neutral_completion_fields_are_accepted() -> None:
         ({"prompt": {}}, "prompt"),
         ({"prompt": [-1]}, "prompt.0"),
         ({"prompt": [1, "a"]}, "prompt.1"),
+        ({"prompt": ["a", "b", None]}, "prompt.2"),
+        ({"prompt": [[1], "a"]}, "prompt.1"),
         ({"prompt": "a\0"}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "x"}, "suffix"),

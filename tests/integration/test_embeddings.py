@@ -118,6 +118,7 @@ async def test_the_official_client_gets_each_form_bit_for_bit_and_each_request_i
         for body, param in (
             ({"input": []}, "input"),
             ({"input": ["a", ""]}, "input.1"),
+            ({"input": ["a", "b", None]}, "input.2"),
             ({"input": ["a"] * 2_049}, "input"),
             ({"input": [[1], []]}, "input.1"),
             ({"input": [-1]}, "input"),
