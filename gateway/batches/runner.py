@@ -33,6 +33,7 @@ MAX_TAKEOVERS: Final = 10  # most gateways that may end while they run a line; t
 MAX_ENGINE_DEATHS: Final = 2  # if an engine dies on this try of a line, or a later one, the line fails
 MAX_FAILURES: Final = 4
 LONGEST_PAUSE_S: Final = 30.0
+UNREAD_PAUSE_S: Final = 5.0  # pause of a batch whose input the storage does not give
 STORE_S: Final = 15.0
 """Longest time to retry storing a result, seconds; then the line is given back and runs again."""
 
@@ -287,9 +288,12 @@ class BatchRunner:
         except asyncio.CancelledError:
             self._unfinished.append(line)
             raise
-        except (OSError, ValueError, RecursionError) as error:  # the file is gone, or was damaged
+        except (FileNotFoundError, ValueError, RecursionError) as error:  # the file is gone, or was damaged
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = at_fault("the line cannot be read from the input file")
+        except OSError as error:  # an outage of the storage, or a key that another gateway has
+            self._log.warning("line waits", batch=batch.batch_id, line=line.number, reason=str(error))
+            outcome = LineOutcome(503, b"", retry_s=UNREAD_PAUSE_S)
         own.ended = True
         tries = line.failures + 1
         failed = (outcome.engine_died and tries < MAX_ENGINE_DEATHS) or (

@@ -7,7 +7,7 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,6 +270,31 @@ async def test_lines_of_a_file_that_was_damaged_after_its_check_fail_and_end_not
         ended = await until(batches, batch_id, "completed")
         await until(batches, await rig.create_batch(batches, 2), "completed")
     assert ended["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
+
+
+async def test_lines_whose_input_the_storage_does_not_give_now_run_later_or_elsewhere(tmp_path: Path) -> None:
+    class Storage(LocalFiles):
+        refused = 0
+
+        def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+            if size is not None:  # a line, not the check of the whole file
+                self.refused += 1
+                raise OSError("the storage does not answer")
+            return super().chunks(file_id, start, size)
+
+    class Rig(BatchRig):
+        def files(self, owner: str = "a") -> Files:
+            if owner == "b":
+                return super().files(owner)
+            return Files(self.store_type(self.url, owner), storage, self.section, lambda: self.now)
+
+    rig, storage = Rig(tmp_path), Storage(tmp_path / "files")
+    async with rig.gateway(Lines()) as batches:
+        batch_id = await rig.create_batch(batches, 3)
+        await until_true(lambda: storage.refused >= 3)
+        async with rig.gateway(Lines(), owner="b"):
+            ended = await until(batches, batch_id, "completed")
+    assert ended["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
 
 
 async def test_failures_are_tried_again_and_then_told_in_the_error_file(rig: BatchRig) -> None:
