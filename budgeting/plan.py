@@ -126,7 +126,9 @@ class BudgetPlanner:
         reserve, budgets = self._reserve(request), request.budgets
         summarizer, reserved = None, reserve
         if budgets is not None:
-            reserved = reserve or default_reserve(self.max_model_len, budgets.total)
+            # A lenient request has no reserve, but its answer needs no more than its upper bound.
+            bound = request.max_tokens or self.max_model_len
+            reserved = reserve or min(default_reserve(self.max_model_len, budgets.total), bound)
             if request.summary is not SummaryKind.NONE and budgets.older_summary > 0:
                 summarizer = self.summarizers.get(request.summary, self._extractive)
         allowed = self.max_model_len - (reserved or 1)

@@ -84,6 +84,16 @@ def test_the_answers_room_is_the_callers_else_the_versions_else_the_rest(tokeniz
             assert (found.generation_reserve, found.open_ended) == (reserve, reserve == rest)
 
 
+def test_trimming_keeps_no_more_than_the_answers_upper_bound(tokenizer: ChatTokenizer) -> None:
+    prompt = CanonicalPrompt(turns=talk(20))
+    tokens = size(tokenizer, prompt)
+    planner, budgets = BudgetPlanner(tokenizer, max_model_len=tokens + 60), SectionBudgets(recent_turns=100)
+    for bound, whole in ((20, True), (60, True), (61, False), (32_000, False)):
+        found = planner.plan(BudgetRequest(prompt, max_tokens=bound, lenient=True, budgets=budgets))
+        assert trimmed(found) is not whole
+        assert found.generation_reserve >= min(bound, 60)
+
+
 def test_without_budgets_nothing_is_trimmed_and_what_does_not_fit_is_refused(
     tokenizer: ChatTokenizer,
 ) -> None:
