@@ -6,11 +6,14 @@ keep the caller's order, since a model writes arguments in that order.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
+from sys import getsizeof
 from typing import Any, Final, TypeVar
 
 import orjson
+from pydantic_core import to_json
 
 from budgeting.template import CONTINUES, GENERATES, RESERVED
+from budgeting.token_cache import TokenCache
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.checks import check_plain
 from gateway.contracts.features import Feature
@@ -33,6 +36,7 @@ _calls: Final = attrgetter("tool_calls")
 _call_id: Final = attrgetter("tool_call_id")
 MAX_TOOLS_CHARS: Final = 524_288
 """Most characters of all tools' descriptions and schemas together: eight of the largest schemas."""
+_schema_texts: Final = TokenCache[str](8 * 1024 * 1024)
 MAX_KWARGS: Final = 32  # most variables of ``chat_template_kwargs``
 MAX_KWARGS_CHARS: Final = 8_192
 """Most characters of the JSON of ``chat_template_kwargs``; the chat template gets it with every request."""
@@ -109,8 +113,21 @@ def function_tool(
     kinds = None if schema is None else schema.get("type")
     if kinds is not None and "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise not_allowed(at, "has another type than object", "the type object, or none")
-    text = None if schema is None else canonical_json(bounded_schema(schema, at))
+    text = None if schema is None else _schema_text(schema, at)
     return Tool(name, ToolKind.FUNCTION, description, text, strict)
+
+
+def _schema_text(schema: Mapping[str, Any], at: str) -> str:
+    """The schema as canonical JSON, made once for equal ones: an agent sends its tools with every request."""
+    try:
+        given = to_json(schema, inf_nan_mode="constants")
+    except ValueError:  # too deep
+        return canonical_json(bounded_schema(schema, at))
+    text = _schema_texts.get(given)
+    if text is None:
+        text = canonical_json(bounded_schema(schema, at))
+        _schema_texts.put(given, text, getsizeof(given) + getsizeof(text))
+    return text
 
 
 def custom_tool(name: str, description: str | None, form: Mapping[str, Any] | None, at: str) -> Tool:
