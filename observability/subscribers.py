@@ -88,7 +88,7 @@ LINES = (
     Line(Degenerated, "warning", "degenerate answer", "backend sign action tokens"),
     Line(EngineLost, "error", "engine lost", "backend reason detail"),
     Line(EngineRestarting, "warning", "engine restarting", "backend reason detail exit_code attempt wait_s"),
-    Line(EngineRestarted, "warning", "engine restarted", "backend attempt load_s away_s"),
+    Line(EngineRestarted, "warning", "engine restarted", "backend attempt load_s away_s total_blocks"),
     Line(EngineGivenUp, "error",
          "engine given up: it is not started again; find out why it dies, then restart the gateway",
          "backend reason detail exit_code restarts_last_hour=restarts"),

@@ -97,6 +97,7 @@ class EngineRestarted:
     load_s: float
     away_s: float
     backend: str = ""
+    total_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

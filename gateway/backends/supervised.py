@@ -332,7 +332,10 @@ class SupervisedHost:
             self._notify()
             return decision
         self.supervisor.started(now)
-        self.emit(EngineRestarted(restart.attempt, now - started_at, now - self._lost_at))
+        blocks = self.facts.total_blocks if self.facts is not None else 0
+        self.emit(
+            EngineRestarted(restart.attempt, now - started_at, now - self._lost_at, total_blocks=blocks)
+        )
         self._notify()
         self.on_step(self._totals.preemptions)  # wakes callers that wait for a step
         return None

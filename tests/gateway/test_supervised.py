@@ -220,6 +220,9 @@ async def test_a_backend_stays_the_same_object_and_works_on_the_next_engine() ->
     [restarting] = rig.emitted(EngineRestarting)
     assert isinstance(restarting, EngineRestarting)
     assert (restarting.reason, restarting.attempt, restarting.exit_code) == (Loss.EXITED, 1, -9)
+    [restarted] = rig.emitted(EngineRestarted)
+    assert isinstance(restarted, EngineRestarted) and rig.host.facts is not None
+    assert restarted.total_blocks == rig.host.facts.total_blocks > 0
     assert "it is gone" in restarting.detail
 
 

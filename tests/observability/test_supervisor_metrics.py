@@ -39,7 +39,7 @@ def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
     hub = EventDispatcher().record(metrics, log=log)
     hub.emit(EngineLost(Loss.STOPPED, "pids 7"))
     hub.emit(EngineRestarting(Loss.STOPPED, 1, 0.0, -9, "pids 7", "local"))
-    hub.emit(EngineRestarted(1, 1.5, 2.25))
+    hub.emit(EngineRestarted(1, 1.5, 2.25, "local", total_blocks=96))
     text = metrics.render().decode()
     assert 'sluice_engine_restarts_total{backend="local",reason="stopped"} 1.0' in text
     assert "sluice_engine_restart_seconds_sum 2.25" in text
@@ -52,6 +52,9 @@ def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
     assert log.lines[1][2] == {
         "backend": "local", "reason": "stopped", "detail": "pids 7", "exit_code": -9, "attempt": 1,
         "wait_s": 0.0,
+    }  # fmt: skip
+    assert log.lines[2][2] == {
+        "backend": "local", "attempt": 1, "load_s": 1.5, "away_s": 2.25, "total_blocks": 96
     }  # fmt: skip
 
 
