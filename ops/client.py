@@ -97,11 +97,16 @@ class AdminClient:
             yield from iter(partial(answer.read, PIECE_BYTES), b"")
 
     def _json(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> Any:
+        """The answer, which is a JSON object at every path that is called."""
         try:
-            return json.loads(self._call(method, path, body, **options))
+            answer = json.loads(self._call(method, path, body, **options))
         except ValueError:
             fault = f"the answer is not JSON; is the {self.kind} running there?"
             raise AdminError(f"{self.url}: {fault}") from None
+        if not isinstance(answer, dict):
+            fault = f"the answer is not a JSON object; is the {self.kind} running there?"
+            raise AdminError(f"{self.url}: {fault}")
+        return answer
 
     def _call(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> bytes:
         with self._opened(method, path, body, **options) as answer:

@@ -317,6 +317,25 @@ class OtherServer(BaseHTTPRequestHandler):
         self.wfile.write(b"<html>Welcome</html>")
 
 
+class ListServer(BaseHTTPRequestHandler):
+    """A server that is no gateway: each path has a JSON list."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[1]")
+
+
+def test_an_answer_that_is_no_json_object_is_an_error_with_the_address() -> None:
+    with HTTPServer(("127.0.0.1", 0), ListServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = CliRunner().invoke(app, ["keys", "list", "--url", url])
+        server.shutdown()
+    assert done.exit_code == 1 and not done.stdout
+    assert f"{url}: the answer is not a JSON object; is the gateway running there?" in done.stderr
+
+
 def test_a_key_is_not_said_to_be_revoked_where_another_server_answers() -> None:
     with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
