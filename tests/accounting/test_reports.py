@@ -448,6 +448,16 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
         await other.close()
 
 
+@asynccontextmanager
+async def no_responses(url: str) -> AsyncIterator[ResponseStore]:
+    store = ResponseStore(url, tenant_bytes=10_000)
+    try:
+        await store.sweep(1e12)  # PostgreSQL's database has those of other tests
+        yield store
+    finally:
+        await store.close()
+
+
 def stored(number: int, **changes: Any) -> StoredResponse:
     one = StoredResponse("acme", f"resp_{number}", None, "completed", 10.0, 100.0, b"in", b"out")
     return replace(one, **changes)
@@ -459,12 +469,11 @@ def stored(number: int, **changes: Any) -> StoredResponse:
 async def test_a_conversation_is_read_up_to_its_limits(
     url: str, most: int, most_bytes: int, oldest: int
 ) -> None:
-    store = ResponseStore(url, tenant_bytes=10_000)
     turns = [
         stored(one, previous_id=f"resp_{one - 1}" if one else None, created_at=float(one)) for one in range(7)
     ]
     limits = {"most": most, "most_bytes": most_bytes}
-    try:
+    async with no_responses(url) as store:
         for one in turns:  # of 5 bytes each; a stream does not count
             await store.put(replace(one, events=b"events" * 9))
             await store.put(replace(one, tenant="umbra", previous_id=None))
@@ -472,46 +481,38 @@ async def test_a_conversation_is_read_up_to_its_limits(
         await store.delete("acme", "resp_2")
         found = await store.thread("acme", "resp_6", 99.0, **limits)
         assert found == (turns[oldest:] if oldest > 2 else [])
-    finally:
-        await store.close()
 
 
 async def test_responses_that_are_stored_at_the_same_time_share_transactions(url: str) -> None:
-    store, transactions = ResponseStore(url, tenant_bytes=10_000), 0
-    written = store._written
+    async with no_responses(url) as store:
+        written, transactions = store._written, 0
 
-    async def counted(write: Any) -> Any:
-        nonlocal transactions
-        transactions += 1
-        return await written(write)
+        async def counted(write: Any) -> Any:
+            nonlocal transactions
+            transactions += 1
+            return await written(write)
 
-    store._written = counted  # type: ignore[method-assign]
-    try:
+        store._written = counted  # type: ignore[method-assign]
         async with asyncio.TaskGroup() as tasks:
             for number in range(50):
                 tasks.create_task(store.put(stored(number)))
         for number in range(50):
             assert await store.get("acme", f"resp_{number}", 50.0) == stored(number)
         assert transactions <= 3
-    finally:
-        await store.close()
 
 
 async def test_a_response_that_cannot_be_stored_fails_alone(url: str) -> None:
-    store, bad = ResponseStore(url, tenant_bytes=10_000), stored(2, tenant="\ud800")
-    try:
+    bad = stored(2, tenant="\ud800")
+    async with no_responses(url) as store:
         async with asyncio.TaskGroup() as tasks:
             puts = [tasks.create_task(_failure_of(store.put(one))) for one in (stored(0), stored(1), bad)]
         assert [one.result() for one in puts[:2]] == [None, None]
         assert puts[2].result() is not None
         assert await store.get("acme", "resp_1", 50.0) == stored(1)
-    finally:
-        await store.close()
 
 
 async def test_a_caller_who_leaves_while_responses_are_stored_takes_none_with_him(url: str) -> None:
-    store = ResponseStore(url, tenant_bytes=10_000)
-    try:
+    async with no_responses(url) as store:
         for number in range(0, 40, 4):
             async with asyncio.TaskGroup() as tasks:
                 puts = [tasks.create_task(store.put(stored(number + one))) for one in range(4)]
@@ -520,8 +521,6 @@ async def test_a_caller_who_leaves_while_responses_are_stored_takes_none_with_hi
             for one in range(1, 4):
                 found = await store.get("acme", f"resp_{number + one}", 50.0)
                 assert found == stored(number + one)
-    finally:
-        await store.close()
 
 
 async def _failure_of(put: Awaitable[None]) -> Exception | None:
