@@ -33,6 +33,15 @@ def test_defaults_need_no_file() -> None:
     assert load_settings(None, {}).server.port == 8000
 
 
+@pytest.mark.parametrize("key", ["model", "tokenizer"])
+def test_the_demo_model_is_found_from_any_folder(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, f"engine: {{{key}: models/demo}}")
+    monkeypatch.chdir(tmp_path)
+    assert Path(getattr(load_settings(path, {}).engine, key), "tokenizer.json").is_file()
+
+
 def test_by_default_a_worker_that_never_answers_leaves_half_of_a_routes_time_for_another() -> None:
     route_s = RouteConfig.model_fields["timeout_ms"].default / 1000
     for section in (OpenAIBackend, RaySection):

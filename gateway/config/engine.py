@@ -92,7 +92,7 @@ class EngineSection(Section):
     model: Annotated[str, Field(min_length=1, validate_default=True), AfterValidator(installed_model)] = (
         DEMO_MODEL
     )
-    tokenizer: Folder | None = None
+    tokenizer: Annotated[Folder, AfterValidator(installed_model)] | None = None
     served_model_name: str | None = None
     max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
