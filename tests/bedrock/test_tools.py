@@ -14,10 +14,17 @@ from msgspec.structs import replace
 from benchmarks.bedrock.requests import RequestChecker
 from benchmarks.bedrock.stand_in import Behaviour, StandIn
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
-from gateway.backends.bedrock.answer import ConverseReader, ConverseStop, ConverseUsage, Event
+from gateway.backends.bedrock.answer import (
+    CALLS_WITHOUT_TOOLS,
+    ConverseReader,
+    ConverseStop,
+    ConverseUsage,
+    Event,
+)
 from gateway.backends.bedrock.request import NO_OUTPUT, ConverseWriter
 from gateway.backends.bedrock.tools import ConverseTools
 from gateway.backends.port import Completion, Work
+from gateway.backends.tool_deltas import CALLS_NOT_ALLOWED
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
@@ -398,9 +405,12 @@ async def test_without_parallel_calls_the_first_is_kept_and_the_warning_says_so(
     assert (await collect(backend, one)).completion.warnings == ()
 
 
-@pytest.mark.parametrize("choice", [None, ToolChoice(ToolChoiceMode.NONE)])
-async def test_calls_that_the_request_rules_out_are_left_out_of_the_answer(
-    bedrock: StandIn, make: MakeBackend, choice: ToolChoice | None
+@pytest.mark.parametrize(
+    ("choice", "warning"),
+    [(None, CALLS_WITHOUT_TOOLS), (ToolChoice(ToolChoiceMode.NONE), CALLS_NOT_ALLOWED)],
+)
+async def test_calls_that_the_request_rules_out_are_left_out_of_the_answer_and_a_warning_says_so(
+    bedrock: StandIn, make: MakeBackend, choice: ToolChoice | None, warning: str
 ) -> None:
     bedrock.script(Behaviour(pieces=("Yes.",), calls=CALLS))
     tools = () if choice is None else (STOCK,)
@@ -408,7 +418,8 @@ async def test_calls_that_the_request_rules_out_are_left_out_of_the_answer(
     collected = await collect(make(), one)
     answer = folded(collected)
     assert (answer.text(), answer.tool_calls()) == ("Yes.", ())
-    assert collected.completion.finish_reason is FinishReason.STOP and collected.completion.warnings == ()
+    assert collected.completion.finish_reason is FinishReason.STOP
+    assert collected.completion.warnings == (warning,)
 
 
 async def test_a_call_that_the_limit_cuts_is_not_ended(bedrock: StandIn, make: MakeBackend) -> None:

@@ -10,7 +10,7 @@ from msgspec import structs
 from engine.text import StopStrings
 from gateway.backends.bedrock.tools import ConverseTools
 from gateway.backends.port import Completion
-from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
+from gateway.backends.tool_deltas import CALLS_NOT_ALLOWED, ToolCallDelta, ToolCallReader, ToolText
 from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolArgs, ToolBegin, ToolEnd, counted
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -27,6 +27,7 @@ _FINISH: Mapping[str, FinishReason] = {
     "content_filtered": FinishReason.CONTENT_FILTER,
     "malformed_model_output": FinishReason.ERROR,
 }
+CALLS_WITHOUT_TOOLS = "the request has no tools: the calls of the model are left out"
 _ALONE = frozenset({ToolBegin, ToolEnd})  # pieces that are never joined with others
 # The stop reasons after which the caller is to answer the calls of an answer, if it has calls.
 _AFTER_CALLS = frozenset({"tool_use", "end_turn"})
@@ -153,7 +154,7 @@ class ConverseReader:
         self._tools = tools
         self._calls = ToolCallReader(tools.generation_id, tools.custom, allowed=tools.allowed)
         self._begun = 0  # calls of the answer
-        self._left_out = 0  # calls after the single one that the caller gets
+        self._left_out = 0  # calls of the model that the caller does not get
         self._is_given = False  # whether the caller gets the last call, which has not ended
         self._has_stopped = False  # whether that call has all its arguments
         self._blank = StopStrings([stop for stop in stops if stop and not stop.strip()])
@@ -251,7 +252,7 @@ class ConverseReader:
         if not isinstance(piece, ToolBegin):
             return [*before, piece]
         if not self._tools.may_call or (self._tools.single and self._begun):
-            self._left_out += self._tools.may_call
+            self._left_out += 1
             return [*before, _empty(piece)]
         self._begun += 1
         self._is_given, self._has_stopped = True, False
@@ -313,11 +314,14 @@ class ConverseReader:
     def _warnings(self) -> tuple[str, ...]:
         if not self._left_out:
             return tuple(self._adjusted)
-        return (
-            *self._adjusted,
-            "parallel_tool_calls is false: the first call of the model is given, "
-            f"and {self._left_out} more were left out",
-        )
+        if self._tools.may_call:
+            why = (
+                "parallel_tool_calls is false: the first call of the model is given, "
+                f"and {self._left_out} more were left out"
+            )
+        else:
+            why = CALLS_NOT_ALLOWED if self._tools.offered else CALLS_WITHOUT_TOOLS
+        return (*self._adjusted, why)
 
 
 def _empty(piece: Delta) -> Delta:

@@ -28,9 +28,9 @@ class ConverseTools:
     """The tools that one request has, and how its calls are written; Converse knows functions alone.
 
     ``may_call``: the answer may have calls. Converse has no choice ``none``, and needs tools if the history
-    has calls; so calls in an answer that may not have any are left out. ``single``: the caller gets only the
-    first call of the answer. ``custom``: the caller's names of custom tools; ``allowed``: those of the tools
-    that may be called, empty for any.
+    has calls; so calls in an answer that may not have any are left out. ``offered``: the request has tools.
+    ``single``: the caller gets only the first call of the answer. ``custom``: the caller's names of custom
+    tools; ``allowed``: those of the tools that may be called, empty for any.
     """
 
     def __init__(self, work: Work) -> None:
@@ -38,7 +38,8 @@ class ConverseTools:
         self._choice = work.tool_choice
         self._tools = tuple(map(as_function, work.tools))
         self.custom = frozenset([tool.name for tool in work.tools if tool.kind is ToolKind.CUSTOM])
-        self.may_call = bool(work.tools) and (
+        self.offered = bool(work.tools)
+        self.may_call = self.offered and (
             self._choice is None or self._choice.mode is not ToolChoiceMode.NONE
         )
         self.allowed = () if self._choice is None else self._choice.allowed
