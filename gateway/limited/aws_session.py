@@ -18,17 +18,23 @@ def make_session(
     """Make a boto3 session. Raises botocore's errors: there is no such profile."""
     import boto3
     import botocore.session
-    from botocore.credentials import ProcessProvider
+    from botocore.credentials import AssumeRoleProvider, ProcessProvider
 
     core = botocore.session.get_session()
     session = boto3.session.Session(botocore_session=core, profile_name=profile, region_name=region)
-    bounded = ProcessProvider(
-        core.get_config_variable("profile") or "default",
-        lambda: core.full_config,
-        # A group of its own: a script's children may hold its output.
-        popen=partial(_BoundedProcess, bound_s=process_s, start_new_session=True),
+    # A group of its own: a script's children may hold its output.
+    popen = partial(_BoundedProcess, bound_s=process_s, start_new_session=True)
+
+    def bounded(profile_name: str) -> Any:
+        return ProcessProvider(profile_name, lambda: core.full_config, popen=popen)
+
+    credentials = core.get_component("credential_provider")
+    credentials.insert_before(
+        ProcessProvider.METHOD, bounded(core.get_config_variable("profile") or "default")
     )
-    core.get_component("credential_provider").insert_before(bounded.METHOD, bounded)
+    # The profile's ``source_profile``; botocore has no public way to give its providers.
+    roles = credentials.get_provider(AssumeRoleProvider.METHOD)
+    roles._profile_provider_builder._create_process_provider = bounded
     return session
 
 

@@ -166,15 +166,19 @@ async def test_credentials_that_are_expired_when_fetched_are_denied_access_and_f
     assert bedrock.keys == ["NEW"]
 
 
+@pytest.mark.parametrize("profile", ["slow", "role"])
 def test_a_credential_process_that_never_ends_is_killed_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     config = tmp_path / "config"
-    config.write_text("[profile slow]\ncredential_process = sh -c 'sleep 600; true'\n")
+    config.write_text(
+        "[profile slow]\ncredential_process = sh -c 'sleep 600; true'\n"
+        "[profile role]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = slow\n"
+    )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    session = make_session(profile="slow", process_s=0.3)
+    session = make_session(profile=profile, process_s=0.3)
     with pytest.raises(aws.CredentialRetrievalError, match=r"killed: no answer after 0\.3 s") as caught:
         session.client("bedrock-runtime", region_name="us-east-1")
     assert classified(caught.value, region="r", delivered=False).kind is FailureKind.ACCESS_DENIED
