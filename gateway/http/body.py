@@ -151,7 +151,9 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
     try:
         return await parser.parse()
     except MultiPartException as error:
-        raise InvalidRequest(f"the form cannot be read: {error.message}") from None
+        name = parser._current_part.field_name  # of the part that is one too many or too long
+        param = path_of([name]) if name else None
+        raise InvalidRequest(f"the form cannot be read: {error.message}", param=param) from None
     except OSError as error:
         structlog.get_logger("gateway.http").error("upload not written to TMPDIR", reason=str(error))
         raise BackendUnavailable(

@@ -96,6 +96,28 @@ async def test_a_wrong_field_of_the_form_is_named(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
+@pytest.mark.parametrize("path", [WHOLE, "/v1/files"])
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"files": [("file", b"a"), ("file", b"b")]}, "file"),
+        ({"files": [("file", b"a"), ("other", b"b")]}, "other"),
+        ({"data": {"prompt": "a" * 65_537}}, "prompt"),
+        ({"data": {f"field_{number}": "" for number in range(17)}}, "field_16"),
+        ({"content": "--b\r\n\0: a", "headers": {"content-type": "multipart/form-data; boundary=b"}}, None),
+    ],
+)
+async def test_the_part_of_a_form_at_which_reading_stops_is_named(
+    connect: Connect, path: str, form: dict[str, Any], param: str | None
+) -> None:
+    files: Any = SimpleNamespace(section=BatchesSection(), store=None)
+    asked: dict[str, Any] = {"files": {"file": b"a"}} if "data" in form else {}
+    async with connect(fake_services(files=files)) as client:
+        answer = await client.post(path, **asked, **form)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert answer.json()["error"]["message"].startswith("the form cannot be read")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

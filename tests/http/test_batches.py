@@ -183,16 +183,17 @@ async def test_what_is_no_form_or_has_no_file_is_refused(serving: Any) -> None:
 
 async def test_a_form_that_cannot_be_read_is_not_called_a_fault_of_its_file(serving: Any) -> None:
     async with serving() as client:
-        for sent in (
-            await client.post(
-                "/v1/files", content=b"--x\r\nbroken", headers={"content-type": "multipart/form-data"}
+        headers = {"content-type": "multipart/form-data"}
+        many = {f"field{number}": "x" for number in range(20)}
+        for param, sent in (
+            (None, await client.post("/v1/files", content=b"--x\r\nbroken", headers=headers)),
+            ("field16", await client.post("/v1/files", files={"file": b"a"}, data=many)),
+            (
+                "purpose",
+                await client.post("/v1/files", files={"file": b"a"}, data={"purpose": "x" * 66_000}),
             ),
-            await client.post(
-                "/v1/files", files={"file": b"a"}, data={f"field{number}": "x" for number in range(20)}
-            ),
-            await client.post("/v1/files", files={"file": b"a"}, data={"purpose": "x" * 66_000}),
         ):
-            assert fault(sent) == (400, "invalid_request", None)
+            assert fault(sent) == (400, "invalid_request", param)
 
 
 async def test_files_are_bounded_and_take_a_share_of_their_tenant(serving: Any) -> None:
