@@ -110,15 +110,24 @@ class Files:
             raise NotFound(f"no file '{path_of([file_id])}' is stored", param=param)
         return found
 
-    async def content(self, file_id: str) -> Iterator[bytes]:
+    async def check_key(self, tenant: str, file_id: str) -> None:
+        """Raise OSError if the file is encrypted and no key is given: the stored bytes are no content then.
+
+        Raises LedgerUnavailable.
+        """
+        if (row := await self.store.file(tenant, file_id, self.now())) is not None:
+            await asyncio.to_thread(self.storage.check_key, file_id, row.bytes)
+
+    async def content(self, row: FileRow) -> Iterator[bytes]:
         """The content in pieces, of which the first has been read. Raises NotFound, BackendUnavailable."""
-        pieces = self.storage.chunks(file_id)
+        pieces = self.storage.chunks(row.file_id)
         try:
+            await asyncio.to_thread(self.storage.check_key, row.file_id, row.bytes)
             return chain([await asyncio.to_thread(next, pieces, b"")], pieces)
         except OSError as error:
-            self._log.error("file not read", file=file_id, reason=str(error))
+            self._log.error("file not read", file=row.file_id, reason=str(error))
             if isinstance(error, FileNotFoundError):
-                raise NotFound(f"the content of '{file_id}' is gone", param="file_id") from error
+                raise NotFound(f"the content of '{row.file_id}' is gone", param="file_id") from error
             raise BackendUnavailable(
                 "the file cannot be read now: its storage fails", retry_after_ms=RETRY_MS
             ) from error

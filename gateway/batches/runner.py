@@ -281,7 +281,7 @@ class BatchRunner:
             else:
                 self._reading += 1
                 try:
-                    body = await asyncio.to_thread(self._body, batch, line)
+                    body = await self._body(batch, line)
                 finally:
                     self._reading -= 1
                 outcome = await runner.run(batch, line, body)
@@ -291,7 +291,7 @@ class BatchRunner:
         except (FileNotFoundError, ValueError, RecursionError) as error:  # the file is gone, or was damaged
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = at_fault("the line cannot be read from the input file")
-        except OSError as error:  # an outage of the storage, or a key that another gateway has
+        except (OSError, LedgerUnavailable) as error:  # an outage, or a key that another gateway has
             self._log.warning("line waits", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = LineOutcome(503, b"", retry_s=UNREAD_PAUSE_S)
         own.ended = True
@@ -307,8 +307,15 @@ class BatchRunner:
         else:
             await self._stored(line, lambda: self._finish_line(line, outcome))
 
-    def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
-        return body_of(b"".join(self.files.storage.chunks(batch.input_file_id, line.start, line.size)))
+    async def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
+        def read() -> bytes:
+            return body_of(b"".join(self.files.storage.chunks(batch.input_file_id, line.start, line.size)))
+
+        try:
+            return await asyncio.to_thread(read)
+        except ValueError:
+            await self.files.check_key(batch.tenant, batch.input_file_id)
+            raise
 
     async def _finish_line(self, line: BatchLine, outcome: LineOutcome) -> None:
         status = "done" if outcome.status == 200 else "failed"

@@ -54,6 +54,13 @@ class S3Files:
         with self._errors(file_id):
             yield from self._pieces.part(file_id, start, size, read_from)
 
+    def check_key(self, file_id: str, size: int) -> None:
+        def stored_bytes() -> int:
+            return int(self._client.head_object(**self._object(file_id))["ContentLength"])
+
+        with self._errors(file_id):
+            self._pieces.check_key(file_id, size, stored_bytes)
+
     def delete(self, file_id: str) -> None:
         """Delete the content, if it is there; S3 does not say whether it was."""
         with self._errors(file_id):

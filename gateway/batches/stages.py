@@ -10,6 +10,7 @@ import orjson
 import structlog
 
 from accounting.batch_tables import BatchRow
+from accounting.errors import LedgerUnavailable
 from gateway.batches.batches import with_changes
 from gateway.batches.files import Files
 from gateway.batches.outcome import unrun_line
@@ -25,6 +26,7 @@ async def validate(files: Files, batch: BatchRow, body_fault: BodyFault) -> None
     """Check the input file, and store its lines to be run; a fault ends the batch, as does a defect."""
     store, section = files.store, files.section
     try:
+        await files.check_key(batch.tenant, batch.input_file_id)
         found = await asyncio.to_thread(
             checked,
             batch.batch_id,
@@ -37,7 +39,7 @@ async def validate(files: Files, batch: BatchRow, body_fault: BodyFault) -> None
         fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
         await _fail(files, batch, [fault])
         return
-    except OSError:
+    except (OSError, LedgerUnavailable):
         raise
     except Exception as defect:
         # Each gateway would take the batch in turn, and end by it.

@@ -26,6 +26,9 @@ class FileStorage(Protocol):
     def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
         """The content from ``start`` on, ``size`` bytes of it. Raises FileNotFoundError."""
 
+    def check_key(self, file_id: str, size: int) -> None:
+        """Raise OSError if the content, of ``size`` bytes, is encrypted and this storage has no key."""
+
     def delete(self, file_id: str) -> None:
         """Delete the content, if it is there."""
 
@@ -48,6 +51,11 @@ class Pieces:
         while piece := source.read(CHUNK_BYTES):
             yield piece if self._cipher is None else self._cipher.encrypt(piece, _place(file_id, number))
             number += 1
+
+    def check_key(self, file_id: str, size: int, stored_bytes: Callable[[], int]) -> None:
+        """Raise OSError if a content of ``size`` bytes is stored in more, and there is no cipher."""
+        if self._cipher is None and stored_bytes() > size:
+            raise OSError(f"{file_id} cannot be decrypted: its key is not given")
 
     def part(
         self, file_id: str, start: int, size: int | None, read_from: Callable[[int, int | None], BinaryIO]
@@ -109,6 +117,9 @@ class LocalFiles:
             return source
 
         return self._pieces.part(file_id, start, size, read_from)
+
+    def check_key(self, file_id: str, size: int) -> None:
+        self._pieces.check_key(file_id, size, lambda: self._path(file_id).stat().st_size)
 
     def delete(self, file_id: str) -> None:
         """Delete the content, also what a killed process left of it. Open readers can read on."""

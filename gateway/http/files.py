@@ -96,7 +96,7 @@ async def show_file(file_id: str, exchange: ExchangeDep) -> Response:
 async def file_content(file_id: str, exchange: ExchangeDep) -> Response:
     """One file's content."""
     row = await exchange.services.files.get(exchange.tenant, file_id)
-    content = await exchange.services.files.content(row.file_id)
+    content = await exchange.services.files.content(row)
     headers = {"content-length": str(row.bytes)}
     return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
 

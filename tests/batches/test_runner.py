@@ -34,7 +34,8 @@ from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.contracts.batches import BatchBody
 from gateway.contracts.values import Caller, CallerRole
-from gateway.errors import FileInUse, NotFound, QuotaExceeded, WindowTooShort
+from gateway.errors import BackendUnavailable, FileInUse, NotFound, QuotaExceeded, WindowTooShort
+from gateway.keys.sealing import AesCipher
 from tests.usage_rows import newest_rows
 
 CHAT = "/v1/chat/completions"
@@ -295,6 +296,50 @@ async def test_lines_whose_input_the_storage_does_not_give_now_run_later_or_else
         async with rig.gateway(Lines(), owner="b"):
             ended = await until(batches, batch_id, "completed")
     assert ended["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+
+
+async def test_a_gateway_without_the_key_of_encrypted_files_leaves_them_to_one_that_has_it(
+    tmp_path: Path,
+) -> None:
+    """It took the encrypted bytes for wrong lines, and ended the batch with them."""
+
+    class Plain(LocalFiles):
+        refused = 0
+
+        def check_key(self, file_id: str, size: int) -> None:
+            try:
+                super().check_key(file_id, size)
+            except OSError:
+                self.refused += 1
+                raise
+
+    class Rig(BatchRig):
+        def files(self, owner: str = "a") -> Files:
+            storage = (
+                plain if owner == "b" else LocalFiles(tmp_path / "files", AesCipher([b"k" * 32], "files"))
+            )
+            return Files(self.store_type(self.url, owner), storage, self.section, lambda: self.now)
+
+    rig, plain, engines = Rig(tmp_path), Plain(tmp_path / "files"), Engines(0)
+    async with rig.gateway(Lines(), engines) as batches:
+        running = await rig.create_batch(batches, 3)
+        shown = await until(batches, running, "in_progress")
+        async with rig.gateway(Lines(), owner="b") as keyless:
+            await until_true(lambda: plain.refused >= 3)
+            input_file = await keyless.files.get("acme", shown["input_file_id"])
+            with pytest.raises(BackendUnavailable):
+                await keyless.files.content(input_file)
+        engines.places = 100
+        ended = [await until(batches, running, "completed")]
+        file = await rig.upload(batches.files, 2)
+    plain.refused = 0
+    asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
+    async with rig.gateway(Lines(), owner="b") as keyless:
+        await keyless.create(ACME, "batch_c", asked)
+        await until_true(lambda: plain.refused >= 1)
+    async with rig.gateway(Lines()) as batches:
+        ended.append(await until(batches, "batch_c", "completed"))
+    assert [one["request_counts"]["completed"] for one in ended] == [3, 2]
 
 
 async def test_failures_are_tried_again_and_then_told_in_the_error_file(rig: BatchRig) -> None:

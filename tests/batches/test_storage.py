@@ -84,6 +84,20 @@ def test_an_encrypted_file_shows_nothing_and_keys_are_replaced(tmp_path: Path) -
         list(LocalFiles(tmp_path, AesCipher([OLD], "files")).chunks("file-cd"))
 
 
+def test_an_encrypted_file_is_told_from_a_plain_one_where_no_key_is_given(tmp_path: Path) -> None:
+    keyed, plain = LocalFiles(tmp_path, AesCipher([OLD], "files")), LocalFiles(tmp_path)
+    for name, size in (("file-ab", len(CONTENT)), ("file-cd", 1), ("file-ef", 0)):
+        keyed.put(name, io.BytesIO(CONTENT[:size]))
+        keyed.check_key(name, size)
+        if size:
+            with pytest.raises(OSError, match=f"{name} cannot be decrypted: its key is not given"):
+                plain.check_key(name, size)
+        plain.put(name, io.BytesIO(CONTENT[:size]))
+        plain.check_key(name, size)
+    with pytest.raises(FileNotFoundError):
+        plain.check_key("file-00", 1)
+
+
 @pytest.mark.parametrize("left", [1, 9, 27, 50])
 def test_a_damaged_file_cannot_be_decrypted(tmp_path: Path, left: int) -> None:
     files = LocalFiles(tmp_path, AesCipher([NEW], "files"))
@@ -126,6 +140,10 @@ def test_a_bucket_holds_files_as_a_folder_does(
     assert b"".join(files.chunks("file-ab", len(long) + 3 * edge, 4)) == b""
     stored = client.get_object(Bucket="files", Key="sluice/files/file-ab")["Body"].read()
     assert (stored == long) == (keys is None)
+    files.check_key("file-ab", len(long))
+    if keys is not None:
+        with pytest.raises(OSError, match="its key is not given"):
+            S3Files(client, prefix).check_key("file-ab", len(long))
 
     others = ("notes.txt", "file-list.csv", "weights/file-ab")
     for name in others:  # other programs' objects under the prefix: the gateway must not delete them
@@ -136,6 +154,8 @@ def test_a_bucket_holds_files_as_a_folder_does(
     files.delete("file-ab")
     with pytest.raises(FileNotFoundError, match="file-ab is not in s3://files/sluice/files"):
         list(files.chunks("file-ab"))
+    with pytest.raises(FileNotFoundError, match="file-ab is not in s3://files/sluice/files"):
+        S3Files(client, prefix).check_key("file-ab", 5)
 
 
 def test_errors_of_a_bucket_are_raised_as_os_errors(bucket: tuple[Any, S3Prefix]) -> None:
