@@ -100,6 +100,13 @@ class WriteFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseIsBack:
+    """The ledger's database works again after ``failures`` failed calls."""
+
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowsLost:
     """Rows that will never be written. ``generation_ids`` names the first of them (at most 20)."""
 
@@ -132,6 +139,11 @@ class JournalFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalIsBack:
+    """The journal works again after a failure."""
+
+
+@dataclass(frozen=True, slots=True)
 class JournalRefused:
     """A row was not journaled; it is in memory only until it is in the database."""
 
@@ -149,5 +161,5 @@ class RowsReplayed:
     damaged_bytes: int
 
 
-JournalEvent = JournalSynced | JournalFailed | JournalRefused
-LedgerEvent = RowsWritten | WriteFailed | RowsLost | RowsReplayed | JournalEvent
+JournalEvent = JournalSynced | JournalFailed | JournalIsBack | JournalRefused
+LedgerEvent = RowsWritten | WriteFailed | DatabaseIsBack | RowsLost | RowsReplayed | JournalEvent

@@ -17,7 +17,14 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from accounting.errors import LedgerUnavailable
-from accounting.events import JournalFailed, JournalRefusal, JournalRefused, JournalSynced, error_kind
+from accounting.events import (
+    JournalFailed,
+    JournalIsBack,
+    JournalRefusal,
+    JournalRefused,
+    JournalSynced,
+    error_kind,
+)
 from accounting.journal_files import JournalSegment, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame
 from accounting.options import Durability, LedgerOptions
@@ -269,7 +276,7 @@ class Journal:
     ) -> None:
         self._syncing = None
         if segment is not None:
-            self._failing = False
+            self._works_again()
             group.synced = True
             new = segment not in self._segments
             self._segments.add(segment)
@@ -333,7 +340,9 @@ class Journal:
             self._work.put(self._begin_file)
 
     def _works_again(self) -> None:
-        self._failing = False
+        if self._failing:
+            self._failing = False
+            self._options.emit(JournalIsBack())
 
     # The thread's side
 

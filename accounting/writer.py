@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
-from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed, error_kind
+from accounting.events import DatabaseIsBack, LossReason, RowsLost, RowsWritten, WriteFailed, error_kind
 from accounting.journal import PendingRow
 from accounting.options import LedgerOptions
 from accounting.store import GenerationStore
@@ -106,7 +106,7 @@ class Writer:
         async def write() -> None:
             async with self.write_lock, self._bounded():
                 self.lose(await self._store.write(rows), LossReason.UNWRITABLE)
-            self._failures = 0
+            self._worked()
 
         return await self._retrying(write)
 
@@ -138,7 +138,7 @@ class Writer:
             batch = tuple(islice(self._outbox, self._options.batch_rows))
             # an empty batch still creates the tables, so that a failed start recovers
             unwritable = await self._store.write([entry.row for entry in batch])
-            self._failures = 0
+            self._worked()
             if not (batch and self._outbox):
                 return  # nothing to write, or removed by closing in the meantime
             # No await from here on: the rows are durable and leave the outbox exactly once.
@@ -167,6 +167,11 @@ class Writer:
         """Report an error of the database or of a file."""
         self._failures += 1
         self._options.emit(WriteFailed(error_kind(error), self._failures, len(self._outbox)))
+
+    def _worked(self) -> None:
+        if self._failures:
+            self._options.emit(DatabaseIsBack(self._failures))
+            self._failures = 0
 
     def lose(self, rows: Sequence[UsageRow], reason: LossReason) -> None:
         """Report rows, if there are any, that will never be written."""

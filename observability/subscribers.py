@@ -11,7 +11,15 @@ from typing import Any, Self
 
 import structlog
 
-from accounting.events import JournalFailed, JournalRefused, RowsLost, RowsReplayed, WriteFailed
+from accounting.events import (
+    DatabaseIsBack,
+    JournalFailed,
+    JournalIsBack,
+    JournalRefused,
+    RowsLost,
+    RowsReplayed,
+    WriteFailed,
+)
 from adapters.events import AdapterLoaded, AdapterLoadFailed, AdapterUnloaded
 from admission.events import Admitted, RefusedEvent
 from observability.events import RequestRecord
@@ -103,7 +111,9 @@ LINES = (
     Line(AdapterUnloaded, "info", "adapter unloaded", "adapter=adapter_id reason"),
     Line(RowsLost, "error", "usage rows lost", "count reason generation_ids"),
     Line(WriteFailed, "warning", "ledger write failed", "error_type failures depth"),
+    Line(DatabaseIsBack, "info", "ledger written again", "failures"),
     Line(JournalFailed, "error", "ledger journal failed", "error_type rows"),
+    Line(JournalIsBack, "info", "ledger journal written again"),
     Line(JournalRefused, "error", "usage row not journaled", "reason", sampled_by="reason"),
     Line(RowsReplayed, "info", "ledger journal read back", "rows=count adopted"),
     Line(RowsReplayed, "error", "ledger journal damaged, set aside", "damaged_bytes",

@@ -22,6 +22,7 @@ from accounting.account import Accounts
 from accounting.errors import LedgerUnavailable, NotRecorded
 from accounting.events import (
     JournalFailed,
+    JournalIsBack,
     JournalRefusal,
     JournalRefused,
     JournalSynced,
@@ -500,8 +501,10 @@ async def test_a_disk_that_fills_up_ends_its_file_and_the_next_row_begins_anothe
         assert not ledger.journal_working
         [failed] = [event for event in events if isinstance(event, JournalFailed)]
         assert (failed.error_type, failed.rows) == ("OSError ENOSPC", 1)
+        assert not any(isinstance(event, JournalIsBack) for event in events)
         await working_again(ledger)
         assert ledger.append(row("gen_3")) and await ledger.durable() and ledger.journal_working
+        assert sum([isinstance(event, JournalIsBack) for event in events]) == 1
         assert "gen_3" in journaled_ids(tmp_path) and "gen_2" not in journaled_ids(tmp_path)
     assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2", "gen_3"]
     assert events.lost() == 0 and files(tmp_path) == []

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.errors import LedgerUnavailable
-from accounting.events import LedgerEvent, LossReason, RowsLost, RowsWritten, WriteFailed
+from accounting.events import DatabaseIsBack, LedgerEvent, LossReason, RowsLost, RowsWritten, WriteFailed
 from accounting.ledger import Ledger
 from accounting.options import LedgerOptions
 from accounting.store import GenerationStore, is_the_rows_fault
@@ -197,6 +197,8 @@ async def test_a_locked_database_makes_rows_wait_and_loses_none(tmp_path: Path) 
     assert events.lost() == 0
     failed = [event.error_type for event in events if isinstance(event, WriteFailed)]
     assert set(failed) == {"OperationalError SQLITE_BUSY"}, "the log says what is wrong with the database"
+    back = [event.failures for event in events if isinstance(event, DatabaseIsBack)]
+    assert back == [len(failed)], "and once that it works again"
 
 
 @pytest.mark.asyncio

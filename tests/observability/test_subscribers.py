@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed
+from accounting.events import DatabaseIsBack, JournalIsBack, LossReason, RowsLost, RowsWritten, WriteFailed
 from admission.events import Admitted, RefusedEvent
 from admission.values import Reason
 from observability.events import RequestRecord
@@ -87,11 +87,18 @@ def test_the_ledgers_rows_are_counted_and_losses_are_errors(
 ) -> None:
     hub.emit(RowsWritten(count=5))
     hub.emit(WriteFailed(error_type="OperationalError", failures=1, depth=3))
+    hub.emit(DatabaseIsBack(failures=1))
+    hub.emit(JournalIsBack())
     hub.emit(RowsLost(count=2, reason=LossReason.OUTBOX_FULL, generation_ids=("gen_1", "gen_2")))
     assert count(metrics, "sluice_ledger_rows_total", result="written") == 5
     assert count(metrics, "sluice_ledger_rows_total", result="lost") == 2
     assert count(metrics, "sluice_ledger_write_failures_total") == 1
-    assert [level for level, _, _ in lines.lines] == ["warning", "error"]
+    assert [(level, words) for level, words, _ in lines.lines] == [
+        ("warning", "ledger write failed"),
+        ("info", "ledger written again"),
+        ("info", "ledger journal written again"),
+        ("error", "usage rows lost"),
+    ]
 
 
 def test_an_event_that_nobody_counts_is_ignored(hub: EventDispatcher, lines: Lines) -> None:
