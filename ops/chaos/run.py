@@ -25,7 +25,6 @@ from ops.chaos.testbed import Testbed
 from ops.chaos.timeline import Timeline
 from ops.chaos.workload import TITLES, ChaosRequest, ObservedAnswer, text_of
 from ops.client import AdminError
-from ops.session import CONNECT
 from resilience.task_groups import all_or_error
 
 # Interval of polling `/ready`, and so the resolution of the detection time of a fault.
@@ -69,6 +68,9 @@ class ChaosRun:
         cannot be read, or a fault cannot be injected.
         """
         testbed, report = self.testbed, self.report
+        # Another server's answers would be asked for until ``settle_s``.
+        if "checks" not in await asyncio.to_thread(testbed.client.get, "ready", accept=(503,)):
+            raise ChaosError(f"{testbed.url}: /ready is not a gateway's; is the gateway running there?")
         async with ChaosCaller(
             testbed.url, key=testbed.key, timeout_s=self.scenario.load.timeout_s, clock=self.now_s
         ) as caller:
@@ -130,8 +132,6 @@ class ChaosRun:
                 return observed.text
             too_long = finish == "length" and fallback is None
             hopeless = too_long or observed.code in ("invalid_key", "missing_key")
-            if observed.code == CONNECT:
-                raise ChaosError(f"{self.testbed.url}: cannot be reached; is the gateway running there?")
             if hopeless or time.monotonic() > end:
                 why = observed.code or f"finish_reason {finish}, fallback {fallback}"
                 if too_long:

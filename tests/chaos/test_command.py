@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -84,15 +86,32 @@ def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
         assert code == 2 and f"process {os.getpid()} does not listen on port" in output
 
 
+class EmptyObjects(BaseHTTPRequestHandler):
+    """A server that is no gateway: each path has an empty JSON object."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_POST = do_GET
+
+
 def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_2(tmp_path: Path) -> None:
     code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--url", "http://127.0.0.1:9")
     assert code == 2 and "Traceback" not in output
-    assert "http://127.0.0.1:9: cannot be reached; is the gateway running there?" in output
+    assert "http://127.0.0.1:9: no answer (" in output and "is the gateway running there?" in output
     code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--output", str(tmp_path / "none" / "x.json"))
     assert code == 2 and "--output: no folder" in output
     code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--seed", "7")
     assert code == 2 and "--seed: the scenario has no random faults" in output
     code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--start", "--ledger", str(tmp_path / "x.db"))
     assert code == 2 and "--ledger: --start starts a gateway of its own" in output
+    with HTTPServer(("127.0.0.1", 0), EmptyObjects) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        code, _, output = run(tmp_path, {"load": {"streams": 1}}, "--url", url)
+        server.shutdown()
+    assert code == 2 and f"{url}: /ready is not a gateway's; is the gateway running there?" in output
     code, _, output = run(tmp_path, {"lod": {}})
     assert code == 2 and "lod" in output
