@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 Body = bytes | Iterable[bytes] | None
@@ -106,7 +106,7 @@ class AdminClient:
         if not isinstance(answer, dict):
             fault = f"the answer is not a JSON object; is the {self.kind} running there?"
             raise AdminError(f"{self.url}: {fault}")
-        return answer
+        return Answer(answer, source=self)
 
     def _call(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> bytes:
         with self._opened(method, path, body, **options) as answer:
@@ -165,6 +165,20 @@ class AdminClient:
             return f"{error.code} {reported['code']}: {reported['message']}"
         except (OSError, ValueError, KeyError, TypeError):
             return f"{self.url}: {error.code} {error.reason}; is the {self.kind} running there?"
+
+
+class Answer(dict[str, Any]):
+    """A JSON object that a server answered. A key that it lacks raises AdminError, not KeyError."""
+
+    def __init__(self, content: Mapping[str, Any], *, source: AdminClient) -> None:
+        super().__init__(content)
+        self._source = source
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise AdminError(
+            f"{self._source.url}: the answer has no {key!r}; is the {self._source.kind} running there, "
+            "in the version of this command?"
+        )
 
 
 def reach_loopback() -> None:

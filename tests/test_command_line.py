@@ -336,6 +336,30 @@ def test_an_answer_that_is_no_json_object_is_an_error_with_the_address() -> None
     assert f"{url}: the answer is not a JSON object; is the gateway running there?" in done.stderr
 
 
+class ObjectServer(BaseHTTPRequestHandler):
+    """A server that is no gateway: each path has the same JSON object."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok"}')
+
+
+@pytest.mark.parametrize(
+    ("command", "key"), [("keys list", "keys"), ("routes show", "revision"), ("usage report", "rows")]
+)
+def test_an_object_that_is_not_the_answer_is_an_error_with_the_address_and_what_it_lacks(
+    command: str, key: str
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), ObjectServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = CliRunner().invoke(app, [*command.split(), "--url", url])
+        server.shutdown()
+    assert done.exit_code == 1 and not done.stdout
+    assert f"{url}: the answer has no '{key}'; is the gateway running there" in done.stderr
+
+
 def test_a_key_is_not_said_to_be_revoked_where_another_server_answers() -> None:
     with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
