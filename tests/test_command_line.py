@@ -620,6 +620,20 @@ async def test_doctor_goes_on_after_a_ledger_that_cannot_be_opened(
     assert "prices" in found and "s3cret" not in str(found)
 
 
+async def test_doctor_says_why_a_store_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = await doctors_checks(
+        tmp_path,
+        state={"url": "redis://ann:s3cret@127.0.0.1:9"},
+        ledger={"url": "postgresql+asyncpg://ann:s3cret@127.0.0.1:9/x"},
+    )
+    for check, reason in (("state store", "ConnectionError: "), ("ledger", "ConnectionRefusedError")):
+        assert not found[check].ok and f": {reason}" in found[check].detail
+    assert "s3cret" not in str(found)
+
+
 async def test_doctor_goes_on_without_the_client_of_redis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

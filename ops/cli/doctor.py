@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ import structlog
 from rich.console import Console
 from rich.status import Status
 
+from accounting.events import WriteFailed
 from budgeting.values import Message, Role
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.backends.bedrock.backend import BedrockBackend
@@ -30,6 +32,7 @@ from gateway.health.probe import short_work
 from gateway.http.local_protocol import is_loopback
 from gateway.prompts.published import PromptChanged
 from gateway.state.errors import StateUnavailable
+from gateway.state.port import StateStore
 from gateway.state.projection import ProjectionState
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
@@ -113,7 +116,7 @@ async def examine(
     models = gateway.core.model.models
     found.append(DoctorCheck("token counting", True, models.default.tokenizer.encoder))
     state = gateway.core.base.state
-    store = await _opened("state store", state.url.shown, state.open, lambda: state.store.healthy)
+    store = await _opened("state store", state.url.shown, state.open, partial(_unreadable, state.store))
     found += [store] if settings.state.url == state_url else []
     found += records_lost(state)
     for check in (_routing, _published, _ledger, _response_cache):
@@ -267,8 +270,9 @@ def _start_error(check: str, error: Exception) -> DoctorCheck:
 
 
 async def _opened(
-    check: str, url: str, open_it: Callable[[], Awaitable[None]], healthy: Callable[[], bool]
+    check: str, url: str, open_it: Callable[[], Awaitable[None]], fault: Callable[[], Awaitable[str | None]]
 ) -> DoctorCheck:
+    """``fault`` is asked after ``open_it``: why the store does not work, or ``None``."""
     try:
         await open_it()
     except Exception as error:
@@ -276,7 +280,16 @@ async def _opened(
     hint = "check that the server can be reached from here, and that user and password are right"
     if url.startswith("sqlite"):
         hint = "check that the folder exists, the file is writable and the disk is not full"
-    return _checked(check, healthy(), url, hint)
+    found = await fault()
+    return _checked(check, found is None, url if found is None else f"{url}: {found}", hint)
+
+
+async def _unreadable(store: StateStore) -> str | None:
+    try:
+        await store.heads()
+    except StateUnavailable as error:
+        return error.reason
+    return None
 
 
 def records_lost(state: StateParts) -> list[DoctorCheck]:
@@ -325,7 +338,13 @@ async def _published(gateway: Gateway) -> DoctorCheck:
 
 async def _ledger(gateway: Gateway) -> DoctorCheck:
     ledger = gateway.core.accounts.ledger
-    finding = await _opened("ledger", gateway.settings.ledger.shown, ledger.open, lambda: ledger.healthy)
+    failures: list[WriteFailed] = []
+    gateway.core.base.events.attach(failures.append, WriteFailed)
+
+    async def fault() -> str | None:
+        return failures[0].error_type if failures else None
+
+    finding = await _opened("ledger", gateway.settings.ledger.shown, ledger.open, fault)
     await ledger.close(1.0)
     return finding
 
