@@ -308,6 +308,32 @@ def test_the_file_of_a_refused_batch_is_not_left_behind(tmp_path: Path) -> None:
     assert RefusesBatches.deleted == ["/v1/files/file-1"]
 
 
+class FailedBatches(BaseHTTPRequestHandler):
+    """A gateway with two batches, each of which has a fault."""
+
+    def do_GET(self) -> None:
+        batch = {
+            "status": "failed",
+            "endpoint": "/v1/completions",
+            "model": None,
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "errors": {"data": [{"line": 1, "message": "the line is not JSON"}]},
+        }
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "b1", **batch}, {"id": "b2", **batch}]}).encode())
+
+
+def test_the_faults_of_several_batches_have_the_batchs_id() -> None:
+    with HTTPServer(("127.0.0.1", 0), FailedBatches) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = CliRunner().invoke(app, ["batch", "status", "--url", url])
+        server.shutdown()
+    lines = done.stdout.splitlines()
+    assert lines[-2:] == ["b1: line 1: the line is not JSON", "b2: line 1: the line is not JSON"]
+
+
 class OtherServer(BaseHTTPRequestHandler):
     """A server that is no gateway: each path has the same page."""
 

@@ -169,4 +169,4 @@ def _print(found: list[dict[str, Any]]) -> None:
     for one in found:
         for fault in (one["errors"] or {}).get("data", ()):
             at = "" if fault["line"] is None else f"line {fault['line']}: "
-            print_text(f"{at}{fault['message']}")
+            print_text(f"{one['id']}: {at}{fault['message']}")
