@@ -96,7 +96,7 @@ class ReplayTarget(GatewaySession):
             raise ReplayError(f"{self._url}{path}: the answer is not JSON; is this a gateway?") from error
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
             raise ReplayError(
-                f"{self._url}: cannot be reached ({type(error).__name__}); is the gateway running? "
+                f"{self._url}: cannot be reached ({error}); is the gateway running? "
                 "Start it with `make run`, or name another with --url"
             ) from error
         if not isinstance(answer, dict):

@@ -234,7 +234,7 @@ async def test_a_gateway_that_is_not_there_is_told_with_what_to_do(azure: Azure)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(ReplayError, match=r"cannot be reached .*make run"):
+        with pytest.raises(ReplayError, match=r"cannot be reached \(.*Connect call failed.*make run"):
             await replay_trace(Options(trace=azure((0.0, 30, 2)), url=url))
 
 
