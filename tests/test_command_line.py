@@ -73,13 +73,27 @@ def test_the_help_of_a_command_has_more_than_20_words(words: list[str]) -> None:
     assert len(done.stdout.split()) > 20
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_an_output_for_which_the_disk_is_full_is_told_without_a_traceback(unbuffered: str) -> None:
+def test_an_output_for_which_the_disk_is_full_is_told_without_a_traceback(
+    unbuffered: str, options: list[str]
+) -> None:
     with open("/dev/full", "w") as full:
-        words, env = [sys.executable, "-m", "ops.cli", "cost"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        words = [sys.executable, "-m", "ops.cli", "cost", *options]
+        env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
     assert done.returncode == 1
     assert done.stderr == "sluice: the output could not be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_closed_pipe_ends_a_command_without_a_word(options: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "ops.cli", "cost", *options]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.slow

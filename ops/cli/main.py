@@ -194,13 +194,17 @@ def hoisted(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Entry point; typer ends the command at a closed pipe (1) and Ctrl-C (130)."""
+    """Entry point; a closed pipe ends the command with 1, Ctrl-C with 130."""
     try:
-        app(hoisted(sys.argv[1:]))
+        try:
+            app(hoisted(sys.argv[1:]))
+        finally:
+            print(end="", flush=True)  # when Python exits, an error would have a traceback
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
             raise
-        print_errors(f"the output could not be written: {error.strerror}")
+        if error.errno == errno.ENOSPC:
+            print_errors(f"the output could not be written: {error.strerror}")
         # Python writes the rest when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
