@@ -15,8 +15,11 @@ from ops.cli.startup import need_modules
 from ops.replay.options import Options, ReplayError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
+    from ops.replay.load import ReplayRun
     from ops.replay.session import Replayed
 
 EXIT_ERRORS = 1
@@ -92,7 +95,7 @@ def replay(
 
 def _run(options: Options, console: Console) -> Replayed:
     import signal
-    from functools import partial
+    from contextlib import contextmanager
 
     import uvloop
 
@@ -101,8 +104,15 @@ def _run(options: Options, console: Console) -> Replayed:
 
     async def main() -> Replayed:
         stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-        return await replay_trace(options, stop=stop, watch=partial(progress, console))
+
+        @contextmanager
+        def watch(run: ReplayRun, total: int) -> Iterator[None]:
+            # Only from now on: Ctrl-C before the load ends the command, since there are no figures yet.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+            with progress(console, run, total):
+                yield
+
+        return await replay_trace(options, stop=stop, watch=watch)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

@@ -142,6 +142,23 @@ async def test_ctrl_c_stops_cleanly_and_prints_what_there_is(gateway: FakeGatewa
     assert "Stopped before the end of the trace" in out
 
 
+async def test_ctrl_c_before_the_load_ends_the_command_at_once(azure: Azure) -> None:
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read(-1)
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        process = start(str(azure((0.0, 30, 2))), "--url", f"http://127.0.0.1:{port}")
+        await asked.wait()
+        process.send_signal(signal.SIGINT)
+        code, out, err = await ended(process)
+    assert (code, out, err) == (130, "", "")
+
+
 async def test_help_teaches_with_an_example() -> None:
     code, out, _ = await run("--help")
     assert code == 0
