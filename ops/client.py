@@ -106,7 +106,7 @@ class AdminClient:
         if not isinstance(answer, dict):
             fault = f"the answer is not a JSON object; is the {self.kind} running there?"
             raise AdminError(f"{self.url}: {fault}")
-        return Answer(answer, source=self)
+        return JsonAnswer(answer, source=self)
 
     def _call(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> bytes:
         with self._opened(method, path, body, **options) as answer:
@@ -167,7 +167,7 @@ class AdminClient:
             return f"{self.url}: {error.code} {error.reason}; is the {self.kind} running there?"
 
 
-class Answer(dict[str, Any]):
+class JsonAnswer(dict[str, Any]):
     """A JSON object that a server answered. A key that it lacks raises AdminError, not KeyError."""
 
     def __init__(self, content: Mapping[str, Any], *, source: AdminClient) -> None:
