@@ -139,7 +139,7 @@ class ResponseStore(FurtherTables):
     async def _insert(self, batch: Sequence[_New]) -> None:
         rows = [one.columns for one in batch]
         try:
-            await self._written(lambda connection: connection.execute(_insert(connection.dialect), rows))
+            await self._written(lambda connection: connection.execute(_insert_new(connection.dialect), rows))
         except Exception as error:
             cause = error.__cause__ if isinstance(error, LedgerUnavailable) else error
             if len(batch) == 1 or not isinstance(cause, Exception) or not is_the_rows_fault(cause):
@@ -247,7 +247,7 @@ def _thread(columns: Sequence[sa.ColumnElement[Any]]) -> sa.Select[Any]:
     return found.where(this.tenant == sa.bindparam("tenant")).order_by(turns.c.number)
 
 
-def _insert(dialect: Dialect) -> sa.Executable:
+def _insert_new(dialect: Dialect) -> sa.Executable:
     """Store new responses. One that is stored already was in a transaction whose end was not known."""
     return insert_into(responses, dialect).on_conflict_do_nothing(index_elements=_KEY)
 

@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -290,6 +291,17 @@ def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
     assert done.exit_code == 1 and told in done.output
 
 
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server in a thread; its URL."""
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
 class RefusesBatches(BaseHTTPRequestHandler):
     """A gateway that stores a file, refuses its batch, and deletes the file."""
 
@@ -313,11 +325,8 @@ class RefusesBatches(BaseHTTPRequestHandler):
 
 def test_the_file_of_a_refused_batch_is_not_left_behind(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text('{"url": "/v1/completions"}\n')
-    with HTTPServer(("127.0.0.1", 0), RefusesBatches) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serving(RefusesBatches) as url:
         done = CliRunner().invoke(app, ["batch", "submit", str(tmp_path / "lines.jsonl"), "--url", url])
-        server.shutdown()
     assert done.exit_code == 1 and "window_too_short" in done.stderr
     assert RefusesBatches.deleted == ["/v1/files/file-1"]
 
@@ -339,11 +348,8 @@ class FailedBatches(BaseHTTPRequestHandler):
 
 
 def test_the_faults_of_several_batches_have_the_batchs_id() -> None:
-    with HTTPServer(("127.0.0.1", 0), FailedBatches) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serving(FailedBatches) as url:
         done = CliRunner().invoke(app, ["batch", "status", "--url", url])
-        server.shutdown()
     lines = done.stdout.splitlines()
     assert lines[-2:] == ["b1: line 1: the line is not JSON", "b2: line 1: the line is not JSON"]
 
@@ -367,11 +373,8 @@ class ListServer(BaseHTTPRequestHandler):
 
 
 def test_an_answer_that_is_no_json_object_is_an_error_with_the_address() -> None:
-    with HTTPServer(("127.0.0.1", 0), ListServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serving(ListServer) as url:
         done = CliRunner().invoke(app, ["keys", "list", "--url", url])
-        server.shutdown()
     assert done.exit_code == 1 and not done.stdout
     assert f"{url}: the answer is not a JSON object; is the gateway running there?" in done.stderr
 
@@ -391,32 +394,22 @@ class ObjectServer(BaseHTTPRequestHandler):
 def test_an_object_that_is_not_the_answer_is_an_error_with_the_address_and_what_it_lacks(
     command: str, key: str
 ) -> None:
-    with HTTPServer(("127.0.0.1", 0), ObjectServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serving(ObjectServer) as url:
         done = CliRunner().invoke(app, [*command.split(), "--url", url])
-        server.shutdown()
     assert done.exit_code == 1 and not done.stdout
     assert f"{url}: the answer has no '{key}'; is the gateway running there" in done.stderr
 
 
 def test_a_key_is_not_said_to_be_revoked_where_another_server_answers() -> None:
-    with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serving(OtherServer) as url:
         done = CliRunner().invoke(app, ["keys", "revoke", "key_1", "--url", url])
-        server.shutdown()
     assert done.exit_code == 1 and not done.stdout
     assert f"{url}: the answer is 200, not 204; is the gateway running there?" in done.stderr
 
 
 def test_an_error_of_another_server_is_shown_with_its_address_and_what_was_expected_there() -> None:
-    with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        with pytest.raises(AdminError) as caught:
-            AdminClient(url, kind="Prometheus server").get("api", "v1", "rules")
-        server.shutdown()
+    with serving(OtherServer) as url, pytest.raises(AdminError) as caught:
+        AdminClient(url, kind="Prometheus server").get("api", "v1", "rules")
     assert str(caught.value).startswith(f"{url}: 501 Unsupported method")
     assert str(caught.value).endswith("; is the Prometheus server running there?")
 
@@ -556,6 +549,7 @@ def test_a_load_tool_without_its_extra_says_what_to_install() -> None:
     # In an interpreter of its own: here the load tools may be imported already.
     code = """
 import sys
+from collections.abc import Iterator
 sys.modules["aiohttp"] = None
 from ops.cli.main import app
 for words in (["chaos", "soak"], ["replay", "trace.csv"]):

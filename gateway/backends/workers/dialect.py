@@ -209,10 +209,7 @@ class CompletionWriter:
                 body["messages"].append({"role": "assistant", "content": text})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
         else:
-            texts = _IDS_AS_JSON.of(work.token_ids)
-            if partial is not None and partial.token_ids:
-                texts.append(_ids_as_json(partial.token_ids))
-            body["prompt"] = orjson.Fragment(b"[%b]" % b",".join(filter(None, texts)))
+            body["prompt"] = _prompt_of_ids(work)
         if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps differently
             limit = 0 if sampling.prompt_only else sampling.max_tokens
             body[self.section.chat_limit_field if chat else "max_tokens"] = limit
@@ -317,6 +314,14 @@ def _ids_as_json(ids: tuple[int, ...]) -> bytes:
 
 # A conversation's next request has the same pieces and a few more. Two million tokens.
 _IDS_AS_JSON: Final = PerPiece(_ids_as_json, 32 * 1024 * 1024)
+
+
+def _prompt_of_ids(work: Work) -> orjson.Fragment:
+    """The ids of the prompt, and those of the part that is there of an answer."""
+    texts = _IDS_AS_JSON.of(work.token_ids)
+    if work.partial is not None and work.partial.token_ids:
+        texts.append(_ids_as_json(work.partial.token_ids))
+    return orjson.Fragment(b"[%b]" % b",".join(filter(None, texts)))
 
 
 def _upload(parts: Sequence[bytes | ImageData]) -> Upload:
