@@ -52,7 +52,7 @@ from gateway.routing.target import resolve
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 from resilience.time_limits import TimeLimit
-from resilience.turns import Turns, Urgent
+from resilience.turns import Turns, Urgent, next_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class Journey:
         target = resolve(request, revision, self.fleet, self.adapters)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
+        await next_turn()
         offload = self.offload(request)
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
         recorder.canonicalized(canonical)
@@ -120,9 +121,9 @@ class Journey:
 
         with self.adapters.lease(target.selection(request)) as lease, self.images.of(request) as images:
             ended_at["adapter"] = self.clock()
-            ranking = rank_backends(request, target, lease, self.fleet)
+            ranked = rank_backends(request, target, lease, self.fleet)
             request = await self.check_shape(request)
-            backend = ranking.first((*request.extra, *request.dropped))
+            backend = ranked.first((*request.extra, *request.dropped))
             ended_at["rank"] = self.clock()
 
             prompt = await images.read(canonical.prompt, offload)
@@ -130,19 +131,18 @@ class Journey:
             planning = Planning(self.models, budget, offload)
             plan = await planning.plan(backend.model)
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
-            recorder.prepared(plan, lease, ranking.drawn, prefix)
+            recorder.prepared(plan, lease, ranked.drawn, prefix)
             ended_at["budget"] = self.clock()
-            job = Job(
-                request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=images.data
-            )
+            await next_turn()
+            job = Job(request, target, plan, lease, backend, planning, drawn=ranked.drawn, images=images.data)
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
             so_far = partial(partial_usage, row, stream, timer)
             expected = self.admission.expected_output(demand)
             cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
-            tokens_held = demand.input_tokens + expected
-            urgent.end()  # the request may wait now; otherwise no turn of the loop passes
-            reservation = await self.limiter.reserve(request.caller, tokens_held, cost, backend.model)
+            urgent.end()  # the request may wait now
+            held = demand.input_tokens + expected
+            reservation = await self.limiter.reserve(request.caller, held, cost, backend.model)
             with (
                 Settling(reservation, stream) as tokens,
                 self.accounts.open(row, so_far, paying(reservation, recorder.billed)) as account,
@@ -161,8 +161,8 @@ class Journey:
                 if tokens is not None:
                     tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
                 recorder.answered(answer, outcome.plan)
-                if answer.backend_name == prefix.backend:
-                    self.prefixes.computed(prefix)
+                self.prefixes.answered(prefix, answer.backend_name)
+                await next_turn()
                 await self.accounts.durable()
                 await sink.finish(answer)
                 ended_at["respond"] = self.clock()

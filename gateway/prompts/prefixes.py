@@ -87,7 +87,10 @@ class PrefixWatch:
             new_keys = keys
         return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, new_keys)
 
-    def computed(self, prefix: Prefix) -> None:
+    def answered(self, prefix: Prefix, backend: str) -> None:
+        """Note that ``backend`` has answered the request: it has computed the prefix if that is its own."""
+        if backend != prefix.backend:
+            return
         self._new.update(prefix.keys)
         if len(self._new) > self.max_blocks // 2:
             self._old, self._new = self._new, set()

@@ -23,6 +23,10 @@ def expect(watch: PrefixWatch, sent: Plan, *, tenant: str = "acme", adapter: str
     return watch.expect(sent, LOCAL, tenant=tenant, adapter_id=adapter)
 
 
+def answer(watch: PrefixWatch, sent: Plan, backend: str = LOCAL.name) -> None:
+    watch.answered(expect(watch, sent), backend)
+
+
 SENT = plan(tuple(range(40)), 35)
 
 
@@ -39,24 +43,26 @@ def test_a_prefix_without_a_whole_block_has_no_fingerprint() -> None:
 
 def test_what_a_backend_has_computed_is_expected_of_it_and_of_no_other() -> None:
     watch = PrefixWatch(block_size=lambda model: 16)
-    watch.computed(expect(watch, SENT))
+    answer(watch, SENT, OTHER.name)
+    assert expect(watch, SENT).expected == 0
+    answer(watch, SENT)
     assert expect(watch, SENT).expected == 32
     assert watch.expect(SENT, OTHER, tenant="acme", adapter_id=None).expected == 0
 
 
 def test_tenants_and_adapters_share_nothing_unless_the_engine_lets_tenants() -> None:
     watch = PrefixWatch(block_size=lambda model: 16)
-    watch.computed(expect(watch, SENT))
+    answer(watch, SENT)
     assert expect(watch, SENT, tenant="umbra").expected == 0
     assert expect(watch, SENT, adapter="jp_style_v1").expected == 0
     shared = PrefixWatch(block_size=lambda model: 16, shared=True)
-    shared.computed(expect(shared, SENT))
+    answer(shared, SENT)
     assert expect(shared, SENT, tenant="umbra").expected == 32
 
 
 def test_a_prefix_that_changes_half_way_is_expected_half() -> None:
     watch = PrefixWatch(block_size=lambda model: 16)
-    watch.computed(expect(watch, SENT))
+    answer(watch, SENT)
     assert expect(watch, plan((*range(20), *range(100, 120)), 35)).expected == 16
 
 
@@ -82,7 +88,7 @@ def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> No
         msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in (0, 100, 200)
     )
     for sent in (one, two, one, three):
-        watch.computed(expect(watch, sent))
+        answer(watch, sent)
     assert [expect(watch, sent).expected for sent in (one, two, three)] == [32, 0, 32]
 
 
@@ -92,7 +98,7 @@ def test_more_prefixes_than_are_cached_are_still_distinguished() -> None:
         msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_CACHED_KEYS)
     ]
     for sent in many:
-        watch.computed(expect(watch, sent))
+        answer(watch, sent)
     again = [expect(watch, sent) for sent in many]
     assert {prefix.expected for prefix in again} == {32}
     assert [prefix.fingerprint for prefix in again] == [fingerprint_of(one.token_ids, 35, 16) for one in many]
@@ -116,7 +122,7 @@ def test_expected_is_the_longest_run_of_whole_blocks_that_any_earlier_prefix_had
         while best < len(whole) and whole[: best + block_size] in seen:
             best += block_size
         assert (prefix.tokens, prefix.expected) == (len(whole), best)
-        watch.computed(prefix)
+        watch.answered(prefix, LOCAL.name)
         seen |= {whole[:end] for end in range(block_size, len(whole) + 1, block_size)}
 
 
