@@ -52,7 +52,7 @@ from gateway.routing.target import resolve
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 from resilience.time_limits import TimeLimit
-from resilience.turns import Turns, Urgent, next_turn
+from resilience.turns import Turns, Urgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Journey:
         target = resolve(request, revision, self.fleet, self.adapters)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
-        await next_turn()
+        await urgent.next_turn()
         offload = self.offload(request)
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
         recorder.canonicalized(canonical)
@@ -133,7 +133,7 @@ class Journey:
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.prepared(plan, lease, ranked.drawn, prefix)
             ended_at["budget"] = self.clock()
-            await next_turn()
+            await urgent.next_turn()
             job = Job(request, target, plan, lease, backend, planning, drawn=ranked.drawn, images=images.data)
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
@@ -162,7 +162,7 @@ class Journey:
                     tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
                 recorder.answered(answer, outcome.plan)
                 self.prefixes.answered(prefix, answer.backend_name)
-                await next_turn()
+                await urgent.next_turn()
                 await self.accounts.durable()
                 await sink.finish(answer)
                 ended_at["respond"] = self.clock()

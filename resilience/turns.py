@@ -12,16 +12,6 @@ HOLD_S: Final = 0.002
 """Longest wait of a piece for urgent work: about the time of a chat from its arrival to its worker."""
 
 
-@coroutine
-def next_turn() -> Generator[None]:
-    """Continue in the next turn of the event loop, after the other requests that are due in this one.
-
-    So requests that came together go through each part of their journey together, whose code and data then
-    are in the processor's caches for all but the first. Under load that saves a fifth of the CPU.
-    """
-    yield
-
-
 class Turns:
     """Lets background pieces of work run in order, one per turn of the event loop.
 
@@ -81,6 +71,19 @@ class Urgent(Struct, eq=False):
     """Urgent work, for which background pieces wait."""
 
     _turns: Turns | None
+    _shared: bool = True  # whether other urgent work is under way; unknown before the next turn
+
+    @coroutine
+    def next_turn(self) -> Generator[None]:
+        """Continue in the next turn of the event loop, after the work due in this one, unless this is alone.
+
+        So requests that came together go through each part of their journey together, and its code and data
+        are in the processor's caches for all but the first (docs/decisions/019).
+        """
+        if self._shared:
+            yield
+            if self._turns is not None:
+                self._shared = self._turns.urgent_count > 1
 
     def __enter__(self) -> "Urgent":
         if self._turns is not None:

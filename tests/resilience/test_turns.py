@@ -79,3 +79,30 @@ async def test_urgent_work_that_fails_has_ended() -> None:
         raise LookupError
     with pytest.raises(StopIteration):
         turns.next().send(None)
+
+
+async def test_urgent_work_that_comes_together_goes_through_each_part_together() -> None:
+    turns, done = Turns(), list[tuple[str, int]]()
+
+    async def work(number: int) -> None:
+        with turns.urgent() as urgent:
+            for part in "abc":
+                done.append((part, number))
+                await urgent.next_turn()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(work(number))
+    assert done == [(part, number) for part in "abc" for number in range(4)]
+
+
+def test_urgent_work_that_is_alone_gives_way_only_once() -> None:
+    async def work() -> None:
+        with Turns().urgent() as urgent:
+            for _ in range(3):
+                await urgent.next_turn()
+
+    working = work()
+    working.send(None)
+    with pytest.raises(StopIteration):
+        working.send(None)
