@@ -386,6 +386,9 @@ def _child_environment() -> dict[str, str]:
     threads that sleep at once, 350 with threads that spin first. glibc's allocator keeps the memory of a
     step's tensors, because returning it caused page faults that took a tenth of a prefill step, and uses huge
     pages, which took a twentieth off a decode step.
+
+    ``python -m`` searches the working folder first; without ``PYTHONSAFEPATH`` a package ``engine`` there
+    would run in place of this one.
     """
     paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     defaults = {
@@ -397,4 +400,4 @@ def _child_environment() -> dict[str, str]:
         "MALLOC_TOP_PAD_": str(64 << 20),
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
-    return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}

@@ -25,9 +25,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from gateway.limited.own_modules import with_own_modules
+
 Work = Callable[[bytes], bytes]
 
-_SOURCE_ROOT: Final = Path(__file__).parents[2]
 _SIZE: Final = struct.Struct("!I")
 GRACE_S: Final = 30.0  # longest time in which a server starts, or forks a child, on a busy machine
 _NICENESS: Final = 10  # lower priority than the gateway's own processes, which must keep answering
@@ -146,7 +147,6 @@ class LimitedProcess:
             self._control, theirs = socket.socketpair()
             # A server that takes no jobs fills it; the event loop must not wait for that.
             self._control.setblocking(False)
-            paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
             with theirs:
                 self._server = subprocess.Popen(
                     [
@@ -155,7 +155,7 @@ class LimitedProcess:
                     ],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                    env=with_own_modules(os.environ),
                 )
         return self._control
 

@@ -17,6 +17,7 @@ import psutil
 import yaml
 
 from gateway.config.engine import BUNDLED
+from gateway.limited.own_modules import with_own_modules
 from ops.chaos.errors import ChaosError
 from ops.chaos.processes import Process, engine_pids
 from ops.chaos.scenario import BedrockFault, ScenarioStart
@@ -205,7 +206,7 @@ class _Starter:
 
     async def _run(self, role: str, module: Sequence[str], environment: Mapping[str, str]) -> str:
         """Start a Python module with its arguments; returns its first line of output."""
-        process = Process(role, (sys.executable, "-m", *module), self.folder, environment)
+        process = Process(role, (sys.executable, "-m", *module), self.folder, with_own_modules(environment))
         self.running.push_async_callback(process.end)
         self.testbed.processes[role] = process
         return await process.start(self.start.ready_within_s)

@@ -41,6 +41,7 @@ def serve(config: ConfigFile = None) -> None:
 
     Example: docker run IMAGE serve
     """
+    from gateway.limited.own_modules import with_own_modules
     from ops.cli.serve import end_process
     from ops.cli.serve import serve as run
     from ops.sagemaker.container import ENDPOINT_ENV, container_environment, log_level
@@ -50,7 +51,8 @@ def serve(config: ConfigFile = None) -> None:
     os.environ.update(environ)
     if environ.get(ENDPOINT_ENV):
         # A separate process, so that its waits do not block the gateway's event loop.
-        os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-m", "ops.cli", "sagemaker", "publish"])
+        command = [sys.executable, "-m", "ops.cli", "sagemaker", "publish"]
+        os.spawnve(os.P_NOWAIT, sys.executable, command, with_own_modules(os.environ))
     end_process(run(config_path(config), log_level(os.environ)))
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from gateway.config.engine import ENGINE_ENV
 from gateway.config.settings import ENV_PREFIX, FRONT_KEY, Settings
+from gateway.limited.own_modules import with_own_modules
 from ops.free_ports import free_ports
 from ops.gpus import layout
 from ops.gpus.worker import GivenUp, GpuWorker
@@ -75,7 +76,7 @@ def make_worker_group(
             config = Path(folder) / f"worker-{placement.number}.yaml"
             worker = layout.worker_of(settings, placement, routing)
             config.write_text(yaml.safe_dump(worker), encoding="utf-8")
-            environ = worker_environ(os.environ, placement, key)
+            environ = with_own_modules(worker_environ(os.environ, placement, key))
             words = ("ops.cli", "serve", "--config", str(config), "--log-level", log_level)
             command = (sys.executable, "-m", *words)
             workers.append(GpuWorker(placement, command, environ, clock=time.monotonic))
