@@ -175,10 +175,13 @@ class JsonAnswer(dict[str, Any]):
         self._source = source
 
     def __missing__(self, key: str) -> NoReturn:
-        raise AdminError(
-            f"{self._source.url}: the answer has no {key!r}; is the {self._source.kind} running there, "
-            "in the version of this command?"
-        )
+        raise AdminError(no_gateways_answer(self._source.url, key, kind=self._source.kind))
+
+
+def no_gateways_answer(url: str, *keys: str, kind: str = "gateway") -> str:
+    """The message for an answer with none of ``keys``."""
+    lacks = " and no ".join(map(repr, keys))
+    return f"{url}: the answer has no {lacks}; is the {kind} running there, in the version of this command?"
 
 
 def reach_loopback() -> None:

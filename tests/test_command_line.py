@@ -387,6 +387,8 @@ class ObjectServer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b'{"status": "ok"}')
 
+    do_POST = do_PATCH = do_GET
+
 
 @pytest.mark.parametrize(
     ("command", "key"), [("keys list", "keys"), ("routes show", "revision"), ("usage report", "rows")]
@@ -398,6 +400,27 @@ def test_an_object_that_is_not_the_answer_is_an_error_with_the_address_and_what_
         done = CliRunner().invoke(app, [*command.split(), "--url", url])
     assert done.exit_code == 1 and not done.stdout
     assert f"{url}: the answer has no '{key}'; is the gateway running there" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks"),
+    [
+        ("adapters promote v1 --yes", "'id' and no 'alias'"),
+        ("adapters retire v1 --yes", "'id' and no 'alias'"),
+        ("adapters show v1", "'id' and no 'alias'"),
+        ("routes promote chat pool --yes", "'revision'"),
+        ("canary pause", "'canary'"),
+        ("keys create acme", "'key'"),
+        ("keys change key_1 --rpm 1", "'id'"),
+        ("batch cancel b1 --yes", "'id'"),
+    ],
+)
+def test_a_change_is_not_said_to_be_made_where_another_server_answers(command: str, lacks: str) -> None:
+    with serving(ObjectServer) as url:
+        words = [*command.split(), "--url", url]
+        for done in (CliRunner().invoke(app, [*words, *form]) for form in ([], ["--json"])):
+            assert done.exit_code == 1 and not done.stdout
+            assert f"{url}: the answer has no {lacks}; is the gateway running there" in done.stderr
 
 
 def test_a_key_is_not_said_to_be_revoked_where_another_server_answers() -> None:

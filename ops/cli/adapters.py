@@ -33,7 +33,7 @@ def list_adapters(gateway: Operator) -> None:
 @operator_command(adapters, "show")
 def show(gateway: Operator, name: Id) -> None:
     """Show one version, or an alias and its history."""
-    gateway.show(gateway.get("admin", "adapters", name), _print_one)
+    gateway.show(gateway.get("admin", "adapters", name), _print_one, has=("id", "alias"))
 
 
 @operator_command(adapters, "add")
@@ -207,7 +207,7 @@ def _evaluated(report: Any) -> str:
 
 
 def _print_done(gateway: Operator, found: Any) -> None:
-    gateway.show(found, _print_one)
+    gateway.show(found, _print_one, has=("id", "alias"))
     if gateway.as_json:
         return
     if found.get("dry_run"):

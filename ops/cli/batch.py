@@ -116,7 +116,7 @@ def cancel(gateway: Operator, id: Id, yes: Yes = False) -> None:
     Example: sluice batch cancel batch_0a1b2c3d4e5f --yes
     """
     confirm(f"Cancel {id}? Lines that have not run will not run.", yes)
-    gateway.show(gateway.post(*AT, id, "cancel"), lambda one: _print([one]))
+    gateway.show(gateway.post(*AT, id, "cancel"), lambda one: _print([one]), has=("id",))
 
 
 def _url_of(file: Path, line: bytes) -> str:

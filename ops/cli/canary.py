@@ -74,7 +74,7 @@ def abort(gateway: Operator, change: Change) -> None:
 
 
 def _post(gateway: Operator, word: str, **body: Any) -> None:
-    gateway.show(gateway.post(*AT, word, **body), _print)
+    gateway.show(gateway.post(*AT, word, **body), _print, has=("canary",))
 
 
 def _print(found: Any) -> None:

@@ -110,7 +110,8 @@ def create(
 
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
-    gateway.show(gateway.post(*AT, tenant=tenant, org=org, role=role, **granted.body), _print_key)
+    made = gateway.post(*AT, tenant=tenant, org=org, role=role, **granted.body)
+    gateway.show(made, _print_key, has=("key",))
 
 
 @operator_command(keys, "change")
@@ -142,7 +143,7 @@ def change(
             fields.setdefault(field, {})[inner] = None
         else:
             fields[field] = {} if field in ("aliases", "model_limits") else None
-    gateway.show(gateway.client().patch(*AT, key_id, body=fields), _print_changed)
+    gateway.show(gateway.client().patch(*AT, key_id, body=fields), _print_changed, has=("id",))
 
 
 def _print_changed(changed: Any) -> None:

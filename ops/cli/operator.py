@@ -11,7 +11,7 @@ import typer
 
 from ops.cli.console import print_json
 from ops.cli.startup import one_line_errors, print_errors
-from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError
+from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError, no_gateways_answer
 
 Url = Annotated[
     str, typer.Option("--url", envvar="SLUICE_URL", show_envvar=True, help="The gateway's address.")
@@ -55,7 +55,13 @@ class Operator:
     def post(self, *path: str, timeout_s: float = TIMEOUT_S, **body: Any) -> Any:
         return self.client(timeout_s).post(*path, body=body)
 
-    def show(self, answer: Any, print_table: Callable[[Any], None]) -> None:
+    def show(self, answer: Any, print_table: Callable[[Any], None], *, has: Collection[str] = ()) -> None:
+        """Print an answer. ``has``: keys of which a gateway's answer has one, with ``--json`` too.
+
+        A change needs ``has``: another server's answer must not look like a change that was made.
+        """
+        if has and answer.keys().isdisjoint(has):
+            raise AdminError(no_gateways_answer(self.url, *has))
         if self.as_json:
             print_json(answer)
         else:

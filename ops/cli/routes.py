@@ -259,7 +259,7 @@ def _change(
         print_changes(seen["changes"], stderr=gateway.as_json)
         typer.confirm(f"{word}?", abort=True, err=True)
         body = {**body, "expected_revision": seen["parent"]}
-    gateway.show(send(body), _print_done)
+    gateway.show(send(body), _print_done, has=("revision",))
 
 
 def read_routing(file: Path) -> Any:
