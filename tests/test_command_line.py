@@ -25,7 +25,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.wiring.access import require_first_key
 from ops.cli.adapters import preload, verify
-from ops.cli.batch import _follow
+from ops.cli.batch import LINES, _follow
 from ops.cli.doctor import admin_keys, examine
 from ops.cli.main import app, hoisted
 from ops.cli.operator import Operator
@@ -275,12 +275,11 @@ def test_a_prompt_version_without_budgets_of_its_own_is_shown() -> None:
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (b"{}\n", "its first line has no url; give --endpoint"),
-        (b"", "its first line has no url; give --endpoint"),
+        (b"{}\n", "requests.jsonl: line 1 has no url; give --endpoint"),
         (b'\r\n \n{"url": "/v1/completions"}\n', "is the gateway running there?"),
         (b'\xef\xbb\xbf{"url": "/v1/completions"}\n', "is the gateway running there?"),
     ],
-    ids=["no url", "no line", "blank lines", "byte order mark"],
+    ids=["no url", "blank lines", "byte order mark"],
 )
 def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
     tmp_path: Path, lines: bytes, told: str
@@ -289,6 +288,27 @@ def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
     file.write_bytes(lines)
     done = CliRunner().invoke(app, ["batch", "submit", str(file), "--url", "http://127.0.0.1:9"])
     assert done.exit_code == 1 and told in done.output
+
+
+@pytest.mark.parametrize("endpoint", [[], ["--endpoint", "/v1/completions"]])
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "it is empty"),
+        (b"\n \n", "it is empty"),
+        (b"\ncustom_id,url\n", "line 2 is not JSON"),
+        (b"\xff\xd8\xff", "line 1 is not JSON"),
+        (b'["/v1/completions"]\n', "line 1 is not a JSON object"),
+    ],
+)
+def test_a_file_that_is_no_batch_is_refused_with_its_line_and_what_is_allowed(
+    tmp_path: Path, content: bytes, fault: str, endpoint: list[str]
+) -> None:
+    (tmp_path / "requests.jsonl").write_bytes(content)
+    words = ["batch", "submit", str(tmp_path / "requests.jsonl"), *endpoint, "--url", "http://127.0.0.1:9"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert done.stderr.endswith(f"requests.jsonl: {fault}; allowed: {LINES}\n")
 
 
 @contextmanager

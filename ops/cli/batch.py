@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 LOOK_S = 1.0
 AWAY_S = 600.0  # longest time that a wait for a batch continues without a gateway: a restart loads the model
 UPLOAD_TIMEOUT_S = 600.0
+LINES = "JSON lines, each a request with custom_id, method, url and body"
 
 batch = command_group("batch", "Batches: run files of requests on idle capacity.")
 
@@ -44,7 +46,7 @@ def submit(
     """
     try:
         with file.open("rb") as source:
-            endpoint = endpoint or _url_of(file, next(filter(bytes.strip, source), b""))
+            endpoint = _endpoint(file, source, endpoint)
     except OSError as error:
         raise AdminError(f"{file}: {error.strerror}") from None
     client = gateway.client(UPLOAD_TIMEOUT_S)
@@ -119,11 +121,21 @@ def cancel(gateway: Operator, id: Id, yes: Yes = False) -> None:
     gateway.show(gateway.post(*AT, id, "cancel"), lambda one: _print([one]), has=("id",))
 
 
-def _url_of(file: Path, line: bytes) -> str:
+def _endpoint(file: Path, lines: Iterable[bytes], given: str | None) -> str:
+    """The given endpoint, or the url of the first line. Raises AdminError: the file is no batch."""
+    found = next(((number, line) for number, line in enumerate(lines, 1) if line.strip()), None)
+    if found is None:
+        raise AdminError(f"{file}: it is empty; allowed: {LINES}")
+    number, line = found
     try:
-        return str(json.loads(line)["url"])
-    except (ValueError, KeyError, TypeError):
-        raise AdminError(f"{file}: its first line has no url; give --endpoint") from None
+        request = json.loads(line)
+    except ValueError:
+        raise AdminError(f"{file}: line {number} is not JSON; allowed: {LINES}") from None
+    if not isinstance(request, dict):
+        raise AdminError(f"{file}: line {number} is not a JSON object; allowed: {LINES}")
+    if given is None and "url" not in request:
+        raise AdminError(f"{file}: line {number} has no url; give --endpoint")
+    return given or str(request["url"])
 
 
 def _follow(gateway: Operator, id: str) -> None:
