@@ -317,12 +317,13 @@ def test_what_cannot_be_done_is_refused_by_its_name(change: dict[str, Any], para
     ("given", "names"),
     [
         (" ", "input is blank"),
+        ("", "input is blank"),
         ([{"role": "user", "content": "a"}, {"role": "user", "content": " "}], "input.1 is blank"),
         ([{"role": "developer", "content": "a"}, {"role": "assistant", "content": "b"}], "input.1.role is "),
         (AGENT["input"][1:5], "input.3.type is 'function_call'; allowed: a message of 'user' or the output"),
         ([], "input has no items"),
     ],
-    ids=["text", "item", "answer", "call", "nothing"],
+    ids=["text", "no text", "item", "answer", "call", "nothing"],
 )
 def test_a_last_item_that_cannot_be_answered_is_named_by_its_place_in_the_input(
     given: Any, names: str

@@ -141,9 +141,9 @@ def responses_request(
 
 def _unanswerable(given: str | Sequence[InputItem], error: InvalidRequest) -> InvalidRequest:
     """The error about the last message, in terms of the last item: several items may be one message."""
-    if not given:
+    if not given and not isinstance(given, str):
         return not_allowed("input", "has no items", "one or more")
-    last = given[-1]
+    last = given if isinstance(given, str) else given[-1]
     at = "input" if isinstance(last, str) else f"input.{len(given) - 1}"
     message = re.sub(r"^messages\.\d+(\.content)?", at, error.message)
     if not isinstance(last, str) and message.startswith(f"{at}.role "):
