@@ -12,6 +12,7 @@ import orjson
 
 from accounting.batch_tables import BatchLine
 from gateway.contracts.refusals import FEW_FIELDS_BYTES, check_fields
+from gateway.contracts.refusals import given as shown
 from gateway.errors import InvalidRequest
 
 MAX_ERRORS: Final = 100  # most faults that are reported of one file
@@ -139,7 +140,8 @@ def _parsed(
         return LineFault("invalid_json_line", "the line is not a JSON object", number)
     custom_id, body = given.get("custom_id"), given.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID or "\x00" in custom_id:
-        text = f"custom_id is missing or wrong; allowed: a text of 1 to {MAX_CUSTOM_ID} characters but U+0000"
+        problem = f"is {shown(custom_id)}" if "custom_id" in given else "is missing"
+        text = f"custom_id {problem}; allowed: a string of 1 to {MAX_CUSTOM_ID} characters without U+0000"
         return LineFault("invalid_custom_id", text, number, "custom_id")
     if custom_id in seen:
         text = "custom_id stands in an earlier line too; allowed: each once"

@@ -56,6 +56,22 @@ def test_a_wrong_line_is_named_with_its_number(wrong: bytes, code: str, param: s
     assert faults(line("first"), b"", wrong, line("last")) == [(3, code, param)]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (line("x" * 513), "is a string of 513 characters"),
+        (line(""), "is a string of 0 characters"),
+        (line(custom_id=7), "is 7"),  # type: ignore[arg-type]
+        (b"{}", "is missing"),
+    ],
+    ids=["long", "empty", "number", "absent"],
+)
+def test_a_wrong_id_of_a_line_is_described_with_what_is_allowed(wrong: bytes, problem: str) -> None:
+    found = checked("b", CHAT, iter([wrong]), lambda body: None, max_lines=9)
+    text = f"custom_id {problem}; allowed: a string of 1 to 512 characters without U+0000"
+    assert [one.message for one in found.faults] == [text]
+
+
 def test_a_line_of_very_many_arrays_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing in a thread holds up the event loop too, because it keeps the interpreter's lock."""
     wrong = line(body=0).replace(b'"body": 0', b'"body":{"a":[' + b"[]," * 100_000 + b"[]]}")
