@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.contracts.refusals import path_of
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.errors import BackendUnavailable, BodyTooLarge, InvalidRequest
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.requests.body_memory import UNCOUNTED_BYTES
@@ -153,6 +153,8 @@ async def read_form(request: Request, most: int, arrived: Callable[[int], None])
     except MultiPartException as error:
         name = parser._current_part.field_name  # of the part that is one too many or too long
         param = path_of([name]) if name else None
+        if parser._current_files > 1:
+            raise not_allowed(param or "file", "is a second file", "one file") from None
         raise InvalidRequest(f"the form cannot be read: {error.message}", param=param) from None
     except OSError as error:
         structlog.get_logger("gateway.http").error("upload not written to TMPDIR", reason=str(error))

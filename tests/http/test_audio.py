@@ -97,11 +97,20 @@ async def test_a_wrong_field_of_the_form_is_named(
 
 
 @pytest.mark.parametrize("path", [WHOLE, "/v1/files"])
+@pytest.mark.parametrize("name", ["file", "other"])
+async def test_a_second_file_of_a_form_is_refused_by_its_name(connect: Connect, path: str, name: str) -> None:
+    files: Any = SimpleNamespace(section=BatchesSection(), store=None)
+    async with connect(fake_services(files=files)) as client:
+        answer = await client.post(path, files=[("file", b"a"), (name, b"b")])
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, name), answer.text
+    assert error["message"] == f"{name} is a second file; allowed: one file"
+
+
+@pytest.mark.parametrize("path", [WHOLE, "/v1/files"])
 @pytest.mark.parametrize(
     ("form", "param"),
     [
-        ({"files": [("file", b"a"), ("file", b"b")]}, "file"),
-        ({"files": [("file", b"a"), ("other", b"b")]}, "other"),
         ({"data": {"prompt": "a" * 65_537}}, "prompt"),
         ({"data": {f"field_{number}": "" for number in range(17)}}, "field_16"),
         ({"content": "--b\r\n\0: a", "headers": {"content-type": "multipart/form-data; boundary=b"}}, None),
