@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
-from gateway.contracts.audio import audio_request, transcript_body
+from gateway.contracts.audio import AudioBody, audio_request, transcript_body
 from gateway.contracts.origin import RequestOrigin
 from gateway.requests.body_memory import BodyMemory
 from gateway.testing import fake_services
@@ -63,6 +64,18 @@ async def test_a_streamed_transcript_is_sent_as_events_and_ends_with_done(connec
     answer = await posted(connect, data={"model": "m", "stream": "true"})
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text == 'data: {"choices": [{"delta": {"content": "it was"}}]}\n\ndata: [DONE]\n\n'
+
+
+def test_a_worker_divides_the_recording_itself_when_auto_is_asked_for() -> None:
+    given = [("model", "m"), ("chunking_strategy", "auto"), ("user", "u")]
+    asked = audio_request("transcriptions", given, BytesIO(), 9, "a", "", b"", ORIGIN)
+    assert asked.recording.fields == (("response_format", "json"),)
+
+
+def test_each_field_of_the_form_is_in_the_manual() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "audio.md").read_text()
+    fields = {one.alias or name for name, one in AudioBody.model_fields.items()} | AudioBody.neutral.keys()
+    assert {name for name in fields if f"`{name}`" not in manual} == set()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
