@@ -27,7 +27,7 @@ _parts: Final = attrgetter("parts")
 # The end of another string cannot match, since quotes inside strings are escaped.
 _FIELD: Final = re.compile(rb'"(?:(?:image_)?url|(data))"\s{0,32}+:\s{0,32}+"\Z')
 _FIELD_BYTES: Final = 96
-_PREFIX: Final = re.compile(rb'data:[^",\\]{1,128};base64,')
+_PREFIX: Final = re.compile(rb'(?i:data:[^",\\]{1,128};base64,)')
 _MARK: Final = f"*{token_hex(8)}."  # base64 contains no asterisk, and no caller can guess the random part
 
 
@@ -175,9 +175,14 @@ def image_features(messages: Sequence[Message]) -> frozenset[Feature]:
     return _IMAGES if any(map(_parts, messages)) else frozenset()
 
 
+def is_data_url(url: str) -> bool:
+    """Whether a URL is an image's data; a scheme may be written in capitals."""
+    return url[:5].lower() == "data:"
+
+
 def holds_data(messages: Sequence[Message]) -> bool:
     """Whether the body contains an image's data, not only its address."""
-    return any(image.url.startswith("data:") for one in messages if one.parts for image in one.images)
+    return any(is_data_url(image.url) for one in messages if one.parts for image in one.images)
 
 
 def refuse_images(messages: Sequence[Message]) -> Sequence[Message]:

@@ -17,7 +17,7 @@ from budgeting.values import CanonicalPrompt, ImageContent, Message
 from gateway.config.images import ImagesSection
 from gateway.contracts.deadlines import until_deadline
 from gateway.contracts.features import Feature
-from gateway.contracts.images import ImageData
+from gateway.contracts.images import ImageData, is_data_url
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import GenerateRequest
 from gateway.images.address import BadAddress
@@ -91,7 +91,7 @@ class _Images(RequestImages):
 
     async def _read(self, image: ImageContent, offload: Offload) -> tuple[ImageContent, ImageData]:
         try:
-            if image.url.startswith("data:"):
+            if is_data_url(image.url):
                 data = self._in_body(image)
                 size, work = len(data), partial(self._given, image, data)
             elif (fetcher := self._reader.fetcher) is None:
@@ -106,7 +106,7 @@ class _Images(RequestImages):
     def _in_body(self, image: ImageContent) -> memoryview:
         """Return the base64 of an image in the request's body."""
         url, start = image.url, image.url.find(",", 0, _MAX_PREFIX) + 1
-        if not url[:start].endswith(";base64,"):
+        if not url[:start].lower().endswith(";base64,"):
             raise not_allowed(image.param, "is a data: URL without base64", "data:image/png;base64,…")
         given = self._request.images.get(url[start:])
         data = memoryview(url[start:].encode()) if given is None else given

@@ -88,6 +88,14 @@ async def test_every_contract_leaves_a_long_image_in_the_body(
     assert plain == (replace(turn, parts=(turn.parts[0], replace(turn.images[0], url=PREFIX + LONG))),)
 
 
+async def test_a_long_image_is_left_in_the_body_if_its_url_is_written_in_capitals() -> None:
+    body = json.dumps(chat(LONG)).replace("data:image", "DATA:image").encode()
+    asked = await parsed(CHAT, body)
+    [(mark, image)] = asked.request.images.items()
+    assert bytes(image) == LONG.encode()
+    assert urls_of(asked) == [f"DATA:image/png;base64,{mark}"]
+
+
 async def test_several_long_images_have_marks_of_their_own_and_short_ones_none() -> None:
     body = json.dumps(chat(LONG, "AAAA", LONG[:-4] + "BBBB")).encode()
     asked = await parsed(CHAT, body)

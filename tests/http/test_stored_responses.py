@@ -122,10 +122,8 @@ async def test_an_image_is_stored_by_its_address_alone(rig: ResponsesRig) -> Non
         held = await made(client, input=shown("data:image/png;base64,eA=="))
         assert held["store"] is False
         assert (await client.get(f"/v1/responses/{held['id']}")).status_code == 404
-        for field in ("store", "background"):
-            refused = await client.post(
-                "/v1/responses", json={**ASKED, "input": shown("data:,"), field: True}
-            )
+        for field, url in (("store", "data:,"), ("background", "data:,"), ("store", "DATA:,")):
+            refused = await client.post("/v1/responses", json={**ASKED, "input": shown(url), field: True})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
         linked = await made(client, input=shown("https://example.org/a.png"))
         assert linked["store"] is True

@@ -73,6 +73,11 @@ async def test_the_type_is_read_from_the_bytes_and_not_from_the_url() -> None:
     assert [one.media_type for one in found.values()] == ["image/png"]
 
 
+async def test_a_data_url_may_be_written_in_capitals() -> None:
+    _, found = await read(data_url(PNG).replace("data:image/png;base64", "DATA:IMAGE/PNG;BASE64"))
+    assert [one.decoded() for one in found.values()] == [PNG]
+
+
 async def test_a_request_without_images_is_not_touched() -> None:
     prompt, found = await read()
     assert prompt.turns == request_of().messages and not found
