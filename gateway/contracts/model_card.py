@@ -18,7 +18,8 @@ class ModelCard:
     """One entry of ``GET /v1/models``: a base model, an adapter, a backend or an alias of a model.
 
     ``pooling``: how the engine in process makes vectors of the model's hidden states. ``images``: whether a
-    backend of the model takes images.
+    backend of the model takes images; ``generates``: whether one may generate text; ``pools``: whether one
+    may make vectors, scores or transcripts.
     """
 
     id: str
@@ -28,3 +29,5 @@ class ModelCard:
     kind: CardKind = CardKind.BASE
     pooling: str | None = None
     images: bool = False
+    generates: bool = True
+    pools: bool = False

@@ -11,7 +11,8 @@ from gateway.routing.revision import Revision
 def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Sequence[ModelCard]:
     """Return the models that a caller can name without a route; for a key that must name one, those of any.
 
-    A backend, and a model that a route names, can be named unless the key is limited to other routes.
+    A backend, and a model that a route names, can be named unless the key is limited to other routes. So can
+    a model that generates no text, or that no route serves, in requests for vectors, scores or transcripts.
     """
     allowed, routes = caller.routes, revision.routes
     names = (revision.openai_route,) if allowed is None or revision.openai_route in allowed else allowed
@@ -19,6 +20,16 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
     backends = {card.id: card.root for card in cards if card.kind is CardKind.BACKEND}
     served = {model for name, model in backends.items() if name in reached}
     elsewhere = {*backends.values()} - served
+    within = routes if allowed is None else allowed
+    routed = {backends.get(one) for name in within if name in routes for one in routes[name].backends}
+    served |= {
+        card.id
+        for card in cards
+        if card.kind is CardKind.BASE
+        and card.pools
+        and (allowed is None or card.id in routed)
+        and not (card.generates and card.id in routed)
+    }
 
     def may(card: ModelCard) -> bool:
         match card.kind:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from adapters.registry import AdapterRegistry
-from gateway.backends.port import Fleet, makes_vectors
+from gateway.backends.port import Fleet, generates, makes_vectors, scores_texts, transcribes
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import label_or_none
 from gateway.contracts.model_card import CardKind, ModelCard
@@ -27,9 +27,23 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
         one.model: "mean" for one in fleet.backends.values() if makes_vectors(one) and one.kind == "embedded"
     }
     seeing = {one.model for one in fleet.backends.values() if Feature.IMAGES in one.features}
+    generating = {one.model for one in fleet.backends.values() if generates(one)}
+    pooling = {
+        one.model
+        for one in fleet.backends.values()
+        if makes_vectors(one) or scores_texts(one) or transcribes(one)
+    }
     return [
         ModelCard(
-            name, root, parent, length(parent or root), kind, pooled.get(root), (parent or root) in seeing
+            name,
+            root,
+            parent,
+            length(base := parent or root),
+            kind,
+            pooled.get(root),
+            images=base in seeing,
+            generates=base in generating,
+            pools=base in pooling,
         )
         for name, root, parent, kind in cards
         if label_or_none(name) is not None

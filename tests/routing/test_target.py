@@ -14,6 +14,7 @@ from adapters.registry import AdapterRegistry
 from adapters.selection import AdapterOffer
 from adapters.values import Adapter, Selection
 from gateway.backends.port import Fleet
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.openai import ChatRequest
 from gateway.contracts.refusals import parse
@@ -156,6 +157,54 @@ def test_only_a_model_whose_backend_makes_vectors_shows_how() -> None:
     assert generates.kind == "embedded", "as the engine replicas on Ray, which make no vectors"
     fleet = Fleet({"local": generates})
     assert {card.pooling for card in model_cards(fleet, registry(), lambda model: 8)} == {None}
+
+
+class Pooling(ScriptedBackend):
+    """A backend that also makes vectors."""
+
+    async def embed(self, part: EmbeddingsRequest) -> EmbeddingsAnswer:
+        raise NotImplementedError
+
+
+class OnlyVectors(Pooling):
+    """An engine whose model generates no text."""
+
+    generates = False
+
+
+@pytest.mark.parametrize(
+    ("limits", "shown"),
+    [
+        ({}, {"demo", "bge", "bge-alias", "e5"}),
+        ({"models": ("demo", "e5")}, {"demo", "e5"}),
+        ({"routes": ("chat",)}, {"demo"}),
+        ({"routes": ("chat", "vectors")}, {"demo", "e5"}),
+    ],
+    ids=["no limit", "models", "a route", "a route of vectors"],
+)
+def test_a_model_of_vectors_is_listed_for_each_key_that_may_use_it(
+    limits: dict[str, tuple[str, ...]], shown: set[str]
+) -> None:
+    fleet = Fleet(
+        {
+            "local": Pooling("local", model="demo"),
+            "other": Pooling("other", model="coder"),
+            "unrouted": Pooling("unrouted", model="bge"),
+            "vectors": OnlyVectors("vectors", model="e5"),
+        },
+        aliases={"bge-alias": "bge"},
+    )
+    routes = {
+        "chat": {"backends": [{"name": "local"}]},
+        "code": {"backends": [{"name": "other"}]},
+        "vectors": {"backends": [{"name": "vectors"}]},
+    }
+    revision = make_revision(
+        1, {"routes": routes, "openai_route": "chat"}, KnownNames(fleet.backends, (), None)
+    )
+    caller = Caller("t", CallerRole.CALLER, "k", **limits)  # type: ignore[arg-type]
+    found = usable(model_cards(fleet, registry(), lambda _: 8), caller, revision)
+    assert {card.id for card in found if card.kind is not CardKind.BACKEND} == shown
 
 
 def test_every_name_of_a_model_shows_whether_its_backend_takes_images() -> None:
