@@ -310,11 +310,21 @@ async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivere
     assert row.input_tokens > 0
 
 
+def stopped_clock() -> Callable[[], float]:
+    """A clock on which nothing takes time, so that no deadline passes before the backend is called.
+
+    The time until the deadline, which begins with the call, is real.
+    """
+    now = time.monotonic()
+    return lambda: now
+
+
 async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_is(
     build_rig: Build, ask: Ask
 ) -> None:
-    rig = build_rig(Script(("a",) * 200, delay_s=0.01))
-    sink = await rig.run(ask(deadline=time.monotonic() + 1.0))
+    clock = stopped_clock()
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01), clock=clock)
+    sink = await rig.run(ask(arrived_at=clock(), deadline=clock() + 1.0))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert 0 < sink.answer.usage.output_tokens < 200
     assert rig.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens
@@ -325,8 +335,9 @@ async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_
 async def test_the_time_of_a_route_ends_an_answer_without_a_deadline_with_what_there_is(
     build_rig: Build, ask: Ask, stream: bool
 ) -> None:
-    rig = build_rig(Script(("a",) * 200, delay_s=0.01), route={"timeout_ms": 1000})
-    sink = await rig.run(ask(stream=stream))
+    clock = stopped_clock()
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01), route={"timeout_ms": 1000}, clock=clock)
+    sink = await rig.run(ask(arrived_at=clock(), stream=stream))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert 0 < sink.answer.usage.output_tokens < 200
     assert sink.answer.output_text == "a" * sink.answer.usage.output_tokens
@@ -336,8 +347,9 @@ async def test_the_time_of_a_route_ends_an_answer_without_a_deadline_with_what_t
 async def test_a_backend_that_hangs_holds_a_caller_no_longer_than_the_routes_time(
     build_rig: Build, ask: Ask
 ) -> None:
-    rig = build_rig(Script(("a",), delay_s=3600), route={"timeout_ms": 100, "fallback": []})
-    sink = await rig.run(ask())
+    clock = stopped_clock()
+    rig = build_rig(Script(("a",), delay_s=3600), route={"timeout_ms": 100, "fallback": []}, clock=clock)
+    sink = await rig.run(ask(arrived_at=clock()))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
     assert rig.in_use() == []
 
@@ -352,8 +364,9 @@ async def test_a_callers_own_deadline_takes_the_place_of_the_routes_time(build_r
 async def test_a_deadline_before_the_first_token_is_504(
     build_rig: Build, ask: Ask, asked: dict[str, bool]
 ) -> None:
-    rig = build_rig(Script(("a",), delay_s=50), route={} if asked else {"fallback": []})
-    sink = await rig.run(ask(deadline=time.monotonic() + 0.25, **asked))
+    clock = stopped_clock()
+    rig = build_rig(Script(("a",), delay_s=50), route={} if asked else {"fallback": []}, clock=clock)
+    sink = await rig.run(ask(arrived_at=clock(), deadline=clock() + 0.25, **asked))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
     assert rig.in_use() == []
 
@@ -479,9 +492,10 @@ async def test_log_probabilities_that_no_token_has_are_null(build_rig: Build, as
 
 
 async def test_a_deadline_ends_every_text_with_what_there_is(build_rig: Build, ask: Ask) -> None:
-    rig = build_rig(Script(("a",) * 200, delay_s=0.01))
+    clock = stopped_clock()
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01), clock=clock)
     asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=2))
-    sink = await rig.run(replace(asked, deadline=time.monotonic() + 1.0))
+    sink = await rig.run(replace(asked, arrived_at=clock(), deadline=clock() + 1.0))
     assert sink.answer is not None
     choices = sink.answer.choices
     assert [choice.finish_reason for choice in choices] == [FinishReason.DEADLINE] * 2
