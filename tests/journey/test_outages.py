@@ -98,8 +98,9 @@ async def test_a_request_that_arrives_while_the_engine_loads_waits_for_it(
 async def test_an_engine_that_loads_past_the_deadline_is_an_error_that_says_so(
     build_rig: Build, ask: Ask
 ) -> None:
-    rig = build_rig(backends=[loading(60.0)], route=NOTHING)
-    sink = await rig.run(ask(deadline=time.monotonic() + 0.1))
+    clock = Clock()  # stands still: the deadline does not pass before the wait for the engine
+    rig = build_rig(backends=[loading(60.0)], route=NOTHING, clock=clock)
+    sink = await rig.run(ask(arrived_at=clock(), deadline=clock() + 0.1))
     assert sink.answer is None and sink.error is not None
     assert sink.error.status == 503 and (sink.error.retry_after_ms or 0) >= 1000
     assert sink.error.message == "backend_unavailable: the engine of local is away"
