@@ -96,7 +96,7 @@ async def running(*processes: Process) -> AsyncIterator[None]:
         tasks = []
         for one in processes:
             await one.store.open()
-            await one.follower.start(0.1)
+            await one.follower.start(30.0)  # until all is read, also on a busy machine
             tasks += [loops.create_task(one.store.run()), loops.create_task(one.follower.run())]
             await one.projection.start()
             tasks.append(loops.create_task(one.projection.run()))
