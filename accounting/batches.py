@@ -8,9 +8,11 @@ when a gateway ends in between.
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import and_, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batch_tables import (
     BatchCounts,
@@ -54,7 +56,8 @@ class BatchStore(FurtherTables):
     async def add_file(self, row: FileRow, tenant_bytes: int) -> bool:
         """Store a file; false when the tenant's files would exceed ``tenant_bytes`` in total."""
         taken = select(func.sum(files.c.bytes)).where(files.c.tenant == row.tenant)
-        async with self._transaction() as connection:
+
+        async def add(connection: AsyncConnection) -> bool:
             # Uploads of a tenant follow each other, so that none counts without another one's row.
             if connection.dialect.name == "postgresql":
                 await connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(row.tenant))))
@@ -63,7 +66,9 @@ class BatchStore(FurtherTables):
             fits = bool((await connection.execute(taken)).scalar_one() <= tenant_bytes)
             if not fits:
                 await connection.rollback()
-        return fits
+            return fits
+
+        return await self._written(add)
 
     async def file(self, tenant: str, file_id: str, now: float) -> FileRow | None:
         """The file; ``None`` when it is not there, has expired, or is another tenant's."""
@@ -138,10 +143,13 @@ class BatchStore(FurtherTables):
 
     async def extend_leases(self, until: float) -> None:
         """Extend the leases of all batches and lines that this process has claimed."""
-        async with self._transaction() as connection:
+
+        async def extend(connection: AsyncConnection) -> None:
             for table in (batches, lines):
                 held = update(table).filter_by(owner=self._owner)
                 await connection.execute(held.values(lease_until=self._clock.stored(until)))
+
+        await self._written(extend)
 
     async def counts(self, batch_id: str) -> BatchCounts:
         sums = [func.coalesce(func.sum(lines.c[name]), 0) for name in _TOKENS]
@@ -161,14 +169,12 @@ class BatchStore(FurtherTables):
 
     async def set_lines(self, batch_id: str, found: Sequence[BatchLine]) -> None:
         """Store the lines of a validated batch; replaces those that another gateway began to store."""
-        async with self._transaction() as connection:
-            await connection.execute(delete(lines).filter_by(batch_id=batch_id))
+        await self._change(delete(lines).filter_by(batch_id=batch_id))
         empty = dict.fromkeys(_TOKENS, 0)
         for start in range(0, len(found), INSERTED_AT_ONCE):
             some = found[start : start + INSERTED_AT_ONCE]
             rows = [{**asdict(one), "status": "pending", **empty} for one in some]
-            async with self._transaction() as connection:
-                await connection.execute(insert(lines), rows)
+            await self._written(partial(_insert_lines, rows))
 
     async def release(self, batch_id: str) -> None:
         """Release this process's claim of a batch."""
@@ -186,11 +192,12 @@ class BatchStore(FurtherTables):
             _waits(self._clock.stored(now)),
         )
         query = select(lines).where(free).order_by(lines.c.place).limit(most)
-        claimed: list[BatchLine] = []
-        async with self._transaction() as connection:
-            if connection.dialect.name == "postgresql":
-                query = query.with_for_update(skip_locked=True)
-            for row in (await connection.execute(query)).mappings().all():
+
+        async def claim(connection: AsyncConnection) -> list[BatchLine]:
+            claimed: list[BatchLine] = []
+            is_postgresql = connection.dialect.name == "postgresql"
+            free_now = query.with_for_update(skip_locked=True) if is_postgresql else query
+            for row in (await connection.execute(free_now)).mappings().all():
                 takeovers = row["takeovers"] + (row["status"] == "running")
                 taken = await connection.execute(
                     update(lines)
@@ -204,7 +211,9 @@ class BatchStore(FurtherTables):
                 )
                 if taken.rowcount:
                     claimed.append(value_of({**row, "takeovers": takeovers}, BatchLine))
-        return claimed
+            return claimed
+
+        return await self._written(claim)
 
     async def give_back(self, line: BatchLine, failures: int = 0) -> None:
         """Release the claim of a line, so that it waits again, and add ``failures`` to its count."""
@@ -213,10 +222,14 @@ class BatchStore(FurtherTables):
 
     async def give_all_back(self) -> None:
         """Release all claims of this process; its lines wait again."""
-        async with self._transaction() as connection:
-            running = update(lines).filter_by(owner=self._owner, status="running")
+        running = update(lines).filter_by(owner=self._owner, status="running")
+        claimed = update(batches).filter_by(owner=self._owner)
+
+        async def give_back(connection: AsyncConnection) -> None:
             await connection.execute(running.values(status="pending", **UNCLAIMED))
-            await connection.execute(update(batches).filter_by(owner=self._owner).values(**UNCLAIMED))
+            await connection.execute(claimed.values(**UNCLAIMED))
+
+        await self._written(give_back)
 
     async def finish(
         self,
@@ -231,7 +244,8 @@ class BatchStore(FurtherTables):
         False, and nothing stored, when the claim was lost.
         """
         tokens = {} if usage is None else {name: getattr(usage, name) for name in _TOKENS}
-        async with self._transaction() as connection:
+
+        async def end(connection: AsyncConnection) -> bool:
             ended = await connection.execute(
                 self._own(line).values(status=status, output=output, **UNCLAIMED, **tokens)
             )
@@ -241,15 +255,20 @@ class BatchStore(FurtherTables):
                 await self._store.insert((usage,), connection)
             if response is not None:
                 await put_of_line(connection, response)
-        return True
+            return True
+
+        return await self._written(end)
 
     async def end_lines(self, batch_id: str, now: float) -> bool:
         """Mark waiting lines, and lines of ended gateways, as ``unrun``; true when no line is running."""
-        async with self._transaction() as connection:
-            waiting = update(lines).filter_by(batch_id=batch_id).where(_waits(self._clock.stored(now)))
+        waiting = update(lines).filter_by(batch_id=batch_id).where(_waits(self._clock.stored(now)))
+        running = select(lines.c.place).filter_by(batch_id=batch_id, status="running")
+
+        async def end(connection: AsyncConnection) -> bool:
             await connection.execute(waiting.values(status="unrun", **UNCLAIMED))
-            running = select(lines.c.place).filter_by(batch_id=batch_id, status="running")
             return (await connection.execute(running.limit(1))).first() is None
+
+        return await self._written(end)
 
     async def results(
         self, batch_id: str, statuses: Sequence[str], after: int, limit: int
@@ -273,6 +292,10 @@ class BatchStore(FurtherTables):
     def _own(self, line: BatchLine) -> Any:
         mine = {"status": "running", "owner": self._owner}
         return update(lines).filter_by(batch_id=line.batch_id, place=line.place, **mine)
+
+
+async def _insert_lines(rows: Sequence[dict[str, Any]], connection: AsyncConnection) -> None:
+    await connection.execute(insert(lines), rows)
 
 
 def _is_unexpired(expires_at: Any, now: float) -> Any:

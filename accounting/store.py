@@ -230,8 +230,7 @@ class FurtherTables:
 
     async def _change(self, change: Executable) -> bool:
         """Execute a statement; returns whether it has changed a row."""
-        async with self._transaction() as connection:
-            return (await connection.execute(change)).rowcount > 0
+        return (await self._written(lambda connection: connection.execute(change))).rowcount > 0
 
     async def _written(self, write: Callable[[AsyncConnection], Awaitable[W]]) -> W:
         """Write in a transaction, again if SQLite has waited for another connection's lock in vain."""

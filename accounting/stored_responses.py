@@ -156,7 +156,7 @@ class ResponseStore(FurtherTables):
         """
         ended = self._columns(replace(response, again=None))
         change = _unfinished(response, CANCELLED).values(ended)
-        return bool((await self._written(lambda connection: connection.execute(change))).rowcount)
+        return await self._change(change)
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
         """Extend the lease until ``until``; false when it was deleted, or ended or claimed elsewhere."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from accounting.batch_tables import BatchCounts, BatchLine, BatchRow, FileRow, LineTokens
+from accounting.batches import BatchStore
 from accounting.store import BUSY_TIMEOUT_MS, GenerationStore
 from accounting.stored_responses import ResponseStore, StoredResponse
 
@@ -54,6 +56,38 @@ async def test_a_response_waits_for_another_connections_lock_longer_than_sqlite_
     other.close()
     found = [await store.get("acme", key, 99.0) for key in ("resp_1", "resp_2")]
     assert [one and one.status for one in found] == ["queued", "completed"]
+    await store.close()
+
+
+async def test_each_write_of_a_batch_waits_for_another_connections_lock_longer_than_sqlite_itself_would(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.db"
+    store = BatchStore(f"sqlite+aiosqlite:///{path}", "a")
+    batch = BatchRow("batch_1", "acme", "key_1", None, "", "file-1", "in_progress", 10.0, 100.0, b"")
+    await store.add(batch)
+    line = BatchLine("batch_1", 0, 1, "r1", 0, 9)
+    await store.set_lines("batch_1", [line, replace(line, place=1, number=2, custom_id="r2")])
+    [ending, given_back] = await store.claim_lines("batch_1", 10.0, 20.0, 2)
+    writes = (
+        store.add_file(FileRow("file-1", "acme", "in.jsonl", "batch", 9, 10.0, None), 99),
+        store.add(replace(batch, batch_id="batch_2")),
+        store.set_lines("batch_2", [replace(line, batch_id="batch_2")]),
+        store.finish(ending, "done", b"{}", None),
+        store.give_back(given_back),
+        store.extend_leases(30.0),
+    )
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with asyncio.TaskGroup() as group:
+            for write in writes:
+                group.create_task(write)
+            await asyncio.sleep(3 * BUSY_TIMEOUT_MS / 1000)
+            other.execute("COMMIT")
+    other.close()
+    assert [one.place for one in await store.claim_lines("batch_1", 10.0, 20.0, 9)] == [1]
+    assert await store.counts("batch_1") == BatchCounts({"done": 1, "running": 1}, LineTokens())
+    assert len(await store.unfinished()) == 2
     await store.close()
 
 
