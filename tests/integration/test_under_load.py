@@ -21,6 +21,8 @@ from tests.integration.live import LiveGateway, gateway
 DISCONNECTS = int(os.environ.get("SLUICE_TEST_DISCONNECTS", "2000"))
 # Memory that pools and caches may still take once they are warm.
 GROWTH_MIB = 40
+# Longest wait for the gateway to work off a storm, which comes faster than a busy machine serves it.
+REST_S = 150.0
 
 
 def body(seed: int, *, stream: bool, tokens: int = 120) -> dict[str, object]:
@@ -110,6 +112,10 @@ def rss_mib(live: LiveGateway) -> float:
     return float(sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])) / 2**20
 
 
+def connections_of(live: LiveGateway) -> int:
+    return len(psutil.Process(live.process.pid).net_connections())
+
+
 def test_two_thousand_disconnects_under_load_leave_nothing_behind(tmp_path: Path) -> None:
     """What gateways are known to leak: sequences that run on, gauges that never return, memory."""
 
@@ -127,12 +133,16 @@ def test_two_thousand_disconnects_under_load_leave_nothing_behind(tmp_path: Path
 
     with gateway(tmp_path, SLUICE_ADMISSION__MAX_QUEUE="1000", SLUICE_ADMISSION__MAX_WAIT_MS="60000") as live:
         asyncio.run(storm(live, DISCONNECTS // 2, seed=1))
-        live.wait_until_idle()
-        warm, connections = rss_mib(live), len(psutil.Process(live.process.pid).net_connections())
+        live.wait_until_idle(REST_S)
+        warm, connections = rss_mib(live), connections_of(live)
         asyncio.run(storm(live, DISCONNECTS - DISCONNECTS // 2, seed=2))
-        live.wait_until_idle()
+        live.wait_until_idle(REST_S)
         assert rss_mib(live) - warm < GROWTH_MIB
-        assert len(psutil.Process(live.process.pid).net_connections()) <= connections + 2
+        # A busy gateway has not read the end of all connections whose request was never whole.
+        deadline = time.monotonic() + REST_S
+        while (open_now := connections_of(live)) > connections + 2:
+            assert time.monotonic() < deadline, (open_now, connections)
+            time.sleep(0.05)
         answer = httpx.post(
             f"{live.url}/v1/generate", json=body(1, stream=False), headers=live.headers, timeout=60
         )
