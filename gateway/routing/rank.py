@@ -1,6 +1,7 @@
 """Ranks the backends for a request: a pure function of the route, the request and the backends' features."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
@@ -99,7 +100,7 @@ def rank(
                 f"the key may not use the model of this request; allowed: {', '.join(models)}", param="model"
             )
     if len(weighed) > 1:
-        drawn = draw(route.name, sticky_key, weighed)
+        drawn = draw(route.name, sticky_key, _shared(weighed, route.pools) if route.pools else weighed)
         order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))
     else:
         drawn, order = weighed[0][0], weighed
@@ -142,6 +143,12 @@ def weights_serving(
         return able or [(name, 100.0) for name in route.backends if generates(backends[name])][:1] or weighed
     serving = [entry for entry in route.weights if entry[1] > 0 and backends[entry[0]].model == model]
     return serving or [(name, 1.0) for name in route.backends if backends[name].model == model]
+
+
+def _shared(weighed: Sequence[tuple[str, float]], pools: Mapping[str, str]) -> Sequence[tuple[str, float]]:
+    """Divide the weight of each pool evenly among those of its backends that are in ``weighed``."""
+    sizes = Counter(pools.get(name, name) for name, _ in weighed)
+    return [(name, weight / sizes[pools.get(name, name)]) for name, weight in weighed]
 
 
 def draw(route: str, sticky_key: str, weights: Sequence[tuple[str, float]]) -> str:

@@ -30,7 +30,8 @@ class Route:
     """One route as the request journey uses it: ``config``, and what is computed from it.
 
     Args:
-        weights: percent, in file order; of a pool of several models those of its backends.
+        weights: percent, in file order; each backend of a pool of several models has the pool's weight.
+        pools: the pool of each such backend.
         limits: those of admission; ``None``: each backend's own.
         budgets: tokens per prompt section; a missing one has the prompt version's.
         spare: sections that may use the unused tokens of others, in order.
@@ -39,6 +40,7 @@ class Route:
     name: str
     config: RouteConfig
     weights: tuple[tuple[str, float], ...]
+    pools: Mapping[str, str] = field(default_factory=dict)
     fallback: tuple[str, ...] = ()
     adapter_rules: tuple[SelectionRule, ...] = ()
     limits: AdmissionLimits | None = None
@@ -162,7 +164,7 @@ class ServedRoutes:
 
     Args:
         current: returns the revision in force.
-        models_of: the backends of each pool of several models, each with the pool's weight; may change.
+        models_of: the backends of each pool of several models, which share the pool's weight; may change.
     """
 
     def __init__(self, current: Callable[[], Revision], models_of: Mapping[str, Sequence[str]]) -> None:
@@ -188,5 +190,6 @@ class ServedRoutes:
         return replace(
             route,
             weights=tuple((one, weight) for name, weight in route.weights for one in of(name)),
+            pools={one: name for name, _ in route.weights for one in self._models_of.get(name, ())},
             fallback=tuple(one for name in route.fallback for one in of(name)),
         )

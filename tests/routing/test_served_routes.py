@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
 
 from gateway.routing.check import KnownNames
-from gateway.routing.revision import ServedRoutes, make_revision
+from gateway.routing.rank import rank
+from gateway.routing.revision import Route, ServedRoutes, make_revision
+from tests.scripted import ScriptedBackend
 
 CONFIG = {
     "routes": {
@@ -15,13 +21,13 @@ CONFIG = {
         }
     }
 }
+REVISION = make_revision(1, CONFIG, KnownNames(["gpus", "local", "spare"], [], []))
 
 
 def test_routes_follow_the_models_of_pools() -> None:
-    revision = make_revision(1, CONFIG, KnownNames(["gpus", "local", "spare"], [], []))
     models_of: dict[str, Sequence[str]] = {}
-    routes = ServedRoutes(lambda: revision, models_of)
-    assert routes() is revision
+    routes = ServedRoutes(lambda: REVISION, models_of)
+    assert routes() is REVISION
     models_of["gpus"] = ("gpus/a", "gpus/b")
     route = routes().routes["chat"]
     assert route.weights == (("gpus/a", 90.0), ("gpus/b", 90.0), ("local", 10.0))
@@ -30,4 +36,30 @@ def test_routes_follow_the_models_of_pools() -> None:
     assert routes().routes["chat"].fallback == ("local", "spare/a", "spare/c", "degraded")
     assert routes().routes["chat"].backends == ("gpus/a", "gpus/b", "local", "spare/a", "spare/c")
     models_of.clear()
-    assert routes() is revision
+    assert routes() is REVISION
+
+
+def of_three_models() -> Route:
+    """The route, whose pool ``gpus`` has 90 % and three models."""
+    return ServedRoutes(lambda: REVISION, {"gpus": ("gpus/a", "gpus/b", "gpus/c")})().routes["chat"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "served_by"),
+    [
+        ({}, {"gpus/a", "gpus/b", "gpus/c", "local"}),
+        ({"models": ("a", "b")}, {"gpus/a", "gpus/b", "local"}),  # the caller's key is limited to these
+        ({"model": "a"}, {"gpus/a", "local"}),
+    ],
+)
+def test_the_models_of_a_pool_share_its_weight(asked: Mapping[str, Any], served_by: set[str]) -> None:
+    route = of_three_models()
+    models = {"gpus/a": "a", "gpus/b": "b", "gpus/c": "c", "local": "a"}
+    fleet = {name: ScriptedBackend(name, model=model) for name, model in models.items()}
+    n, p = 4_000, 0.1
+    first = [
+        rank(route, sticky_key=f"s{i}", asked=frozenset(), backends=fleet, **asked).candidates[0].name
+        for i in range(n)
+    ]
+    assert set(first) == served_by
+    assert abs(first.count("local") - n * p) < 4 * math.sqrt(n * p * (1 - p))
