@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ class Ranking(Struct, frozen=True):
 
     ``candidates`` support the request's features, ready or not; ``unable`` maps the names of skipped backends
     to the features they lack. ``drawn`` is the backend drawn by weight, ready or not; ``None`` if it lacks a
-    feature, or the caller named a backend or a model that not all backends of the route serve.
+    feature, or the caller named a backend or a model that not all backends and pools of the route serve.
     """
 
     candidates: tuple[Backend, ...]
@@ -113,13 +113,16 @@ def rank(
             able.append(backends[name])
     if len(able) > 1:
         able.sort(key=lambda backend: backend.state is not READY or pauses(backend))
-    # Only a draw among all backends of the route is a fair comparison of them.
+    # Only a draw among all backends and pools of the route is a fair comparison of them.
     if drawn in unable:
         fair = False
     elif len(route.weights) == 1:
         fair = drawn == route.weights[0][0]
     else:
-        fair = weighed == weights_serving(route, None, backends)
+        every = weights_serving(route, None, backends)
+        fair = weighed == every or (
+            pinned is None and bool(route.pools) and _sources(weighed, route) == _sources(every, route)
+        )
     return Ranking(tuple(able), unable, drawn if fair else None)
 
 
@@ -149,6 +152,11 @@ def _shared(weighed: Sequence[tuple[str, float]], pools: Mapping[str, str]) -> S
     """Divide the weight of each pool evenly among those of its backends that are in ``weighed``."""
     sizes = Counter(pools.get(name, name) for name, _ in weighed)
     return [(name, weight / sizes[pools.get(name, name)]) for name, weight in weighed]
+
+
+def _sources(weighed: Iterable[tuple[str, float]], route: Route) -> set[str]:
+    """Return the names that the configuration has for backends: of a model of a pool, that of the pool."""
+    return {route.pools.get(name, name) for name, _ in weighed}
 
 
 def draw(route: str, sticky_key: str, weights: Sequence[tuple[str, float]]) -> str:

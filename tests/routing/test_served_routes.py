@@ -63,3 +63,23 @@ def test_the_models_of_a_pool_share_its_weight(asked: Mapping[str, Any], served_
     ]
     assert set(first) == served_by
     assert abs(first.count("local") - n * p) < 4 * math.sqrt(n * p * (1 - p))
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts"),
+    [
+        ({}, True),
+        ({"model": "a"}, True),
+        ({"models": ("a", "b")}, True),
+        ({"model": "b"}, False),  # only the pool has it
+        ({"pinned": "gpus/a"}, False),
+    ],
+)
+def test_a_request_counts_for_a_canary_if_all_pools_may_answer_it(
+    asked: Mapping[str, Any], counts: bool
+) -> None:
+    models = {"gpus/a": "a", "gpus/b": "b", "gpus/c": "c", "local": "a"}
+    fleet = {name: ScriptedBackend(name, model=model) for name, model in models.items()}
+    for session in ("s1", "s2", "s3"):
+        ranked = rank(of_three_models(), sticky_key=session, asked=frozenset(), backends=fleet, **asked)
+        assert (ranked.drawn == ranked.candidates[0].name) is counts
