@@ -85,12 +85,18 @@ class RoutingProjection(FollowedStream):
         """The number of the revision in force; 0 for the routing file while the store does not have it."""
         return 0 if self._revision is None else self._revision.number
 
-    async def prepare(self, record: Record) -> None:
-        """Validate a record in a thread before :meth:`take` applies it, which reports its faults."""
-        with suppress(RoutingFileError, KeyError, TypeError, ValueError):
+    async def prepare(self, record: Record) -> bool:
+        """Validate a record in a thread before :meth:`take` applies it; return whether it can be used here.
+
+        :meth:`take` reports its faults.
+        """
+        try:
             stored = from_record(record)
             if self._checked[1] is None or self._checked[0] != stored.draft.config:
                 self._checked = stored.draft.config, await asyncio.to_thread(self._revision_of, stored)
+        except (RoutingFileError, KeyError, TypeError, ValueError):
+            return False
+        return True
 
     def take(self, record: Record) -> None:
         """Apply a record, or set ``unusable`` to the reason why it cannot be applied; raises nothing."""

@@ -7,7 +7,7 @@ and an operator decides (``docs/state.md``).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from accounting.events import error_kind
 from gateway.state.errors import StateUnavailable
@@ -28,7 +28,9 @@ class StreamFollower(StreamProjection):
         apply: receives each record in order, exactly once; must not block. If it raises, it must have
             changed nothing; the follower stops before that record, and passes it again later.
         copy: the local copy; ``None``: nothing is in force until the store is reached.
-        prepare: does beforehand what takes long of applying a record; must not raise.
+        prepare: does beforehand what takes long of applying a record, and returns whether the record is a
+            complete state that can be used: records before it that are read with it are then not applied.
+            Must not raise.
         informational: nothing is decided by the records, and applying one again changes nothing: if the store
             has lost some, the follower reads those that it has from the beginning.
     """
@@ -41,7 +43,7 @@ class StreamFollower(StreamProjection):
         *,
         copy: LocalCopy | None,
         clock: Callable[[], float],
-        prepare: Callable[[Record], Awaitable[None]] | None = None,
+        prepare: Callable[[Record], Awaitable[bool]] | None = None,
         informational: bool = False,
     ) -> None:
         super().__init__(store, stream, apply)
@@ -58,9 +60,7 @@ class StreamFollower(StreamProjection):
         If the store does not answer within ``timeout_s``, a warning is logged and ``run`` catches up later.
         """
         if self._copy is not None:
-            for record in await asyncio.to_thread(self._copy.load):
-                if not await self._take(record):
-                    break
+            await self._take_all(await asyncio.to_thread(self._copy.load))
         try:
             async with asyncio.timeout(timeout_s):
                 await self._catch_up()
@@ -91,9 +91,8 @@ class StreamFollower(StreamProjection):
                     self._lost("another record of this number" if page else "nothing there")
                     return
                 page = page[1:]
-            for record in page:
-                if not await self._take(record):
-                    return
+            if not await self._take_all(page):
+                return
             if len(page) < PAGE - 1:
                 break
         if self.state is not ProjectionState.FOLLOWING:
@@ -101,6 +100,18 @@ class StreamFollower(StreamProjection):
         self.state = ProjectionState.FOLLOWING
         self._verified_at = self._clock()
         self._grown.set()
+
+    async def _take_all(self, records: Sequence[Record]) -> bool:
+        """Apply records, from the last one that is a complete state; ``False`` if one cannot be applied."""
+        if self._prepare is not None:
+            for index in reversed(range(1, len(records))):
+                if await self._prepare(records[index]):
+                    records = records[index:]
+                    break
+        for record in records:
+            if not await self._take(record):
+                return False
+        return True
 
     async def _take(self, record: Record) -> bool:
         if self._prepare is not None:

@@ -51,7 +51,7 @@ class StateParts:
         stream: str,
         apply: Callable[[Record], None],
         *,
-        prepare: Callable[[Record], Awaitable[None]] | None = None,
+        prepare: Callable[[Record], Awaitable[bool]] | None = None,
         informational: bool = False,
     ) -> StreamFollower:
         """Follow ``stream`` while this object runs; a stream has one follower.

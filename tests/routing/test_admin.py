@@ -436,6 +436,20 @@ async def test_a_process_that_cannot_use_a_revision_keeps_the_last_good_one_and_
             assert small.admin.show()["revision"] == 4 and small.admin.show()["behind"] is None
 
 
+async def test_a_start_puts_the_last_usable_one_of_many_revisions_in_force() -> None:
+    streams = MemoryStreams()
+    whole, small = Process(streams), Process(streams, KnownNames({"local"}, {"v1"}, ()), Seed("s", None))
+    async with running(whole):
+        for number in range(2, 10):
+            only_local = {"routes": {"chat": {"backends": [{"name": "local"}], "slo": {"ttft_ms": number}}}}
+            await whole.apply(only_local if number < 8 else config(number, 100 - number))
+        async with running(small):
+            shown = small.admin.show()
+            assert (shown["revision"], small.projection.head) == (7, 9)
+            assert shown["behind"] is not None and shown["behind"].revision == 9
+            assert small.projection.last().number == 9, "the base of the next change"
+
+
 async def test_a_start_logs_the_revision_in_force_and_none_of_the_past() -> None:
     streams = MemoryStreams()
     whole, small = Process(streams), Process(streams, KnownNames({"local"}, {"v1"}, ()), Seed("s", None))

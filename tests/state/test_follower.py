@@ -7,7 +7,7 @@ import contextlib
 import json
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -46,11 +46,18 @@ async def following(
     *,
     copy: LocalCopy | None = None,
     start_timeout_s: float = 1.0,
+    prepare: Callable[[Record], Awaitable[bool]] | None = None,
     informational: bool = False,
 ) -> AsyncIterator[StreamFollower]:
     """Run the loops of the store and of a follower of stream ``s``."""
     follower = StreamFollower(
-        store, "s", projection.apply, copy=copy, clock=time.monotonic, informational=informational
+        store,
+        "s",
+        projection.apply,
+        copy=copy,
+        clock=time.monotonic,
+        prepare=prepare,
+        informational=informational,
     )
     await store.open()
     await follower.start(start_timeout_s)
@@ -88,6 +95,28 @@ async def test_existing_and_new_records_are_applied_once_and_in_order(rig: Store
             assert follower.state is ProjectionState.FOLLOWING
         assert projection.numbers == list(range(1, 281))
         assert projection.seen[:250] == list(await writer.read("s", limit=250))
+
+
+async def test_of_records_read_together_those_from_the_last_complete_state_on_are_applied(
+    tmp_path: Path,
+) -> None:
+    async def complete(record: Record) -> bool:
+        return record.number not in (9, 10)
+
+    streams, copy = MemoryStreams(), LocalCopy(tmp_path, "s")
+    store = memory(streams)
+    await add(store, 10)
+    projection = Projection()
+    async with following(memory(streams), projection, copy=copy, prepare=complete) as follower:
+        assert (projection.numbers, follower.number) == ([8, 9, 10], 10)
+        await add(store, 1)
+        await until(lambda: follower.number == 11)
+        assert projection.numbers == [8, 9, 10, 11]
+        await until(lambda: copy.head() == 11)
+    projection = Projection()
+    async with following(memory(streams), projection, copy=copy, prepare=complete):
+        assert projection.numbers == [11]
+    assert [record.number for record in copy.load()] == [*range(1, 12)]
 
 
 async def test_a_gateway_starts_with_the_last_good_state_while_the_store_is_away_and_catches_up(
