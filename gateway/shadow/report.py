@@ -1,8 +1,8 @@
 """A report over many pairs, as JSON values.
 
-It compares, over all pairs and by prompt version, adapter and intent: the share of answers that pass each
-check, with Wilson's interval; means of numbers, with a bootstrap of their paired differences; the similarity
-of the answers. A difference is the shadow's value minus the primary's.
+It compares, over all pairs and by shadow, primary, prompt version, adapter and intent: the share of answers
+that pass each check, with Wilson's interval; means of numbers, with a bootstrap of their paired differences;
+the similarity of the answers. A difference is the shadow's value minus the primary's.
 """
 
 import random
@@ -14,8 +14,7 @@ from typing import Any
 from accounting.shadow_values import ShadowPair, ShadowSide
 from gateway.shadow.statistics import CONFIDENCE, Interval, bootstrap, quantile, wilson
 
-# The fields by which pairs are grouped, and the most groups per field: those with the most pairs.
-BY = ("prompt_version", "adapter_id", "intent")
+# The most groups of each kind: those with the most pairs.
 MAX_GROUPS = 20
 # The points of the plots.
 QUANTILES = (*(round(0.05 * step, 2) for step in range(20)), 0.99)
@@ -35,17 +34,32 @@ NUMBERS: Mapping[str, Measure] = {
 """The measures of one answer. A pair whose shadow failed is not compared."""
 
 
+def _answering(pair: ShadowPair, side: ShadowSide) -> str:
+    """Return the backend and the base model of a side."""
+    return f"{side.backend} ({side.version.removesuffix(f'+{pair.adapter_id}')})"
+
+
+BY: Mapping[str, Callable[[ShadowPair], str | None]] = {
+    "shadow": lambda pair: _answering(pair, pair.shadow),
+    "primary": lambda pair: _answering(pair, pair.primary),
+    "prompt_version": lambda pair: pair.prompt_version,
+    "adapter_id": lambda pair: pair.adapter_id,
+    "intent": lambda pair: pair.intent,
+}
+"""What pairs are grouped by. A route's shadow may have been replaced, and routes have different ones."""
+
+
 def make_report(pairs: Sequence[ShadowPair]) -> dict[str, Any]:
     """Compute the report. It takes seconds for ten thousand pairs, so it must not run on the event loop."""
     compared = [pair for pair in pairs if pair.shadow.failure is None]
     at = [pair.at for pair in pairs]
     groups = [_group(None, None, pairs)] if pairs else []
-    for by in BY:
-        counts = Counter(getattr(pair, by) for pair in pairs)
+    for by, of in BY.items():
+        counts = Counter(map(of, pairs))
         if len(counts) < 2:
             continue  # the only group would contain all pairs
         for value, _ in counts.most_common(MAX_GROUPS):
-            groups.append(_group(by, value, [pair for pair in pairs if getattr(pair, by) == value]))
+            groups.append(_group(by, value, [pair for pair in pairs if of(pair) == value]))
     return {
         "pairs": len(pairs),
         "compared": len(compared),

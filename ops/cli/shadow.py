@@ -20,7 +20,7 @@ def report(
         str | None, typer.Option(help="Only pairs from this time on: a day (UTC), ISO 8601 or Unix seconds.")
     ] = None,
 ) -> None:
-    """Compare the newest pairs by checks, times, costs and likeness, per prompt version, adapter and intent.
+    """Compare the newest pairs by checks, times and costs, per shadow, prompt version, adapter, intent.
 
     Example: sluice shadow report --route self_hosted_generation
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -81,6 +82,19 @@ def test_a_report_has_shares_differences_and_groups() -> None:
     assert whole["length_ratio"]["mean"] == 1.5 and whole["judged"] == {"shadow": 50, "tie": 50}
     assert {one["shadow"]: one["pairs"] for one in report["finish_reasons"]} == {"stop": 72, "length": 18}
     assert json.loads(json.dumps(report)) == report
+
+
+def test_two_shadows_and_a_replaced_model_are_not_only_added_together() -> None:
+    first, second, third = pairs(60), pairs(40, failed=40), pairs(20)
+    second = [replace(one, shadow=replace(one.shadow, backend="gpus", version="llama")) for one in second]
+    third = [
+        replace(one, adapter_id="ja", shadow=replace(one.shadow, backend="gpus", version="qwen+ja"))
+        for one in third
+    ]
+    groups = make_report([*first, *second, *third])["groups"]
+    found = {one["value"]: (one["pairs"], one["answered"]["mean"]) for one in groups if one["by"] == "shadow"}
+    assert found == {"bedrock (haiku)": (60, 1.0), "gpus (llama)": (40, 0.0), "gpus (qwen)": (20, 1.0)}
+    assert not [one for one in groups if one["by"] == "primary"], "there is one"
 
 
 def test_a_paired_difference_has_a_narrower_interval_than_its_sides() -> None:
