@@ -94,7 +94,7 @@ class HealthProbe:
             ),
             "memory_available": not loads
             or any(load is None or load.kv_usage < MEMORY_LIMIT for load in loads),
-            "error_rate_ok": self.rolling_stats.error_rate() < ERROR_RATE_LIMIT,
+            "error_rate_ok": not self.rolling_stats.failing(ERROR_RATE_LIMIT),
             "state_store": self.state_store_ok(),
             "not_draining": not self.requests.draining,
         }

@@ -61,12 +61,17 @@ def outcome(record: RequestRecord) -> HealthOutcome:
 
 
 class Sample(Struct, frozen=True):
-    """One finished request: its end on the monotonic clock in seconds, and its times in milliseconds."""
+    """One finished request: its end on the monotonic clock in seconds, and its times in milliseconds.
+
+    ``route`` is ``None`` if the request had none, or was the caller's mistake: that does not show that its
+    route works.
+    """
 
     at: float
     outcome: HealthOutcome
     ttft_ms: float | None
     tpot_ms: float | None
+    route: str | None
 
 
 class RollingStats:
@@ -86,7 +91,8 @@ class RollingStats:
     def observe(self, record: RequestRecord) -> None:
         now = self._clock()
         self._forget(before=now - WINDOW_S, most=MAX_SAMPLES - 1)
-        sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms)
+        route = None if 400 <= record.status < 500 else record.route
+        sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms, route)
         self._samples.append(sample)
         self._count(sample, 1)
 
@@ -109,6 +115,21 @@ class RollingStats:
         """
         self._forget(before=self._clock() - WINDOW_S)
         return self._failed / self._judged if self._judged >= MIN_SAMPLES else 0.0
+
+    def failing(self, limit: float) -> bool:
+        """Whether at least this share of the last minute's requests failed, and on each route as well.
+
+        A backend of one route fails for all gateways at once; without them the other routes would fail too.
+        """
+        if self.error_rate() < limit:
+            return False
+        judged: Counter[str] = Counter()
+        failed: Counter[str] = Counter()
+        for sample in self._samples:
+            if sample.route is not None and sample.at >= self._restarted_at:
+                judged[sample.route] += 1
+                failed[sample.route] += sample.outcome is FAILED
+        return all(failed[route] >= limit * count for route, count in judged.items())
 
     def figures(self) -> dict[str, object]:
         """Return the figures for deep health: the last minute's counts; mean, P50 and P99 of its times."""

@@ -32,6 +32,24 @@ def test_the_error_rate_is_0_for_a_few_requests_and_the_share_of_errors_for_many
     assert stats.error_rate() == 1.0
 
 
+def test_the_gateway_fails_only_if_every_route_fails() -> None:
+    clock = Clock()
+    stats = RollingStats(clock)
+    dead = record(status=503, error_code="backend_unavailable", route="dead")
+    for _ in range(50):
+        stats.observe(dead)
+    assert stats.failing(0.5)
+    stats.observe(record(status=422, error_code="invalid_request", route="other"))
+    assert stats.failing(0.5), "a caller's mistake does not show that the route works"
+    stats.observe(record(route="other"))
+    assert stats.error_rate() > 0.9 and not stats.failing(0.5)
+    for _ in range(2):
+        stats.observe(record(status=500, error_code="internal", route="other"))
+    assert stats.failing(0.5)
+    clock.now = WINDOW_S + 1
+    assert not stats.failing(0.5)
+
+
 def degraded(reason: str) -> RequestRecord:
     return record(
         fallback_kind="degraded_response", fallback_reason=reason, finish_reason="degraded", ttft_ms=None
