@@ -62,7 +62,8 @@ class RequestRecord(msgspec.Struct, omit_defaults=True):
     ``prefix_cached_tokens`` in its cache. ``volatile`` are the kinds of volatile content in the caller's
     system messages, which was ``moved`` or only ``reported``. ``drawn`` is the backend that the weights chose
     for the session, ready or not (``None``: the caller named one); ``session`` is an opaque number in this
-    process; ``cost_nanousd`` is the operator's cost, ``None`` without a price.
+    process; ``cost_nanousd`` is the operator's cost, ``None`` without a price. ``batch_line``: whether
+    it is a line of a batch, for which no caller waits.
     """
 
     request_id: str
@@ -116,6 +117,7 @@ class RequestRecord(msgspec.Struct, omit_defaults=True):
     drawn: str | None = None
     session: int | None = None
     cost_nanousd: int | None = None
+    batch_line: bool = False
 
     @property
     def failed(self) -> bool:

@@ -63,12 +63,15 @@ def outcome(record: RequestRecord) -> HealthOutcome:
 class Sample(Struct, frozen=True):
     """One finished request: its end on the monotonic clock in seconds, and its times in milliseconds.
 
+    ``judged``: whether it counts in the error rate. A batch's line does not: it may run again, here or on
+    another gateway, and must not take the gateway from its callers.
     ``route`` is ``None`` if the request had none, or was the caller's mistake: that does not show that its
     route works.
     """
 
     at: float
     outcome: HealthOutcome
+    judged: bool
     ttft_ms: float | None
     tpot_ms: float | None
     route: str | None
@@ -92,7 +95,8 @@ class RollingStats:
         now = self._clock()
         self._forget(before=now - WINDOW_S, most=MAX_SAMPLES - 1)
         route = None if 400 <= record.status < 500 else record.route
-        sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms, route)
+        tpot_ms = record.time_per_output_token_ms
+        sample = Sample(now, outcome(record), not record.batch_line, record.ttft_ms, tpot_ms, route)
         self._samples.append(sample)
         self._count(sample, 1)
 
@@ -111,7 +115,8 @@ class RollingStats:
     def error_rate(self) -> float:
         """Return the share of the last minute's requests that failed; 0 with fewer than ``MIN_SAMPLES``.
 
-        Only requests since the engine's last restart count, so that the gateway is soon ready again after it.
+        Lines of batches do not count. Only requests since the engine's last restart count, so that the
+        gateway is soon ready again after it.
         """
         self._forget(before=self._clock() - WINDOW_S)
         return self._failed / self._judged if self._judged >= MIN_SAMPLES else 0.0
@@ -126,7 +131,7 @@ class RollingStats:
         judged: Counter[str] = Counter()
         failed: Counter[str] = Counter()
         for sample in self._samples:
-            if sample.route is not None and sample.at >= self._restarted_at:
+            if sample.judged and sample.route is not None and sample.at >= self._restarted_at:
                 judged[sample.route] += 1
                 failed[sample.route] += sample.outcome is FAILED
         return all(failed[route] >= limit * count for route, count in judged.items())
@@ -161,7 +166,7 @@ class RollingStats:
             self._count(samples.popleft(), -1)
 
     def _count(self, sample: Sample, one: int) -> None:
-        if sample.at >= self._restarted_at:
+        if sample.judged and sample.at >= self._restarted_at:
             self._judged += one
             self._failed += one * (sample.outcome is FAILED)
 

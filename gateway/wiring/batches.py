@@ -19,10 +19,13 @@ from gateway.embedding.journey import EmbeddingJourney
 from gateway.http.batch_lines import BatchLines
 from gateway.journey import Journey
 from gateway.ports import Services
+from gateway.requests.request_record import Reporter
 from gateway.weights.errors import FetchError
 from gateway.weights.location import s3_prefix
 from gateway.wiring.core import Core
 from gateway.wiring.foundation import Foundation, make_cipher
+from observability.events import RequestRecord
+from observability.trace_facts import EdgeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,21 @@ def make_lines(core: Core, services: Services, journey: Journey, embeddings: Emb
 
     bills, in_flight = HeldRows(), journey.in_flight
     accounts = Accounts(bills, priced)
+    reporter = of_lines(journey.reporter)
     own = replace(
         services,
-        journey=replace(journey, accounts=accounts),
-        embeddings=replace(embeddings, accounts=accounts),
+        journey=replace(journey, accounts=accounts, reporter=reporter),
+        embeddings=replace(embeddings, accounts=accounts, reporter=reporter),
     )
     return BatchLines(own, bills, lambda: in_flight.draining)
+
+
+def of_lines(reporter: Reporter) -> Reporter:
+    """Build a reporter whose records are marked as lines of batches."""
+
+    def emit(record: RequestRecord | EdgeRecord) -> None:
+        if isinstance(record, RequestRecord):
+            record.batch_line = True
+        reporter.emit(record)
+
+    return replace(reporter, emit=emit)

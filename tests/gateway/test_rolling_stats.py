@@ -103,6 +103,20 @@ def test_a_caller_cannot_take_the_gateway_out_of_service_by_what_it_asks_for(rea
     assert stats.error_rate() == 0.0
 
 
+def test_lines_of_batches_neither_raise_nor_lower_the_error_rate() -> None:
+    """They are in the figures."""
+    stats = RollingStats(Clock())
+    lost = {"status": 503, "error_code": "backend_unavailable"}
+    for _ in range(100):
+        stats.observe(record(batch_line=True, **lost))
+    assert stats.error_rate() == 0.0
+    for number in range(20):
+        stats.observe(record(**(lost if number % 2 else {})))
+        stats.observe(record(batch_line=True))
+    assert stats.error_rate() == 0.5
+    assert (stats.figures()["requests_last_minute"], stats.figures()["errors_last_minute"]) == (140, 110)
+
+
 def test_what_is_older_than_a_minute_counts_no_more() -> None:
     clock = Clock()
     stats = RollingStats(clock)

@@ -41,7 +41,7 @@ def ended(client: OpenAI, batch_id: str) -> Any:
 
 
 def begun(client: OpenAI, count: int, endpoint: str, **body: Any) -> str:
-    content = requests(count, endpoint, model="demo", **body)
+    content = requests(count, endpoint, **{"model": "demo", **body})
     file = client.files.create(file=("in.jsonl", content), purpose="batch")
     asked: Any = {"input_file_id": file.id, "endpoint": endpoint, "completion_window": "24h"}
     return client.batches.create(**asked).id
@@ -114,6 +114,31 @@ def test_the_command_submits_follows_and_collects(tmp_path: Path) -> None:
         assert wrong.exit_code == 1 and "the file has no lines" in wrong.output
         assert "None" not in wrong.output
         assert "not_found" in run("cancel", "batch_x", "--yes").output
+
+
+def test_lines_for_a_worker_that_is_away_do_not_take_the_gateway_from_its_callers(tmp_path: Path) -> None:
+    config, hi = tmp_path / "sluice.json", [{"role": "user", "content": "hi"}]
+    away = {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "away"}
+    backends = {"local": {"kind": "engine"}, "away": away}
+    routes = {name: {"backends": [{"name": name, "weight": 100}], "fallback": []} for name in backends}
+    (tmp_path / "routing.yaml").write_text(json.dumps({"routes": routes}))
+    routing = {"file": str(tmp_path / "routing.yaml")}
+    config.write_text(
+        json.dumps({"engine": {"model": "models/demo"}, "backends": backends, "routing": routing})
+    )
+    with gateway(tmp_path, config=config) as live, httpx.Client(base_url=live.url, timeout=60) as http:
+        client = client_of(live)
+        for _ in range(6):
+            begun(client, 20, "/v1/chat/completions", model="away", messages=hi)
+            begun(client, 20, "/v1/embeddings", model="away", input="hi")
+        until, refused = time.monotonic() + 60, 0
+        while refused < 12:  # the rate is judged from ten requests
+            ready = http.get("/ready")
+            assert (ready.status_code, ready.json()["checks"]["error_rate_ok"]) == (200, True)
+            assert time.monotonic() < until, refused
+            time.sleep(0.2)
+            refused = int(live.metric("sluice_requests_total"))
+        assert http.get("/ready").status_code == 200
 
 
 def test_a_killed_gateways_batch_goes_on_and_each_line_is_billed_once(tmp_path: Path) -> None:
