@@ -99,14 +99,15 @@ class AdminClient:
     def _json(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> Any:
         """The answer, which is a JSON object at every path that is called."""
         try:
-            answer = json.loads(self._call(method, path, body, **options))
+            text = self._call(method, path, body, **options)
+            answer = json.loads(text, object_hook=partial(JsonAnswer, source=self))
         except ValueError:
             fault = f"the answer is not JSON; is the {self.kind} running there?"
             raise AdminError(f"{self.url}: {fault}") from None
         if not isinstance(answer, dict):
             fault = f"the answer is not a JSON object; is the {self.kind} running there?"
             raise AdminError(f"{self.url}: {fault}")
-        return JsonAnswer(answer, source=self)
+        return answer
 
     def _call(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> bytes:
         with self._opened(method, path, body, **options) as answer:
@@ -168,7 +169,7 @@ class AdminClient:
 
 
 class JsonAnswer(dict[str, Any]):
-    """A JSON object that a server answered. A key that it lacks raises AdminError, not KeyError."""
+    """A JSON object of a server's answer. A key that it lacks raises AdminError, not KeyError."""
 
     def __init__(self, content: Mapping[str, Any], *, source: AdminClient) -> None:
         super().__init__(content)

@@ -422,6 +422,47 @@ def test_an_object_that_is_not_the_answer_is_an_error_with_the_address_and_what_
     assert f"{url}: the answer has no '{key}'; is the gateway running there" in done.stderr
 
 
+class SimilarServer(BaseHTTPRequestHandler):
+    """A server that is no gateway: its objects have a gateway's outer keys only."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        rows = {name: [{"x": 1}] for name in ("keys", "entries", "revisions", "adapters")}
+        self.wfile.write(json.dumps(rows).encode())
+
+
+def test_what_an_inner_object_of_another_servers_answer_lacks_is_named() -> None:
+    commands = {
+        "audit verify": "number", "audit": "at", "audit export": "number", "routes history": "revision",
+        "keys list": "id", "adapters list": "id",
+    }  # fmt: skip
+    with serving(SimilarServer) as url:
+        for command, key in commands.items():
+            done = CliRunner().invoke(app, [*command.split(), "--url", url])
+            assert done.exit_code == 1, command
+            assert f"{url}: the answer has no '{key}'; is the gateway running there" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"number,at\n", "line 1 is not JSON; "),
+        (b"\xff\xfe\n", "line 1 is not JSON; "),
+        (b'{"at": 1}\n', "line 1 is not a record; "),
+        (b"[1]\n", "line 1 is not a record; "),
+        (b'{"number": 1, "at": 123456789012345678901234567890}\n', ""),
+    ],
+)
+def test_a_file_that_is_no_exported_audit_log_is_refused_with_its_line(
+    tmp_path: Path, content: bytes, fault: str
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    done = CliRunner().invoke(app, ["audit", "verify", "--file", str(tmp_path / "log")])
+    assert done.exit_code == 1
+    assert done.stderr.endswith(f"log: {fault}allowed: a file that `sluice audit export` wrote\n")
+
+
 @pytest.mark.parametrize(
     ("command", "lacks"),
     [
