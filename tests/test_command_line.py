@@ -565,6 +565,21 @@ def test_a_worker_that_is_no_address_is_named_with_what_is_allowed(tmp_path: Pat
     assert "--url" not in done.stderr and "secret" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        (["--worker", "http://127.0.0.1:9"], "sluice: not started"),
+        (["--log-level", "loud"], "sluice: not started"),
+        (["--config", "absent.yaml"], "sluice: not started; `sluice doctor` checks everything at once"),
+    ],
+)
+def test_a_start_that_failed_advises_the_doctor_only_where_it_looks_at_the_same(
+    words: list[str], last: str, tmp_path: Path
+) -> None:
+    done = fork_server.run([sys.executable, "-m", "ops.cli", "serve", *words], cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == last
+
+
 def test_an_unknown_level_of_the_log_is_named_with_what_is_allowed(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ops.cli", "serve", "--log-level", "loud"]
     done = fork_server.run(words, cwd=tmp_path)

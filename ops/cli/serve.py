@@ -25,6 +25,10 @@ from ops.gpus.layout import NUMBER_VARIABLE, gpus_of
 from ops.gpus.worker import GivenUp
 from ops.gpus.worker_group import make_worker_group
 
+# What to do about a start that failed; nothing after a fault of the options, which the doctor does not see.
+CHECK = "`sluice doctor` checks everything at once"
+CHECK_WORKERS = "`sluice init --worker URL` writes a file that `sluice doctor` checks"
+
 
 def serve(
     config: Path | None,
@@ -41,7 +45,7 @@ def serve(
         workers: number of worker processes that choose their device themselves.
         urls: URLs of running workers, from which the configuration is derived.
     """
-    logs, number = None, os.environ.get(NUMBER_VARIABLE)
+    logs, number, advice = None, os.environ.get(NUMBER_VARIABLE), None
     name = "sluice" if number is None else f"sluice: worker {number}"
     try:
         if log_level.lower() not in LEVELS:
@@ -49,6 +53,7 @@ def serve(
         if urls and (gpus is not None or workers is not None):
             raise ConfigError("--worker: it names running workers; leave out --gpus and --workers")
         base = worker_configuration(urls, os.environ) if urls else None
+        advice = CHECK_WORKERS if urls else CHECK
         settings = load_settings(None if urls else config, base=base)
         always = {} if number is None else {"worker_number": number}
         os.environ[LOG_LEVEL_VARIABLE] = log_level
@@ -87,10 +92,9 @@ def serve(
         for fault in reported:
             print_errors(str(fault) or "the engine did not start within engine.start_timeout_seconds", name)
         if any(isinstance(fault, GivenUp) for fault in reported):
-            end = "stopped; the workers' lines above have the reason, and"
+            print_errors(f"stopped; the workers' lines above have the reason, and {CHECK}", name)
         else:
-            end = "not started;"
-        print_errors(f"{end} `sluice doctor` checks everything at once", name)
+            print_errors("; ".join(filter(None, ("not started", advice))), name)
         return 1
     finally:
         if logs is not None and not logs.close():
