@@ -143,7 +143,8 @@ def _not_json(reason: str, body: bytes) -> InvalidRequest:
         path = _surrogate_path(body)
         if path is not None:
             return InvalidRequest(
-                f"{path} contains a lone surrogate; allowed: valid Unicode text", param=path
+                f"{path or 'the body'} contains a lone surrogate; allowed: valid Unicode text",
+                param=path or None,
             )
     return InvalidJson(f"the body is not valid JSON: {reason}")
 

@@ -282,6 +282,13 @@ def test_a_lone_surrogate_is_refused_by_its_path(escape: str) -> None:
     assert "surrogate" in refused.value.message
 
 
+def test_a_body_that_is_only_a_lone_surrogate_is_named_as_the_body() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(b'"\\ud800"')
+    assert refused.value.message == "the body contains a lone surrogate; allowed: valid Unicode text"
+    assert refused.value.param is None
+
+
 @pytest.mark.parametrize(
     "raw",
     [
