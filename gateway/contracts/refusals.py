@@ -221,7 +221,10 @@ def _message(path: str, errors: Sequence[Any]) -> str:
     value = error["input"]
     if kind in _RANGES and isinstance(value, str):
         value = Readable(value)  # a form's values are texts; this one is a number
-    shown = given_type(value) if kind == "literal_error" and error["loc"][-1] == "type" else given(value)
+    if kind in _LENGTHS and isinstance(value, dict):
+        shown = f"an object of {_many(len(value), 'item')}"
+    else:
+        shown = given_type(value) if kind == "literal_error" and error["loc"][-1] == "type" else given(value)
     return f"{subject} is {shown}; allowed: {' or '.join(wanted)}"
 
 

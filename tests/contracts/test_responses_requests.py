@@ -313,6 +313,12 @@ def test_what_cannot_be_done_is_refused_by_its_name(change: dict[str, Any], para
     assert refused.value.message.startswith(param)
 
 
+def test_an_object_of_too_many_items_is_described_by_their_number() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parsed({"model": "demo", "input": "hi", "metadata": {str(one): "x" for one in range(17)}})
+    assert refused.value.message == "metadata is an object of 17 items; allowed: 16 items or fewer"
+
+
 @pytest.mark.parametrize(
     ("given", "names"),
     [
