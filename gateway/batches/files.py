@@ -14,7 +14,7 @@ from gateway.batches.storage import FileStorage
 from gateway.config.batches import BatchesSection
 from gateway.contracts.batches import FileBody
 from gateway.contracts.fields import from_attributes
-from gateway.contracts.refusals import not_allowed, path_of
+from gateway.contracts.refusals import Readable, given, not_allowed, path_of
 from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, NotFound, QuotaExceeded
 
 T = TypeVar("T")
@@ -208,8 +208,13 @@ def expiry(anchor: str | None, seconds: str | None) -> float | None:
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
-        raise not_allowed("expires_after[anchor]", "is another word, or missing", "created_at")
+        raise not_allowed("expires_after[anchor]", shown(anchor), "created_at")
     least, most = EXPIRES_S
     if seconds is None or not seconds.isdecimal() or not least <= float(seconds) <= most:
-        raise not_allowed("expires_after[seconds]", "is out of range, or missing", f"{least} to {most}")
+        raise not_allowed("expires_after[seconds]", shown(seconds), f"{least} to {most}")
     return float(seconds)
+
+
+def shown(value: str | None) -> str:
+    """What an error says about a field of a form."""
+    return "is missing" if value is None else f"is {given(Readable(value))}"

@@ -9,7 +9,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import StreamingResponse
 
 from accounting.batch_tables import FileRow
-from gateway.batches.files import PURPOSES, expiry, file_body
+from gateway.batches.files import PURPOSES, expiry, file_body, shown
 from gateway.contracts.batches import FileBody, FilesBody
 from gateway.contracts.openai_answer import DeletedBody
 from gateway.contracts.refusals import not_allowed, path_of
@@ -59,7 +59,7 @@ async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
     if not isinstance(file, UploadFile):
         raise not_allowed("file", "is missing or is not a file", "one file")
     if (purpose := texts.get("purpose")) not in PURPOSES:
-        raise not_allowed("purpose", "is missing or has another value", ", ".join(PURPOSES))
+        raise not_allowed("purpose", shown(purpose), ", ".join(PURPOSES))
     if others := form.keys() - set(FORM_FIELDS):
         raise not_allowed(path_of([min(others)]), "is not a known field", ", ".join(FORM_FIELDS))
     expires_s = expiry(texts.get("expires_after[anchor]"), texts.get("expires_after[seconds]"))

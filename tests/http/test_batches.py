@@ -164,6 +164,27 @@ async def test_a_wrong_field_of_the_form_is_named(serving: Any, fields: dict[str
         assert fault(await uploaded(client, **fields)) == (400, "invalid_request", param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"purpose": "fine-tune"}, "purpose is 'fine-tune'; allowed: batch, user_data, evals"),
+        ({"purpose": []}, "purpose is missing; allowed: batch, user_data, evals"),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "9"},
+            "expires_after[seconds] is '9'; allowed: 3600 to 2592000",
+        ),
+        ({"expires_after[seconds]": "3600"}, "expires_after[anchor] is missing; allowed: created_at"),
+    ],
+    ids=["wrong", "absent", "out of range", "half"],
+)
+async def test_a_wrong_field_of_the_form_is_shown_with_what_is_allowed(
+    serving: Any, fields: dict[str, Any], message: str
+) -> None:
+    async with serving() as client:
+        answer = await uploaded(client, **fields)
+    assert answer.json()["error"]["message"] == message
+
+
 @pytest.mark.parametrize("after", ["000003600001", "000003600" + "9" * 400])
 async def test_leading_zeros_do_not_extend_the_life_of_a_file(serving: Any, after: str) -> None:
     """A file that never expired made each later list of the tenant's files an internal error."""
