@@ -22,14 +22,16 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
     elsewhere = {*backends.values()} - served
     within = routes if allowed is None else allowed
     routed = {backends.get(one) for name in within if name in routes for one in routes[name].backends}
-    served |= {
+    poolable = {
         card.id
         for card in cards
         if card.kind is CardKind.BASE
+        and card.id not in served
         and card.pools
         and (allowed is None or card.id in routed)
         and not (card.generates and card.id in routed)
     }
+    served |= poolable
 
     def may(card: ModelCard) -> bool:
         match card.kind:
@@ -59,7 +61,9 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
         if (allowed is None or name in allowed)
         and any(caller.may_use(backends.get(one, one)) for one in routes[name].backends)
     ]
-    named = [*selecting, *(card for card in cards if card.id not in revision.route_of and may(card))]
+    others = [card for card in cards if card.id not in revision.route_of and may(card)]
+    # Some clients take the first model of the list for chats.
+    named = [*selecting, *sorted(others, key=lambda card: card.id in poolable)]
     by_id: dict[str, ModelCard] = {}
     for card in named:
         by_id.setdefault(card.id, card)  # a name selects a base model or an adapter rather than a backend

@@ -205,6 +205,7 @@ def test_a_model_of_vectors_is_listed_for_each_key_that_may_use_it(
     caller = Caller("t", CallerRole.CALLER, "k", **limits)  # type: ignore[arg-type]
     found = usable(model_cards(fleet, registry(), lambda _: 8), caller, revision)
     assert {card.id for card in found if card.kind is not CardKind.BACKEND} == shown
+    assert found[0].id == "demo", "the first model of the list takes chats"
 
 
 def test_every_name_of_a_model_shows_whether_its_backend_takes_images() -> None:
