@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
+import orjson
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
@@ -32,6 +33,8 @@ STARTED_AT_ONCE: Final = 8  # most lines started between two checks, so that the
 MAX_TAKEOVERS: Final = 10  # most gateways that may end while they run a line; then the line fails
 MAX_ENGINE_DEATHS: Final = 2  # if an engine dies on this try of a line, or a later one, the line fails
 MAX_FAILURES: Final = 4
+MAX_REFUSED: Final = 64
+"""Lines refused in a row that pause a batch of several models, since the reason may be the key's."""
 LONGEST_PAUSE_S: Final = 30.0
 UNREAD_PAUSE_S: Final = 5.0  # pause of a batch whose input the storage does not give
 STORE_S: Final = 15.0
@@ -95,8 +98,13 @@ class BatchRunner:
         self._unfinished: list[BatchLine] = []
         self._reading = 0
         self.outcomes = dict.fromkeys(("completed", "failed", "returned"), 0)
+        # By batch: when its lines may start again, and when refused ones may; of the lines refused in this
+        # pass over the batch, the furthest place, and the number in a row.
         self._not_before: dict[str, float] = {}
-        self._refused: dict[str, int] = {}  # the place of a batch's line that was refused last
+        self._refused_not_before: dict[str, float] = {}
+        self._refused: dict[str, int] = {}
+        self._in_a_row: Counter[str] = Counter()
+        self._passed: set[str] = set()  # batches whose first pass is over: only refused lines are left
         self._exhausted: set[str] = set()
         self._speed: float | None = None
         self._ended_at: float | None = None
@@ -170,8 +178,10 @@ class BatchRunner:
         self.batches = await store.unfinished()
         known = {one.batch_id for one in self.batches}
         self._exhausted.clear()
-        self._not_before = {key: at for key, at in self._not_before.items() if key in known}
-        self._refused = {key: place for key, place in self._refused.items() if key in known}
+        for of_batches in (self._not_before, self._refused_not_before, self._refused, self._in_a_row):
+            for ended in of_batches.keys() - known:
+                del of_batches[ended]
+        self._passed &= known
         in_progress = {one.batch_id for one in self.batches if one.status == "in_progress"}
         stops = runner.stopping()
         for one in self.running:
@@ -248,7 +258,11 @@ class BatchRunner:
         late, until = self._leases.over_before(), self.files.now() + LEASE_S
         claim = partial(self.files.store.claim_lines, batch.batch_id, late, until)
         after = self._refused.get(batch.batch_id, -1)  # a line that is always refused holds no other line up
-        claimed = await claim(most, after) or await claim(most)
+        claimed = await claim(most, after)
+        if not claimed and after >= 0 and self._refused_not_before[batch.batch_id] <= self.clock():
+            self._passed.add(batch.batch_id)
+            del self._refused[batch.batch_id]
+            claimed = await claim(most)
         return claimed or ([] if self.running else await claim(1, failed_before=True))
 
     def _in_turn(self) -> list[BatchRow]:
@@ -300,12 +314,25 @@ class BatchRunner:
             outcome.failed_here and tries < MAX_FAILURES
         )
         if failed or outcome.retry_s is not None:
-            self._not_before[batch.batch_id] = self.clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
-            self._refused[batch.batch_id] = line.place
+            self._refused[batch.batch_id] = max(line.place, self._refused.get(batch.batch_id, -1))
+            until = self.clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
+            self._refused_not_before[batch.batch_id] = until
+            if self._pauses(batch):
+                self._not_before[batch.batch_id] = until
             await self._stored(line, lambda: self.files.store.give_back(line, int(failed)))
             self.outcomes["returned"] += 1
         else:
+            self._in_a_row.pop(batch.batch_id, None)
             await self._stored(line, lambda: self._finish_line(line, outcome))
+
+    def _pauses(self, batch: BatchRow) -> bool:
+        """Whether a refused line pauses its batch. In the first pass other models' lines go on."""
+        self._in_a_row[batch.batch_id] += 1
+        one_model = orjson.loads(batch.body).get("model") is not None
+        if batch.batch_id in self._passed or one_model or self._in_a_row[batch.batch_id] >= MAX_REFUSED:
+            del self._in_a_row[batch.batch_id]
+            return True
+        return False
 
     async def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
         def read() -> bytes:

@@ -28,7 +28,7 @@ from gateway.batches.batches import Batches, with_changes
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
-from gateway.batches.runner import LEASE_S, MAX_TAKEOVERS, BatchRunner
+from gateway.batches.runner import LEASE_S, MAX_REFUSED, MAX_TAKEOVERS, BatchRunner
 from gateway.batches.stages import finish
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
@@ -138,23 +138,23 @@ class BatchRig:
             finally:
                 running.cancel()
 
-    async def create_batch(self, batches: Batches, count: int, **asked: Any) -> str:
-        """Create a batch of ``count`` lines and return its id."""
-        file = await self.upload(batches.files, count)
+    async def create_batch(self, batches: Batches, count: int, models: int = 1, **asked: Any) -> str:
+        """Create a batch of ``count`` lines, for ``models`` in turn, and return its id."""
+        file = await self.upload(batches.files, count, models)
         self.names += 1
         body = BatchBody.model_validate(
             {"input_file_id": file.file_id, "endpoint": CHAT, "completion_window": "24h", **asked}
         )
         return str((await batches.create(ACME, f"batch_{self.names}", body))["id"])
 
-    async def upload(self, files: Files, count: int, **body: Any) -> FileRow:
+    async def upload(self, files: Files, count: int, models: int = 1, **body: Any) -> FileRow:
         content = b"".join(
             json.dumps(
                 {
                     "custom_id": f"r{number}",
                     "method": "POST",
                     "url": CHAT,
-                    "body": {"model": "demo", "number": number, **body},
+                    "body": {"model": f"demo{number % models or ''}", "number": number, **body},
                 }
             ).encode()
             + b"\n"
@@ -375,6 +375,41 @@ async def test_a_line_that_is_always_refused_holds_no_other_line_of_its_batch_up
         await until_true(lambda: max(lines.tries.values(), default=0) > 20)
         shown = await batches.show("acme", batch_id)
     assert (shown["status"], shown["request_counts"]["completed"]) == ("in_progress", 5)
+
+
+@pytest.mark.parametrize("refused", [4, MAX_REFUSED + 32])
+async def test_a_model_that_is_refused_does_not_pause_the_lines_of_the_batchs_other_models(
+    rig: BatchRig, refused: int
+) -> None:
+    """Lines of the refused model come first, and their pause is longer than the test waits."""
+
+    def outcome(line: BatchLine, attempt: int) -> LineOutcome:
+        if line.place < refused:
+            pauses.append(line.place)
+            return LineOutcome(503, b"{}", retry_s=0.05 if len(pauses) % MAX_REFUSED == 0 else 30.0)
+        return answered(line, attempt)
+
+    pauses: list[int] = []
+    lines, count = Lines(outcome), refused + 6
+    async with rig.gateway(lines, Engines(1, lines)) as batches:
+        batch_id = await rig.create_batch(batches, count, models=2)
+        await until_true(lambda: lines.tries.total() == count)
+        shown = await batches.show("acme", batch_id)
+        while shown["request_counts"]["completed"] < 6:
+            await asyncio.sleep(0.01)
+            shown = await batches.show("acme", batch_id)
+    assert (shown["status"], shown["model"]) == ("in_progress", None)
+    assert pauses == list(range(refused)), "a refused line runs again after its pause"
+
+
+async def test_once_only_refused_lines_are_left_each_refusal_pauses_their_batch(rig: BatchRig) -> None:
+    """A model that stays away costs one refusal a pause, not one a line."""
+    lines = Lines(lambda line, attempt: LineOutcome(503, b"{}", retry_s=0.05 if attempt == 1 else 30.0))
+    async with rig.gateway(lines, Engines(1, lines)) as batches:
+        await rig.create_batch(batches, 8, models=2)
+        await until_true(lambda: lines.tries.total() > 8)
+        await asyncio.sleep(0.3)
+    assert sorted(lines.tries.values()) == [1, 1, 1, 1, 1, 1, 1, 2]
 
 
 async def test_a_line_that_an_engine_died_on_runs_alone(rig: BatchRig) -> None:
