@@ -39,15 +39,25 @@ async def ask(client: openai.AsyncOpenAI, number: int, begun: asyncio.Semaphore 
     return text
 
 
+def tokens_of(worker: LiveGateway) -> float:
+    return worker.metric("vllm:generation_tokens_total")
+
+
 async def kill_during_streams(front: LiveGateway, victim: LiveGateway) -> tuple[list[str], list[str]]:
-    """The answers without a kill, and those during which ``victim`` is killed."""
+    """The answers without a kill, and those during which ``victim`` is killed.
+
+    The first streams that begin may all be the other worker's, so the victim's own tokens are counted too.
+    """
     async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=ADMIN_KEY, max_retries=0) as client:
         whole = [await ask(client, number) for number in range(len(QUESTIONS))]
-        begun = asyncio.Semaphore(0)
+        begun, before = asyncio.Semaphore(0), await asyncio.to_thread(tokens_of, victim)
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(ask(client, number, begun)) for number in range(STREAMS)]
             for _ in range(STREAMS // 2):
                 await begun.acquire()
+            async with asyncio.timeout(240):
+                while await asyncio.to_thread(tokens_of, victim) < before + STREAMS // 4 * PIECES:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             victim.process.send_signal(signal.SIGKILL)
     return whole, [task.result() for task in asked]
 
@@ -65,7 +75,9 @@ def test_every_stream_of_a_killed_sluice_is_resumed_exactly_by_the_other_one(tmp
         )
         (tmp_path / "sluice.yaml").write_text(
             "engine: {kind: none, tokenizer: models/demo, served_model_name: demo}\n"
-            f"backends: {{pool: {{kind: openai, base_urls: {urls}, model: demo, api_key_env: SLUICE_ADMIN_KEY}}}}\n"
+            "backends: {pool: {kind: openai, model: demo, api_key_env: SLUICE_ADMIN_KEY,"
+            # On a busy machine the other worker may take longer than the default, 2 s, to accept or be probed.
+            f" connect_timeout_seconds: 30, probe_timeout_seconds: 30, base_urls: {urls}}}}}\n"
             f"routing: {{file: {tmp_path}/routing.yaml}}\n"
         )
         front = stack.enter_context(gateway(tmp_path, config=tmp_path / "sluice.yaml"))
