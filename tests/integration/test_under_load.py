@@ -78,7 +78,7 @@ def test_ping_answers_within_100_ms_at_p99_while_32_streams_decode(tmp_path: Pat
         for _ in range(3):  # a stalled machine recovers; a blocked event loop does not
             taken, held_up = asyncio.run(measure(live))
             live.wait_until_idle()
-            assert len(taken) > 50
+            assert len(taken) > 20
             measured.append((p99(taken), p99(held_up)))
             if p99(taken) < 0.1 + 2 * p99(held_up):
                 return
