@@ -221,15 +221,14 @@ class BatchStore(FurtherTables):
         await self._change(waits)
 
     async def give_all_back(self) -> None:
-        """Release all claims of this process; its lines wait again."""
-        running = update(lines).filter_by(owner=self._owner, status="running")
-        claimed = update(batches).filter_by(owner=self._owner)
+        """Release all claims of this process; its lines wait again.
 
-        async def give_back(connection: AsyncConnection) -> None:
+        A process that ends does not wait for another connection's lock: the leases run out.
+        """
+        async with self._transaction() as connection:
+            running = update(lines).filter_by(owner=self._owner, status="running")
             await connection.execute(running.values(status="pending", **UNCLAIMED))
-            await connection.execute(claimed.values(**UNCLAIMED))
-
-        await self._written(give_back)
+            await connection.execute(update(batches).filter_by(owner=self._owner).values(**UNCLAIMED))
 
     async def finish(
         self,
