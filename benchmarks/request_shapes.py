@@ -34,7 +34,7 @@ TOOL = {
 }
 ABSENT: Any = object()
 TIMEOUT_S = 120.0
-RETRIES = 3
+TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Compared:
 async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) -> list[Compared]:
     """Send each shape to both; eight at a time, so that neither side's queue matters.
 
-    A 503 is retried, as the official client does: on a busy machine a worker may miss its probes.
+    A 503 is retried, as the official client does, and longer: on a busy machine a worker may miss its probes.
     """
     turns = asyncio.Semaphore(8)
 
@@ -187,7 +187,7 @@ async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) ->
         )
         headers = {name: value for name, value in given.items() if value}
         async with turns:
-            for _ in range(RETRIES):
+            for _ in range(TRIES):
                 answer = await client.request(shape.method, shape.path, content=content, headers=headers)
                 if answer.status_code != 503:
                     break
