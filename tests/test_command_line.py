@@ -753,6 +753,45 @@ async def test_doctor_goes_on_after_a_ledger_that_cannot_be_opened(
     assert "prices" in found and "s3cret" not in str(found)
 
 
+@pytest.mark.parametrize(
+    "ledger", ["sqlite+aiosqlite:///state/sluice.db", "postgresql+asyncpg://127.0.0.1:9/x"]
+)
+async def test_doctor_makes_no_file_that_a_start_would_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = await doctors_checks(tmp_path, state={"url": "sqlite:///state/sluice.db"}, ledger={"url": ledger})
+    assert os.listdir(tmp_path) == ["sluice.yaml"]
+    made = "sqlite:///state/sluice.db; state/sluice.db is made at the first start"
+    assert (found["state store"].ok, found["state store"].detail) == (True, made)
+    reported = f"{ledger}; state/sluice.db is made" if "sqlite" in ledger else f"{ledger}: Connection"
+    assert found["ledger"].detail.startswith(reported)
+
+
+async def test_doctor_finds_a_place_where_a_start_cannot_make_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state").touch()
+    found = await doctors_checks(
+        tmp_path,
+        state={"url": "sqlite:///state/s.db"},
+        ledger={"url": "sqlite+aiosqlite:///state/l.db"},
+    )
+    for check, file in (("state store", "s.db"), ("ledger", "l.db")):
+        assert not found[check].ok
+        assert f"state/{file} cannot be made ({tmp_path}/state is not a folder)" in found[check].detail
+
+
+async def test_doctor_opens_files_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("s.db", "l.db"):
+        (tmp_path / name).write_text("no database " * 100)
+    found = await doctors_checks(tmp_path, state={"url": "sqlite:///s.db"})
+    for check in ("state store", "ledger"):
+        assert not found[check].ok and "SQLITE_NOTADB" in found[check].detail
+
+
 async def test_doctor_says_why_a_store_cannot_be_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

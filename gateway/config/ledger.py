@@ -41,6 +41,14 @@ class LedgerConfig(Section):
         return url is not None and url.get_backend_name() == "sqlite" and url.database in _IN_MEMORY
 
     @property
+    def file(self) -> Path | None:
+        """The SQLite file; none in memory, by a URI, or of another database."""
+        url = self._parsed
+        if url is None or url.get_backend_name() != "sqlite" or self.in_memory:
+            return None
+        return None if str(url.database).startswith("file:") else Path(str(url.database))
+
+    @property
     def folder(self) -> Path | None:
         """The journal's folder, by default next to the SQLite file; none for an in-memory database."""
         if self.durability is Durability.MEMORY:
@@ -52,9 +60,7 @@ class LedgerConfig(Section):
             return None
         if url.get_backend_name() != "sqlite":
             return DEFAULT_FOLDER
-        if url.database in _IN_MEMORY or str(url.database).startswith("file:"):
-            return None
-        return Path(f"{url.database}.journal")
+        return None if self.file is None else Path(f"{url.database}.journal")
 
     @property
     def _parsed(self) -> URL | None:

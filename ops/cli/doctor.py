@@ -7,7 +7,7 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.status import Status
 
 from accounting.events import WriteFailed
+from accounting.options import Durability
 from budgeting.values import Message, Role
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.backends.bedrock.backend import BedrockBackend
@@ -100,9 +101,11 @@ async def examine(
     if settings is None:
         return found
     found += [_disk(settings.ledger.folder), *files_of_batches(settings), admin_keys(settings)]
-    state_url = settings.state.url
+    configured = settings
     settings, lacking = _without_missing_redis(settings)
     found += lacking
+    made = _places_to_make(settings)
+    settings = _with_nothing_made(settings)
     # A random key, because faults of the real one are reported by ``admin_keys``.
     key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
@@ -116,11 +119,15 @@ async def examine(
     models = gateway.core.model.models
     found.append(DoctorCheck("token counting", True, models.default.tokenizer.encoder))
     state = gateway.core.base.state
-    store = await _opened("state store", state.url.shown, state.open, partial(_unreadable, state.store))
-    found += [store] if settings.state.url == state_url else []
+    if (file := made.state) is not None:
+        found.append(_place("state store", configured.state.url, file))
+    elif settings.state.url == configured.state.url:
+        unreadable = partial(_unreadable, state.store)
+        found.append(await _opened("state store", state.url.shown, state.open, unreadable))
     found += records_lost(state)
-    for check in (_routing, _published, _ledger, _response_cache):
-        found.append(await check(gateway))
+    found += [await _routing(gateway), await _published(gateway)]
+    found.append(await _ledger(gateway, configured.ledger.shown, made.ledger))
+    found.append(await _response_cache(gateway))
     await state.close()
     for weights in gateway.core.base.weights.values():
         try:
@@ -224,6 +231,48 @@ def _without_missing_redis(settings: Settings) -> tuple[Settings, list[DoctorChe
     }
     detail, hint = f"not installed; needed by {', '.join(keys)}", "pip install 'sluice-gateway[redis]'"
     return settings.model_copy(update=update), [DoctorCheck("client of Redis", False, detail, hint)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The files and folders that the first start makes; the doctor makes none of them."""
+
+    state: Path | None
+    ledger: Sequence[Path]
+
+
+def _places_to_make(settings: Settings) -> _Places:
+    name = settings.state.url.removeprefix("sqlite:///")
+    state = (
+        None if name in ("", settings.state.url) or name.startswith(":memory:") or "?" in name else Path(name)
+    )
+    ledger = (settings.ledger.file, settings.ledger.folder)
+    return _Places(
+        None if state is None or os.path.exists(state) else state,
+        [place for place in ledger if place is not None and not os.path.exists(place)],
+    )
+
+
+def _with_nothing_made(settings: Settings) -> Settings:
+    """The settings with memory in place of files and folders that do not exist."""
+    made, state, ledger = _places_to_make(settings), settings.state, settings.ledger
+    if made.state is not None:
+        state = state.model_copy(update={"url": "memory://"})
+    if ledger.folder in made.ledger:
+        ledger = ledger.model_copy(update={"durability": Durability.MEMORY})
+    if ledger.file in made.ledger:
+        ledger = ledger.model_copy(update={"url": "sqlite+aiosqlite://"})
+    return settings.model_copy(update={"state": state, "ledger": ledger})
+
+
+def _place(check: str, shown: str, place: Path) -> DoctorCheck:
+    """Whether a start can make a file or a folder."""
+    there = _existing(place.parent)
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return DoctorCheck(check, True, f"{shown}; {place} is made at the first start")
+    reason = "no permission to write there" if there.is_dir() else f"{there} is not a folder"
+    hint = "start where the gateway may write, or name another place"
+    return DoctorCheck(check, False, f"{shown}: {place} cannot be made ({reason})", hint)
 
 
 def _existing(path: Path) -> Path:
@@ -336,7 +385,8 @@ async def _published(gateway: Gateway) -> DoctorCheck:
     return DoctorCheck(check, True, f"{count} published, unchanged")
 
 
-async def _ledger(gateway: Gateway) -> DoctorCheck:
+async def _ledger(gateway: Gateway, shown: str, places: Sequence[Path]) -> DoctorCheck:
+    """Whether the ledger opens, and whether the ``places`` that a start makes for it can be made."""
     ledger = gateway.core.accounts.ledger
     failures: list[WriteFailed] = []
     gateway.core.base.events.attach(failures.append, WriteFailed)
@@ -344,9 +394,10 @@ async def _ledger(gateway: Gateway) -> DoctorCheck:
     async def fault() -> str | None:
         return failures[0].error_type if failures else None
 
-    finding = await _opened("ledger", gateway.settings.ledger.shown, ledger.open, fault)
+    finding = await _opened("ledger", shown, ledger.open, fault)
     await ledger.close(1.0)
-    return finding
+    checks = [_place("ledger", shown, place) for place in places]
+    return next((one for one in (finding, *checks) if not one.ok), (*checks, finding)[0])
 
 
 @contextmanager
