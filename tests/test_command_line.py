@@ -74,6 +74,16 @@ def test_the_help_of_a_command_has_more_than_20_words(words: list[str]) -> None:
     assert len(done.stdout.split()) > 20
 
 
+@pytest.mark.parametrize("width", ["70", "140"])
+def test_a_paragraph_of_the_help_is_wrapped_by_the_width_of_the_terminal(width: str) -> None:
+    done = CliRunner().invoke(app, ["keys", "change", "--help"], env={"COLUMNS": width})
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith("What is not given stays."))
+    lengths = [len(line) for line in lines[first : lines.index("", first)]]
+    assert len(lengths) == {"70": 3, "140": 2}[width]
+    assert min(lengths[:-1]) > int(width) - 20
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_output_for_which_the_disk_is_full_is_told_without_a_traceback(

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import inspect
 import json
 import os
 import sys
@@ -177,6 +178,25 @@ def _options(
     ] = False,
 ) -> None:
     """A gateway in front of GPU workers: prompts, token budgets, admission, routing, accounting."""
+
+
+def unwrap_help(group: typer.Typer) -> None:
+    """Join the lines of each paragraph in the help of all commands, so that the terminal's width wraps it.
+
+    Typer keeps the line ends of docstrings. Paragraphs after a backspace and with indented lines stay.
+    """
+    for command in group.registered_commands:
+        paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+        kept = ("\b", "\n ")
+        command.help = "\n\n".join(
+            text if any(mark in text for mark in kept) else " ".join(text.split("\n")) for text in paragraphs
+        )
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            unwrap_help(inner.typer_instance)
+
+
+unwrap_help(app)
 
 
 def hoisted(words: Sequence[str]) -> list[str]:
