@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from accounting import shadow_pairs
@@ -72,6 +73,23 @@ def test_the_help_of_a_command_has_more_than_20_words(words: list[str]) -> None:
     done = fork_server.run([sys.executable, "-m", "ops.cli", *words])
     assert done.returncode == 0
     assert len(done.stdout.split()) > 20
+
+
+def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command below a group with its words."""
+    for name, one in group.commands.items():
+        yield from commands_of(one, *words, name) if hasattr(one, "commands") else [((*words, name), one)]
+
+
+def test_the_reason_of_a_change_is_the_same_option_in_every_command() -> None:
+    named = {
+        words: option.opts
+        for words, command in commands_of(get_command(app))
+        for option in command.params
+        if {"-m", "--comment", "--message"} & {*option.opts}
+    }
+    assert len(named) > 10 and ("keys", "create") in named
+    assert set(map(tuple, named.values())) == {("--comment", "--message", "-m")}
 
 
 @pytest.mark.parametrize("width", ["70", "140"])

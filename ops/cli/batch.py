@@ -34,7 +34,12 @@ def submit(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="JSON lines, each a request with a custom_id.")
     ],
-    endpoint: Annotated[str | None, typer.Option(help="Default: the url of the file's first line.")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="API path of the requests, as /v1/chat/completions; default: the url of the first line."
+        ),
+    ] = None,
     window: Annotated[
         str, typer.Option(help="Time in which it must be completed: minutes, hours or days, as in 24h.")
     ] = "24h",

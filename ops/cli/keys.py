@@ -37,11 +37,13 @@ class Granted:
         int | None,
         typer.Option(min=-1, max=1, help="Higher priorities are lowered to this; default: 0, for a front 1."),
     ] = None
-    rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None
-    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None
-    tpd: Annotated[int | None, typer.Option(min=1, help="Tokens per day.")] = None
-    usd_per_day: Annotated[float | None, typer.Option(help="US dollars per day (UTC).")] = None
-    usd_per_month: Annotated[float | None, typer.Option(help="US dollars per calendar month (UTC).")] = None
+    rpm: Annotated[int | None, typer.Option(min=1, help="Limit of requests per minute.")] = None
+    tpm: Annotated[int | None, typer.Option(min=1, help="Limit of tokens per minute.")] = None
+    tpd: Annotated[int | None, typer.Option(min=1, help="Limit of tokens per day.")] = None
+    usd_per_day: Annotated[float | None, typer.Option(help="Budget of US dollars per day (UTC).")] = None
+    usd_per_month: Annotated[
+        float | None, typer.Option(help="Budget of US dollars per calendar month (UTC).")
+    ] = None
     route: Annotated[
         list[str] | None, typer.Option(help="A route that the key may use, repeatable; default: all.")
     ] = None
@@ -67,9 +69,14 @@ class Granted:
         ),
     ] = None
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="End of the key: ISO 8601 with an offset, as 2027-01-31T00:00:00Z."
+        ),
     ] = None
-    comment: Annotated[str | None, typer.Option("--comment", "-m", help="The purpose of the key.")] = None
+    comment: Annotated[
+        str | None, typer.Option("--comment", "--message", "-m", help="The purpose of the key.")
+    ] = None
 
     @property
     def body(self) -> dict[str, Any]:

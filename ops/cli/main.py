@@ -76,7 +76,7 @@ def serve(
     gpus: Annotated[
         str | None,
         typer.Option(
-            help="Start a worker process for each GPU behind this gateway: all GPUs, or indices as in 0,1."
+            help="Start a worker process behind this gateway for each GPU: `all`, or indices as in 0,1."
         ),
     ] = None,
     worker: Annotated[
