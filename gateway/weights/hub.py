@@ -18,6 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from gateway.limited.own_modules import with_own_modules
 from gateway.weights.errors import FetchError, FetchStopped
 from gateway.weights.location import HubModel, is_small, needed, unneeded_patterns
 from gateway.weights.values import OnProgress, Progress, ignore
@@ -53,7 +54,7 @@ class HubFetcher:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            cwd=Path(__file__).resolve().parents[2],
+            env=with_own_modules(os.environ),
         ) as child:
             assert child.stdout is not None
             try:

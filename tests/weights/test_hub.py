@@ -62,6 +62,16 @@ def test_the_hubs_cache_serves_without_the_hub(
     assert HubFetcher(LLAMA).fetch(tmp_path) == folder
 
 
+def test_a_relative_hf_home_is_in_the_working_folder(
+    models: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", "cache")
+    folder = HubFetcher(LLAMA).fetch(tmp_path)
+    assert folder.absolute().is_relative_to(tmp_path / "cache")
+    assert "config.json" in names(folder)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
