@@ -111,7 +111,7 @@ def test_the_command_submits_follows_and_collects(tmp_path: Path) -> None:
         assert wrong.exit_code == 1 and "[/b]" in wrong.output
         given.write_bytes(b"\n")
         wrong = run("submit", str(given), "--endpoint", "/v1/completions", "--wait")
-        assert wrong.exit_code == 1 and "the file has no lines" in wrong.output
+        assert wrong.exit_code == 1 and "in.jsonl: it is empty" in wrong.output
         assert "None" not in wrong.output
         assert "not_found" in run("cancel", "batch_x", "--yes").output
 
