@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from itertools import count
-from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
@@ -29,12 +28,12 @@ from engine.errors import (
     error_from_code,
 )
 from engine.limits import check_request
+from engine.own_modules import with_own_modules
 from engine.values import EngineConfig, EngineInfo, EngineSignals, GenerationRequest, SequenceOutput, coalesce
 
 # Most bytes of commands that the child has not read. The child reads between steps, so this is many times
 # what arrives during one step.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-_SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
 
 class EngineState(StrEnum):
@@ -386,11 +385,7 @@ def _child_environment() -> dict[str, str]:
     threads that sleep at once, 350 with threads that spin first. glibc's allocator keeps the memory of a
     step's tensors, because returning it caused page faults that took a tenth of a prefill step, and uses huge
     pages, which took a twentieth off a decode step.
-
-    ``python -m`` searches the working folder first; without ``PYTHONSAFEPATH`` a package ``engine`` there
-    would run in place of this one.
     """
-    paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     defaults = {
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "3000",
@@ -400,4 +395,4 @@ def _child_environment() -> dict[str, str]:
         "MALLOC_TOP_PAD_": str(64 << 20),
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
-    return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    return with_own_modules({**defaults, **os.environ})

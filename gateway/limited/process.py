@@ -25,7 +25,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from gateway.limited.own_modules import with_own_modules
+from engine.own_modules import with_own_modules
 
 Work = Callable[[bytes], bytes]
 

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gateway.limited.own_modules import with_own_modules
+from engine.own_modules import with_own_modules
 from gateway.weights.errors import FetchError, FetchStopped
 from gateway.weights.location import HubModel, is_small, needed, unneeded_patterns
 from gateway.weights.values import OnProgress, Progress, ignore

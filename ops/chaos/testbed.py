@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import yaml
 
+from engine.own_modules import with_own_modules
 from gateway.config.engine import BUNDLED
-from gateway.limited.own_modules import with_own_modules
 from ops.chaos.errors import ChaosError
 from ops.chaos.processes import Process, engine_pids
 from ops.chaos.scenario import BedrockFault, ScenarioStart

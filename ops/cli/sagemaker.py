@@ -41,7 +41,7 @@ def serve(config: ConfigFile = None) -> None:
 
     Example: docker run IMAGE serve
     """
-    from gateway.limited.own_modules import with_own_modules
+    from engine.own_modules import with_own_modules
     from ops.cli.serve import end_process
     from ops.cli.serve import serve as run
     from ops.sagemaker.container import ENDPOINT_ENV, container_environment, log_level

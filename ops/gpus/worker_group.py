@@ -14,9 +14,9 @@ from pathlib import Path
 
 import yaml
 
+from engine.own_modules import with_own_modules
 from gateway.config.engine import ENGINE_ENV
 from gateway.config.settings import ENV_PREFIX, FRONT_KEY, Settings
-from gateway.limited.own_modules import with_own_modules
 from ops.free_ports import free_ports
 from ops.gpus import layout
 from ops.gpus.worker import GivenUp, GpuWorker

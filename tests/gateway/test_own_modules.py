@@ -12,8 +12,8 @@ import pytest
 
 from budgeting.vocabulary import prepare_encode
 from engine.client import _child_environment
+from engine.own_modules import with_own_modules
 from gateway.config.settings import Settings
-from gateway.limited.own_modules import with_own_modules
 from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts.bounded_work import ENCODE
 from ops.gpus.worker_group import make_worker_group

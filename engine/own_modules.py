@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-_SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
+_SOURCE_ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 def with_own_modules(environ: Mapping[str, str]) -> dict[str, str]:
