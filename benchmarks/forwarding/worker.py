@@ -36,6 +36,7 @@ from benchmarks.forwarding.workload import (
 )
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
+from ops.replay.text import WORDS
 
 CREATED = 1_700_000_000
 PROMPT_TOKENS = 2_000
@@ -43,8 +44,9 @@ CACHED_TOKENS = 1_900
 MAX_REQUEST_BYTES = 1 << 20
 BACKLOG = 1024
 NO_TICKET = b"-" * TICKET_BYTES
-WORD_ID = 1000  # of each token of an answer
-TICKET_TOKENS = 1
+TICKET_IDS = (999,)
+# One id for each word, and the same for the same word: repeated ids would be a degenerate answer.
+WORD_IDS = tuple(1000 + WORDS.index(word[1:]) for word in ANSWER_WORDS)
 
 _USAGE = {
     "prompt_tokens": PROMPT_TOKENS,
@@ -88,7 +90,9 @@ def _chunked(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def _piece(shape: Shape, content: str, tokens: int, usage: object = None, reason: str | None = None) -> bytes:
+def _piece(
+    shape: Shape, content: str, ids: Sequence[int], usage: object = None, reason: str | None = None
+) -> bytes:
     """Encode one piece of an answer; the last one has a ``reason`` and no text."""
     choice: dict[str, object] = {"index": 0}
     if shape.text:
@@ -97,7 +101,7 @@ def _piece(shape: Shape, content: str, tokens: int, usage: object = None, reason
         choice |= {"delta": {} if reason else {"content": content}}
     choice |= {"logprobs": None, "finish_reason": reason}
     if shape.ids:
-        choice["token_ids"] = [WORD_ID] * tokens
+        choice["token_ids"] = ids
     return _event([choice], usage, text=shape.text)
 
 
@@ -149,12 +153,12 @@ def _writes(shape: Shape) -> Writes:
             "completion_tokens": so_far,
             "total_tokens": PROMPT_TOKENS + so_far,
         }
-        last = start + len(words) - 1
-        steps[last] = _piece(shape, "".join(words), len(words), usage if shape.counted else None)
+        last, ids = start + len(words) - 1, WORD_IDS[start : start + len(words)]
+        steps[last] = _piece(shape, "".join(words), ids, usage if shape.counted else None)
     # The role, or the prompt's ids, are sent with the first token: the benchmark measures the time to text.
     role: list[object] = [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
     echo: list[bytes] | None = None
-    first = _piece(shape, _HOLE, TICKET_TOKENS)
+    first = _piece(shape, _HOLE, TICKET_IDS)
     if shape.ids:
         shown: list[object] = [{"index": 0, "text": "", "prompt_token_ids": [_HOLE]}] if shape.text else role
         more = {} if shape.text else {"prompt_token_ids": [_HOLE]}
@@ -162,7 +166,7 @@ def _writes(shape: Shape) -> Writes:
         echo = event[event.index(b"\r\n") + 2 : -2].split(b'"%b"' % _HOLE.encode())
     elif not shape.text:
         first = _event(role) + first
-    stop = _piece(shape, "", 0, reason="stop")
+    stop = _piece(shape, "", (), reason="stop")
     return Writes(first.split(_HOLE.encode()), echo, tuple(steps), stop)
 
 
