@@ -15,10 +15,11 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable
-from typing import ClassVar, Final, NoReturn
+from typing import ClassVar, Final, NoReturn, cast
 
 import httptools
 from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.contracts.dialect import Header
@@ -258,6 +259,18 @@ class GatewayProtocol(HttpToolsProtocol):
             self._running = self.cycle
         if self._surplus is not None or table.ending:
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a body that comes in one piece as it is; uvicorn would copy it, and so would its reader."""
+        cycle = self.cycle
+        held = cast("bytes | bytearray", cycle.body)
+        if held or len(body) > HIGH_WATER_LIMIT or cycle.response_complete or self.parser.should_upgrade():
+            if isinstance(held, bytes):
+                cycle.body = bytearray(held)
+            super().on_body(body)
+        else:
+            cycle.body = body  # type: ignore[assignment]  # its readers take either
+            cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._in_message = False
