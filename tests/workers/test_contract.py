@@ -147,17 +147,20 @@ def test_token_ids_in_pieces_are_sent_as_one_list() -> None:
     partial = PartialAnswer("x", (4, 5))
     assert sent(writer, token_ids=ids, partial=partial)["prompt"] == [1, 2, 3, 4, 5]
     assert sent(writer, token_ids=PieceIds([], 0))["prompt"] == []
+    assert sent(writer, token_ids=ids, extra={"prompt": "another"})["prompt"] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("cut", [0, 40, 500])
 @pytest.mark.parametrize("place", ["choice", "chunk", "none"])
-def test_the_prompts_ids_that_vllm_repeats_are_no_part_of_the_answer(place: str) -> None:
+def test_the_prompts_ids_that_vllm_repeats_are_no_part_of_the_answer(place: str, cut: int) -> None:
     text = 'a "prompt_token_ids":[1] is text'
     first: dict[str, Any] = {"index": 0, "text": text, "token_ids": [7, 8]}
     sent: dict[str, Any] = {"choices": [first]}
     if place != "none":
         (first if place == "choice" else sent)["prompt_token_ids"] = list(range(2_000))
     reader = CompletionReader(work(), token_bytes)
-    (delta,) = reader.feed(b"data: " + json.dumps(sent, separators=(",", ":")).encode() + b"\n\n")
+    event = b"data: " + json.dumps(sent, separators=(",", ":")).encode() + b"\n\n"
+    (delta,) = [*(reader.feed(event[:cut]) if cut else ()), *reader.feed(event[cut:])]
     assert (delta.text, delta.token_ids, reader.fault) == (text, (7, 8), None)
 
 

@@ -109,11 +109,11 @@ _lax_chunk = msgspec.json.Decoder(_Chunk, strict=False).decode
 _ECHO = b'"prompt_token_ids":['  # cannot be a part of a string, in which quotes are escaped
 
 
-def _without_echo(event: bytes) -> bytes:
-    """The event without the prompt's ids, which vLLM repeats: to skip them takes longer than the rest."""
-    start = event.find(_ECHO) + len(_ECHO)
-    end = event.find(b"]", start) if start >= len(_ECHO) else -1
-    return event[:start] + event[end:] if end >= 0 else event
+def _without_echo(data: bytes) -> bytes:
+    """The data without the prompt's ids, which vLLM repeats: copying them takes longer than all the rest."""
+    start = data.find(_ECHO) + len(_ECHO)
+    end = data.find(b"]", start) if start >= len(_ECHO) else -1
+    return data[:start] + data[end:] if end >= 0 else data
 
 
 class CompletionReader:
@@ -192,11 +192,11 @@ class CompletionReader:
         called a tool that is not allowed.
         """
         try:
-            events = self._events.feed(data)
+            events = self._events.feed(data if self.started else _without_echo(data))
         except EventTooLarge as error:
             raise BadHttp(str(error)) from None
         if events and not self.started:
-            events[0] = _without_echo(events[0])
+            events[0] = _without_echo(events[0])  # if it came in several pieces
         if DONE in events:
             self.done = True
             events = events[: events.index(DONE)]

@@ -208,8 +208,6 @@ class CompletionWriter:
             if partial is not None and (text := partial.text.rstrip()):
                 body["messages"].append({"role": "assistant", "content": text})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
-        else:
-            body["prompt"] = _prompt_of_ids(work)
         if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps differently
             limit = 0 if sampling.prompt_only else sampling.max_tokens
             body[self.section.chat_limit_field if chat else "max_tokens"] = limit
@@ -268,7 +266,8 @@ class CompletionWriter:
             # vLLM serves lower numbers first, Sluice higher ones. vLLM refuses a priority unless its
             # scheduling policy is ``priority``.
             body["priority"] = -work.priority if self.dialect is VLLM else work.priority
-        data = orjson.dumps({**work.extra, **body} if work.extra else body)
+        fields = {**work.extra, **body} if work.extra else body
+        data = orjson.dumps(fields) if chat else _with_prompt(work, fields)
         sent = _upload(parts_of_body(data, work.images)) if work.images else data
         return WrittenRequest(path, self.headers(work), sent, running_counts, custom)
 
@@ -316,12 +315,19 @@ def _ids_as_json(ids: tuple[int, ...]) -> bytes:
 _IDS_AS_JSON: Final = PerPiece(_ids_as_json, 32 * 1024 * 1024)
 
 
-def _prompt_of_ids(work: Work) -> orjson.Fragment:
-    """The ids of the prompt, and those of the part that is there of an answer."""
+def _with_prompt(work: Work, fields: dict[str, Any]) -> bytes:
+    """The body with the ids of the prompt, and those of the part that is there of an answer.
+
+    The ids are most of the body, so they are copied once only.
+    """
+    fields.pop("prompt", None)  # a field of the caller's with this name
     texts = _IDS_AS_JSON.of(work.token_ids)
     if work.partial is not None and work.partial.token_ids:
         texts.append(_ids_as_json(work.partial.token_ids))
-    return orjson.Fragment(b"[%b]" % b",".join(filter(None, texts)))
+    texts = [text for text in texts if text] or [b""]
+    texts[0] = b'{"prompt":[' + texts[0]
+    texts[-1] += b"]," + orjson.dumps(fields)[1:]
+    return b",".join(texts)
 
 
 def _upload(parts: Sequence[bytes | ImageData]) -> Upload:
