@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 # Longest answer that is read whole, bytes (an error, a list of models, metrics of tens of kilobytes).
 MAX_WHOLE_BYTES = 4 * 1024 * 1024
-# A body up to this size, bytes, is joined with its head and sent in one packet or few.
-JOINED_BYTES = 64 * 1024
 JSON = b"content-type: application/json\r\n"
 MAX_LATE_S = 20.0  # the longest time by which a busy event loop extends the limit of a new connection
 
@@ -120,9 +118,8 @@ class WorkerClient:
         path = self.prefix + path
         if isinstance(body, bytes):
             head = self._head(b"POST", path, headers + JSON, len(body))
-            # A long body is not joined with its head, since joining copies it.
-            request = (head + body,) if len(body) <= JOINED_BYTES else (head, body)
-            return self._exchange(request, self._limits)
+            # Not joined: each request that waits for its answer would hold a copy of its body.
+            return self._exchange((head, body), self._limits)
         head = self._head(b"POST", path, headers + b"content-type: %b\r\n" % body.content_type, body.length)
         first_s, idle_s, total_s = self._limits
         limits = total_s if body.answered_late else first_s, idle_s, total_s
