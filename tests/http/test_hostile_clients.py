@@ -136,6 +136,21 @@ def test_a_length_and_chunks_are_one_request_each(url: str, journey: FakeJourney
         ) == [200]
 
 
+@pytest.mark.parametrize("padding", [0, 100_000])
+@pytest.mark.parametrize("pieces", [1, 2, 30])
+def test_a_body_in_many_pieces_is_read_as_in_one(
+    url: str, journey: FakeJourney, pieces: int, padding: int
+) -> None:
+    body = BODY + b" " * padding
+    size = -(-len(body) // pieces)
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join([b"%x\r\n%b\r\n" % (len(part), part) for part in parts])
+    with expect_requests(journey, 1):
+        coding = b"transfer-encoding: chunked\r\nconnection: close\r\n"
+        assert statuses(send_and_read(url, post(coding, chunks + b"0\r\n\r\n"))) == [200]
+    assert journey.requests[-1].messages[0].content == "hi"
+
+
 @pytest.mark.parametrize(
     "raw",
     [
