@@ -109,11 +109,11 @@ class Journey:
         recorder: RequestRecorder,
         urgent: Urgent,
     ) -> None:
+        await urgent.next_turn()
         revision, ended_at = self.revision(), timer.ended_at
         target = resolve(request, revision, self.fleet, self.adapters)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
-        await urgent.next_turn()
         offload = self.offload(request)
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
         recorder.canonicalized(canonical)
