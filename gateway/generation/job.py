@@ -16,10 +16,11 @@ from gateway.backends.sampling import features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.values import NATIVE, TEXT, GenerateRequest
+from gateway.errors import BackendUnavailable
 from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.budgets import Planning
 from gateway.routing.rank import Ranking, lacking, rank
-from gateway.routing.target import Target
+from gateway.routing.target import RETRY_MS, Target
 from resilience.failures import BackendFailure
 from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
 from resilience.retry_budget import CallBudget
@@ -136,17 +137,26 @@ def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Featu
 
 
 def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet: Fleet) -> Ranking:
-    return rank(
-        target.route,
-        sticky_key=request.sticky_key,
-        asked=required_features(request, lease),
-        backends=fleet.backends,
-        pinned=target.backend,
-        model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
-        models=request.caller.models,
-        serving=target.serving,
-        adapter=lease.adapter,
-    )
+    """Raises as :func:`rank`; BackendUnavailable if a pool has lost a model since ``target`` was resolved."""
+    try:
+        return rank(
+            target.route,
+            sticky_key=request.sticky_key,
+            asked=required_features(request, lease),
+            backends=fleet.backends,
+            pinned=target.backend,
+            model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
+            models=request.caller.models,
+            serving=target.serving,
+            adapter=lease.adapter,
+        )
+    except KeyError as gone:
+        if gone.args[0] in fleet.backends:
+            raise
+        raise BackendUnavailable(
+            f"the models of route {target.route.name!r} changed meanwhile; send the request again",
+            retry_after_ms=RETRY_MS,
+        ) from None
 
 
 def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStream) -> Job | None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from adapters.catalogue import AdapterState
 from adapters.errors import UnknownAdapter
 from adapters.registry import AdapterRegistry
-from adapters.selection import AdapterOffer
+from adapters.selection import AdapterOffer, Lease
 from adapters.values import Adapter, Selection
 from gateway.backends.port import Fleet
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
@@ -20,6 +20,7 @@ from gateway.contracts.openai import ChatRequest
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import BackendUnavailable, Forbidden, InvalidRequest, UnknownModel, UnknownRoute
+from gateway.generation.job import rank_backends
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.routing.check import KnownNames
@@ -67,6 +68,20 @@ def found(
         adapter_id=adapter,
     )  # fmt: skip
     return resolve(request, REVISION, FLEET, ADAPTERS)
+
+
+@pytest.mark.parametrize("model", [None, "demo"])
+def test_a_request_whose_model_is_gone_since_it_was_resolved_is_asked_to_come_again(
+    model: str | None,
+) -> None:
+    request = GenerateRequest(
+        "r", "g", Caller("t", CallerRole.CALLER, "key_1"), contract=Contract.NATIVE, arrived_at=0.0, created=0
+    )
+    target, left = found(model), {"pool": FLEET.backends["pool"]}
+    assert rank_backends(request, target, Lease(None, "none"), FLEET).candidates[0].name == "local"
+    with pytest.raises(BackendUnavailable, match="send the request again") as refused:
+        rank_backends(request, target, Lease(None, "none"), Fleet(left))
+    assert refused.value.retry_after_ms
 
 
 def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
