@@ -1,6 +1,4 @@
-"""The stages of a request, in order, one call a stage.
-
-::
+"""The stages of a request, in order, one call a stage::
 
     HTTP → value → canonicalize → lease adapter → rank backends → plan budget → admit
          → generate, guarded → respond → account
@@ -91,6 +89,7 @@ class Journey:
             try:
                 with self.in_flight.receive(request), timer.limit, self.turns.urgent() as urgent:
                     await self._stages(request, span.trace_id, sink, stream, timer, recorder, urgent)
+                await urgent.next_turn()  # the caller has the answer; the record may wait
             except Exception as error:
                 public = request.in_body_terms(public_error(timer.cause_of(error)))
                 recorder.failed(public, error)
@@ -154,6 +153,7 @@ class Journey:
                 except (Refused, BackendFailure, DeadlinePassed) as cause:
                     outcome = await self.fallback.answer(cause, job, stream)
                 ended_at["generate"] = self.clock()
+                await urgent.next_turn()
                 warnings = warnings_of(request, canonical, lease)
                 answer = respond(request, outcome, stream, timer, trace_id=trace_id, warnings=warnings)
                 account.settle(closing_row(row, answer, model=outcome.model))

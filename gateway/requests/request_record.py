@@ -118,7 +118,8 @@ class RequestRecorder(Struct, eq=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._failure is None and isinstance(error, asyncio.CancelledError):
+        sent = "respond" in self._timer.ended_at
+        if self._failure is None and not sent and isinstance(error, asyncio.CancelledError):
             self._failure = DISCONNECTED, "cancelled", "cancelled"
         tracing, record = self._reporter.tracing, self._record()
         if tracing.exporting:

@@ -27,7 +27,9 @@ class StageTimer(Struct, eq=False):
         return stage_ms
 
     def total_ms(self) -> float:
-        return (self.clock() - self.arrived_at) * 1000
+        """The time from the request's arrival until now, or until its answer was sent."""
+        sent_at = self.ended_at.get("respond")
+        return ((self.clock() if sent_at is None else sent_at) - self.arrived_at) * 1000
 
     def at_ms(self, at: float | None) -> float | None:
         """Convert a time of the clock to milliseconds after arrival."""

@@ -158,6 +158,29 @@ async def test_a_caller_who_leaves_before_the_time_limit_is_reported_as_gone(
     assert (record.status, record.error_code) == (499, "cancelled")
 
 
+async def test_a_caller_who_leaves_between_its_answer_and_its_record_was_answered(
+    build_rig: Build, ask: Ask
+) -> None:
+    """Under load the records of several answers are made together, in the turn after the answers."""
+    rig, sinks = build_rig(), [RecordingSink(), RecordingSink()]
+    journeys = [
+        asyncio.get_running_loop().create_task(
+            rig.journey.run(ask(request_id=f"req_{number}", generation_id=f"gen_{number}"), sink)
+        )
+        for number, sink in enumerate(sinks)
+    ]
+    for _ in range(MOST_TURNS):
+        if sinks[0].answer:
+            break
+        await asyncio.sleep(0)
+    assert not journeys[0].done()
+    journeys[0].cancel()
+    await asyncio.gather(*journeys, return_exceptions=True)
+    assert journeys[0].cancelled()
+    assert [(record.status, record.error_code) for record in rig.records] == [(200, None), (200, None)]
+    assert [row.finish_reason for row in rig.outbox.rows] == ["stop", "stop"]
+
+
 @pytest.mark.parametrize("discarded", [False, True])
 async def test_a_partial_answer_is_billed_unless_its_sink_has_discarded_it(
     build_rig: Build, ask: Ask, discarded: bool
