@@ -1,7 +1,7 @@
 """Runs the lines of batches on idle capacity."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -74,6 +74,30 @@ class _Running:
         return not self.ended and not self.task.cancelling()
 
 
+@dataclass(slots=True)
+class _Refusals:
+    """What the refused lines of a batch mean for its next lines; times are of the runner's clock.
+
+    ``not_before``: when lines of the batch may start again; ``retry_not_before``: when refused ones may.
+    Of the lines refused in this pass over the batch, ``place`` is the furthest, -1 without one, and
+    ``in_a_row`` the number since one ended. ``first_pass`` is over once only refused lines are left.
+    """
+
+    not_before: float = float("-inf")
+    retry_not_before: float = float("-inf")
+    place: int = -1
+    in_a_row: int = 0
+    first_pass: bool = True
+
+    def note(self, batch: BatchRow, place: int, until: float) -> None:
+        """Note a line refused ``until``. In the first pass the lines of other models go on."""
+        self.place, self.retry_not_before = max(self.place, place), until
+        self.in_a_row += 1
+        one_model = orjson.loads(batch.body).get("model") is not None
+        if one_model or not self.first_pass or self.in_a_row >= MAX_REFUSED:
+            self.not_before, self.in_a_row = until, 0
+
+
 @dataclass(eq=False)
 class BatchRunner:
     """Validates, runs and finishes batches; any number of gateways on one database share the work.
@@ -98,13 +122,7 @@ class BatchRunner:
         self._unfinished: list[BatchLine] = []
         self._reading = 0
         self.outcomes = dict.fromkeys(("completed", "failed", "returned"), 0)
-        # By batch: when its lines may start again, and when refused ones may; of the lines refused in this
-        # pass over the batch, the furthest place, and the number in a row.
-        self._not_before: dict[str, float] = {}
-        self._refused_not_before: dict[str, float] = {}
-        self._refused: dict[str, int] = {}
-        self._in_a_row: Counter[str] = Counter()
-        self._passed: set[str] = set()  # batches whose first pass is over: only refused lines are left
+        self._refusals: defaultdict[str, _Refusals] = defaultdict(_Refusals)  # by batch
         self._exhausted: set[str] = set()
         self._speed: float | None = None
         self._ended_at: float | None = None
@@ -176,12 +194,9 @@ class BatchRunner:
     async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
         store, now = self.files.store, self.files.now()
         self.batches = await store.unfinished()
-        known = {one.batch_id for one in self.batches}
         self._exhausted.clear()
-        for of_batches in (self._not_before, self._refused_not_before, self._refused, self._in_a_row):
-            for ended in of_batches.keys() - known:
-                del of_batches[ended]
-        self._passed &= known
+        for ended in self._refusals.keys() - {one.batch_id for one in self.batches}:
+            del self._refusals[ended]
         in_progress = {one.batch_id for one in self.batches if one.status == "in_progress"}
         stops = runner.stopping()
         for one in self.running:
@@ -237,7 +252,7 @@ class BatchRunner:
         if room <= 0 or not runner.ready() or any(one.line.failures for one in self.running):
             return  # a line that has failed before runs alone, so that no other line is blamed
         now = self.clock()
-        in_turn = [one for one in self._in_turn() if self._not_before.get(one.batch_id, now) <= now]
+        in_turn = [one for one in self._in_turn() if self._refusals[one.batch_id].not_before <= now]
         for left, batch in zip(range(len(in_turn), 0, -1), in_turn, strict=True):
             if room <= 0:
                 return
@@ -257,11 +272,10 @@ class BatchRunner:
     async def _claimed(self, batch: BatchRow, most: int) -> list[BatchLine]:
         late, until = self._leases.over_before(), self.files.now() + LEASE_S
         claim = partial(self.files.store.claim_lines, batch.batch_id, late, until)
-        after = self._refused.get(batch.batch_id, -1)  # a line that is always refused holds no other line up
-        claimed = await claim(most, after)
-        if not claimed and after >= 0 and self._refused_not_before[batch.batch_id] <= self.clock():
-            self._passed.add(batch.batch_id)
-            del self._refused[batch.batch_id]
+        refused = self._refusals[batch.batch_id]
+        claimed = await claim(most, refused.place)  # a line that is always refused holds no other line up
+        if not claimed and refused.place >= 0 and refused.retry_not_before <= self.clock():
+            refused.first_pass, refused.place = False, -1
             claimed = await claim(most)
         return claimed or ([] if self.running else await claim(1, failed_before=True))
 
@@ -314,25 +328,13 @@ class BatchRunner:
             outcome.failed_here and tries < MAX_FAILURES
         )
         if failed or outcome.retry_s is not None:
-            self._refused[batch.batch_id] = max(line.place, self._refused.get(batch.batch_id, -1))
             until = self.clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
-            self._refused_not_before[batch.batch_id] = until
-            if self._pauses(batch):
-                self._not_before[batch.batch_id] = until
+            self._refusals[batch.batch_id].note(batch, line.place, until)
             await self._stored(line, lambda: self.files.store.give_back(line, int(failed)))
             self.outcomes["returned"] += 1
         else:
-            self._in_a_row.pop(batch.batch_id, None)
+            self._refusals[batch.batch_id].in_a_row = 0
             await self._stored(line, lambda: self._finish_line(line, outcome))
-
-    def _pauses(self, batch: BatchRow) -> bool:
-        """Whether a refused line pauses its batch. In the first pass other models' lines go on."""
-        self._in_a_row[batch.batch_id] += 1
-        one_model = orjson.loads(batch.body).get("model") is not None
-        if batch.batch_id in self._passed or one_model or self._in_a_row[batch.batch_id] >= MAX_REFUSED:
-            del self._in_a_row[batch.batch_id]
-            return True
-        return False
 
     async def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
         def read() -> bytes:
