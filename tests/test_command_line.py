@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from accounting import shadow_pairs
 from accounting.writer import DATABASE_CALL_S
+from gateway.batches.reading import MAX_LINE_BYTES
 from gateway.config.engine import AdaptersConfig
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
@@ -326,6 +327,7 @@ def test_a_batchs_endpoint_is_read_from_the_file_before_it_is_sent(
         (b"\n \n", "it is empty"),
         (b"\ncustom_id,url\n", "line 2 is not JSON"),
         (b"\xff\xd8\xff", "line 1 is not JSON"),
+        pytest.param(b"[" * 200_000, "line 1 is not JSON", id="deep"),
         (b'["/v1/completions"]\n', "line 1 is not a JSON object"),
     ],
 )
@@ -337,6 +339,17 @@ def test_a_file_that_is_no_batch_is_refused_with_its_line_and_what_is_allowed(
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1
     assert done.stderr.endswith(f"requests.jsonl: {fault}; allowed: {LINES}\n")
+
+
+@pytest.mark.parametrize(
+    ("over", "told"), [(0, "is the gateway running there?"), (1, "line 1 has more than")]
+)
+def test_a_batchs_first_line_is_read_up_to_the_gateways_bound(tmp_path: Path, over: int, told: str) -> None:
+    file = tmp_path / "requests.jsonl"
+    line = b'{"url": "/v1/completions", "custom_id": "%s"}'
+    file.write_bytes(line % (b"x" * (MAX_LINE_BYTES + over - len(line) + 2)) + b"\n{}\n")
+    done = CliRunner().invoke(app, ["batch", "submit", str(file), "--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 1 and told in done.output
 
 
 @contextmanager

@@ -3,10 +3,9 @@
 import json
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -20,6 +19,7 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 LOOK_S = 1.0
 AWAY_S = 600.0  # longest time that a wait for a batch continues without a gateway: a restart loads the model
 UPLOAD_TIMEOUT_S = 600.0
+MAX_LINE_BYTES = 8 << 20  # as the gateway's bound for a line
 LINES = "JSON lines, each a request with custom_id, method, url and body"
 
 batch = command_group("batch", "Batches: run files of requests on idle capacity.")
@@ -126,15 +126,18 @@ def cancel(gateway: Operator, id: Id, yes: Yes = False) -> None:
     gateway.show(gateway.post(*AT, id, "cancel"), lambda one: _print([one]), has=("id",))
 
 
-def _endpoint(file: Path, lines: Iterable[bytes], given: str | None) -> str:
+def _endpoint(file: Path, source: BinaryIO, given: str | None) -> str:
     """The given endpoint, or the url of the first line. Raises AdminError: the file is no batch."""
+    lines = iter(lambda: source.readline(MAX_LINE_BYTES + 1), b"")
     found = next(((number, line) for number, line in enumerate(lines, 1) if line.strip()), None)
     if found is None:
         raise AdminError(f"{file}: it is empty; allowed: {LINES}")
     number, line = found
+    if len(line.rstrip(b"\n")) > MAX_LINE_BYTES:
+        raise AdminError(f"{file}: line {number} has more than {MAX_LINE_BYTES} bytes")
     try:
         request = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AdminError(f"{file}: line {number} is not JSON; allowed: {LINES}") from None
     if not isinstance(request, dict):
         raise AdminError(f"{file}: line {number} is not a JSON object; allowed: {LINES}")
