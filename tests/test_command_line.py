@@ -189,7 +189,10 @@ def test_a_server_that_does_not_speak_http_is_named() -> None:
             AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").get("admin", "keys")
 
 
-COUNTS = ("total", "completed", "failed")
+IN_PROGRESS = {
+    "status": "in_progress",
+    "request_counts": dict.fromkeys(("total", "completed", "failed"), 1),
+}
 
 
 class Files(BaseHTTPRequestHandler):
@@ -234,10 +237,9 @@ def test_the_wait_for_a_batch_outlasts_a_restart_of_the_gateway_and_no_refusal()
         def do_GET(self) -> None:
             if (status := next(statuses)) == 0:
                 return  # the connection ends without an answer
-            one = {"id": "b", "status": "in_progress", "request_counts": dict.fromkeys(COUNTS, 1)}
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(json.dumps(one).encode())
+            self.wfile.write(json.dumps({"id": "b", **IN_PROGRESS}).encode())
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Restarts) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -246,6 +248,31 @@ def test_the_wait_for_a_batch_outlasts_a_restart_of_the_gateway_and_no_refusal()
         server.shutdown()
     assert done.exit_code == 1 and "404 Not Found" in done.output
     assert "" not in done.stderr.splitlines(), "no line of a bar that only a terminal has"
+    assert next(statuses, None) is None
+
+
+@pytest.mark.slow
+def test_the_wait_for_a_submitted_batch_begins_while_the_gateway_is_away(tmp_path: Path) -> None:
+    statuses = iter((503, 404))
+
+    class Leaves(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(200)
+
+        def do_GET(self) -> None:
+            self.answer(next(statuses))
+
+        def answer(self, status: int) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps({"id": "b", **IN_PROGRESS}).encode())
+
+    (tmp_path / "lines.jsonl").write_text('{"url": "/v1/completions"}\n')
+    with serving(Leaves) as url:
+        words = ["batch", "submit", str(tmp_path / "lines.jsonl"), "--wait", "--url", url]
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1 and "404 Not Found" in done.output
     assert next(statuses, None) is None
 
 
@@ -550,7 +577,7 @@ def test_who_ends_the_wait_for_a_batch_knows_its_id_and_that_it_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        _follow(Interrupted(), "batch_1")
+        _follow(Interrupted(), {"id": "batch_1", **IN_PROGRESS})
     assert "waiting for batch_1; Ctrl-C ends the wait, not the batch" in capsys.readouterr().err
 
 

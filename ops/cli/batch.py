@@ -63,7 +63,7 @@ def submit(
             client.delete(*FILES, stored["id"], status=200)
         raise
     if wait:
-        _follow(gateway, made["id"])
+        _follow(gateway, made)
     elif gateway.as_json:
         print_json(made)
     else:
@@ -86,7 +86,7 @@ def status(
     if wait and id is None:
         raise typer.BadParameter("needs the ID of a batch", param_hint="--wait")
     if id is not None and wait:
-        _follow(gateway, id)
+        _follow(gateway, gateway.get(*AT, id))
     elif id is not None:
         gateway.show(gateway.get(*AT, id), lambda one: _print([one]))
     else:
@@ -146,7 +146,8 @@ def _endpoint(file: Path, source: BinaryIO, given: str | None) -> str:
     return given or str(request["url"])
 
 
-def _follow(gateway: Operator, id: str) -> None:
+def _follow(gateway: Operator, one: Any) -> None:
+    """Wait for a batch's end; ``one`` is its object as the gateway last gave it."""
     from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
     through_restarts = Retrying(
@@ -155,8 +156,7 @@ def _follow(gateway: Operator, id: str) -> None:
         wait=wait_fixed(LOOK_S),
         reraise=True,
     )
-    print(f"waiting for {id}; Ctrl-C ends the wait, not the batch", file=sys.stderr)
-    one = gateway.get(*AT, id)
+    print(f"waiting for {one['id']}; Ctrl-C ends the wait, not the batch", file=sys.stderr)
     with progress_bar() as bar:
         task = bar.add_task("validating", total=None)
         while one["status"] not in ENDED:
@@ -168,7 +168,7 @@ def _follow(gateway: Operator, id: str) -> None:
                 completed=counts["completed"] + counts["failed"],
             )
             time.sleep(LOOK_S)
-            one = through_restarts(gateway.get, *AT, id)
+            one = through_restarts(gateway.get, *AT, one["id"])
     gateway.show(one, lambda shown: _print([shown]))
     if one["status"] != "completed":
         raise typer.Exit(1)
