@@ -125,6 +125,11 @@ class RequestRecord(msgspec.Struct, omit_defaults=True):
         return self.status >= 500 or (self.status < 400 and self.error_code is not None)
 
     @property
+    def runs_again(self) -> bool:
+        """Whether it is a try of a batch's line that was refused: no caller was, and the line runs again."""
+        return self.batch_line and self.status in (429, 503)
+
+    @property
     def time_per_output_token_ms(self) -> float | None:
         """Mean time between two tokens; ``None`` with fewer than two."""
         if self.ttft_ms is None or self.output_tokens < 2:

@@ -196,7 +196,12 @@ class Metrics:
             self._gauges[name].set_function(read)
 
     def request(self, record: RequestRecord) -> None:
-        """Take a finished request; it is counted later, with others, at the latest in the next scrape."""
+        """Take a finished request; it is counted later, with others, at the latest in the next scrape.
+
+        A refused try of a batch's line is not counted: alerts on refusals and failures are for callers.
+        """
+        if record.batch_line and record.runs_again:
+            return
         if record.revision != self._revision and record.revision is not None:
             self._count()
             self._revision, self._targets = record.revision, self.slo.targets()

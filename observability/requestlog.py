@@ -52,8 +52,10 @@ def log_request(logger: logging.Logger, request: RequestRecord) -> None:
 
 
 def _gives_way(request: RequestRecord) -> bool:
-    """Whether admission refused a request of the low class, such as a batch's line, which runs again."""
-    return request.priority < 0 and request.status >= 500 and request.error_code in _OVERLOAD
+    """Whether a batch's line runs again, or admission refused another request of the low class."""
+    return request.runs_again or (
+        request.priority < 0 and request.status >= 500 and request.error_code in _OVERLOAD
+    )
 
 
 def request_line(request: RequestRecord) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def test_lines_for_a_worker_that_is_away_do_not_take_the_gateway_from_its_caller
             assert (ready.status_code, ready.json()["checks"]["error_rate_ok"]) == (200, True)
             assert time.monotonic() < until, refused
             time.sleep(0.2)
-            refused = int(live.metric("sluice_requests_total"))
+            refused = int(live.metric("sluice_batch_lines_total"))
         assert http.get("/ready").status_code == 200
 
 

@@ -96,6 +96,17 @@ def test_a_finished_request_is_counted_by_route_backend_status_and_code(
     )
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refused_try_of_a_batchs_line_is_not_counted_among_requests(
+    metrics: Metrics, record: Make, status: int
+) -> None:
+    """The alert on refused requests called an operator for lines that waited, and would run again."""
+    metrics.request(record(status=status, error_code="x", batch_line=True))
+    metrics.request(record(batch_line=True))
+    names = ("sluice_requests_total", "sluice_tenant_requests_total")
+    assert [sum(n for (name, _), n in scraped(metrics).items() if name == one) for one in names] == [1, 1]
+
+
 def test_times_are_observed_in_seconds(metrics: Metrics, record: Make) -> None:
     metrics.request(record())
     assert value(metrics, "sluice_ttft_seconds_sum") == pytest.approx(0.088)

@@ -43,6 +43,8 @@ def test_a_finished_request_is_one_line_with_time_level_and_what_is_known_of_it(
         ({"status": 499, "finish_reason": "cancelled"}, "info"),
         ({"status": 503, "error_code": "wait_exceeded", "priority": -1}, "info"),
         ({"status": 503, "error_code": "backend_unavailable", "priority": -1}, "error"),
+        ({"status": 503, "error_code": "backend_unavailable", "batch_line": True}, "info"),
+        ({"status": 500, "error_code": "internal", "batch_line": True}, "error"),
         ({"status": 200, "error_code": "wait_exceeded", "priority": -1}, "error"),
     ],
 )
