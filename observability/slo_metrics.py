@@ -36,11 +36,14 @@ NO_TARGETS: Mapping[str, SloTargets] = MappingProxyType({})
 def targets_met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool | None]:
     """Whether a request met each of the two objectives; ``None``: it does not count for the objective.
 
+    - Lines of batches do not count: no caller waits for them, and they start when callers leave capacity.
     - The caller's own errors and exceeded limits (4xx) do not count.
     - The degraded text is no answer: both objectives are missed, however fast it was.
     - An error of the gateway misses both; a broken stream misses ``total``, and its first token counts.
     - After a caller's disconnect, a pending objective counts, as a miss, only if its target had passed.
     """
+    if record.batch_line:
+        return None, None
     first_ms, total_ms = record.ttft_ms, record.total_ms
     if record.status == DISCONNECTED:
         within = False if total_ms > targets.total_ms else None

@@ -38,6 +38,12 @@ def test_a_callers_own_fault_counts_for_no_target(record: Make, status: int, cod
     assert targets_met(record(status=status, error_code=code, ttft_ms=None), TARGETS) == (None, None)
 
 
+@pytest.mark.parametrize("status", [200, 499, 503])
+def test_a_batchs_line_counts_for_no_target(record: Make, status: int) -> None:
+    line = record(status=status, ttft_ms=9_000.0, total_ms=60_000.0, batch_line=True)
+    assert targets_met(line, TARGETS) == (None, None)
+
+
 def test_a_failure_of_the_gateway_misses_both_targets_however_fast(record: Make) -> None:
     assert targets_met(record(status=503, error_code="queue_full", ttft_ms=None, total_ms=1.0), TARGETS) == (
         False,
