@@ -89,7 +89,10 @@ class BatchStore(FurtherTables):
         return await self._change(delete(files).filter_by(tenant=tenant, file_id=file_id))
 
     async def expired_files(self, now: float, most: int) -> list[FileRow]:
-        return await self._all(select(files).where(files.c.expires_at <= now).limit(most), FileRow)
+        """Files that have expired, except those that an unfinished batch reads."""
+        read = select(batches.c.input_file_id).where(batches.c.status.not_in(ENDED))
+        expired = select(files).where(files.c.expires_at <= now, files.c.file_id.not_in(read))
+        return await self._all(expired.limit(most), FileRow)
 
     async def known_files(self, ids: Collection[str]) -> set[str]:
         query = select(files.c.file_id).where(files.c.file_id.in_(ids))

@@ -817,6 +817,23 @@ async def test_a_file_is_not_deleted_under_a_batch_and_expires_later(rig: BatchR
     assert not any(one.is_file() for one in rig.folder.glob("files/*/*"))
 
 
+async def test_a_file_that_expires_under_a_batch_is_kept_until_the_batch_has_ended(rig: BatchRig) -> None:
+    lines = Lines(is_ready=False)
+    async with rig.gateway(lines) as batches:
+        file = await rig.upload(batches.files, 2)
+        rig.now += rig.section.keep_seconds - 60
+        asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
+        await batches.create(ACME, "batch_late", asked)
+        rig.now += 3_600
+        await batches.files.sweep()
+        lines.is_ready = True
+        ended = await until(batches, "batch_late", "completed")
+        assert ended["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+        await batches.files.sweep()
+        with pytest.raises(FileNotFoundError):
+            list(batches.files.storage.chunks(file.file_id))
+
+
 async def test_a_batch_is_forgotten_once_its_results_can_only_have_expired(rig: BatchRig) -> None:
     async with rig.gateway(Lines()) as batches:
         done = await rig.create_batch(batches, 1)
