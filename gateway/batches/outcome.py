@@ -17,6 +17,7 @@ class LineOutcome:
         body: the body of the answer or the error, in the contract's form.
         usage: its bill; ``None`` when nothing is billed.
         response: what it asked to store for later requests, if anything.
+        reason: why it was refused or failed, for the log.
         retry_s: the line was refused for now: seconds until it runs again. ``None``: it was not refused.
         engine_died: the engine that ran it has died; another try may succeed.
         failed_here: the fault is the backend's, so another try may succeed.
@@ -26,6 +27,7 @@ class LineOutcome:
     body: bytes
     usage: UsageRow | None = None
     response: StoredResponse | None = None
+    reason: str = ""
     retry_s: float | None = None
     engine_died: bool = False
     failed_here: bool = False

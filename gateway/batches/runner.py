@@ -89,13 +89,19 @@ class _Refusals:
     in_a_row: int = 0
     first_pass: bool = True
 
-    def note(self, batch: BatchRow, place: int, until: float) -> None:
-        """Note a line refused ``until``. In the first pass the lines of other models go on."""
-        self.place, self.retry_not_before = max(self.place, place), until
+    def note(self, batch: BatchRow, place: int, now: float, pause_s: float) -> bool:
+        """Note a refused line; true when a pause of the batch begins, in which no other line starts.
+
+        In the first pass the lines of other models go on.
+        """
+        self.place, self.retry_not_before = max(self.place, place), now + pause_s
         self.in_a_row += 1
         one_model = orjson.loads(batch.body).get("model") is not None
-        if one_model or not self.first_pass or self.in_a_row >= MAX_REFUSED:
-            self.not_before, self.in_a_row = until, 0
+        if not one_model and self.first_pass and self.in_a_row < MAX_REFUSED:
+            return False
+        begins = pause_s > 0 and self.not_before <= now
+        self.not_before, self.in_a_row = now + pause_s, 0
+        return begins
 
 
 @dataclass(eq=False)
@@ -321,15 +327,22 @@ class BatchRunner:
             outcome = at_fault("the line cannot be read from the input file")
         except (OSError, LedgerUnavailable) as error:  # an outage, or a key that another gateway has
             self._log.warning("line waits", batch=batch.batch_id, line=line.number, reason=str(error))
-            outcome = LineOutcome(503, b"", retry_s=UNREAD_PAUSE_S)
+            outcome = LineOutcome(503, b"", reason="its input cannot be read now", retry_s=UNREAD_PAUSE_S)
         own.ended = True
         tries = line.failures + 1
         failed = (outcome.engine_died and tries < MAX_ENGINE_DEATHS) or (
             outcome.failed_here and tries < MAX_FAILURES
         )
         if failed or outcome.retry_s is not None:
-            until = self.clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
-            self._refusals[batch.batch_id].note(batch, line.place, until)
+            pause_s = min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
+            if self._refusals[batch.batch_id].note(batch, line.place, self.clock(), pause_s):
+                self._log.info(
+                    "batch pauses",
+                    batch=batch.batch_id,
+                    line=line.number,
+                    reason=outcome.reason,
+                    pause_s=pause_s,
+                )
             await self._stored(line, lambda: self.files.store.give_back(line, int(failed)))
             self.outcomes["returned"] += 1
         else:

@@ -157,7 +157,7 @@ class BatchLines:
         dialect = self._dialects.get(batch.endpoint)
         tell = error_json if dialect is None else dialect.error
         status, body = tell(error, request_id)
-        outcome = LineOutcome(status, body)
+        outcome = LineOutcome(status, body, reason=error.message)
         kind = error.message.partition(":")[0]
         if kind in _ENGINE_DEATHS:
             return replace(outcome, engine_died=True)

@@ -412,6 +412,17 @@ async def test_once_only_refused_lines_are_left_each_refusal_pauses_their_batch(
     assert sorted(lines.tries.values()) == [1, 1, 1, 1, 1, 1, 1, 2]
 
 
+async def test_a_pause_of_a_batch_is_logged_once_with_its_reason(rig: BatchRig) -> None:
+    lines = Lines(lambda line, attempt: LineOutcome(429, b"{}", reason="requests_per_minute", retry_s=30.0))
+    with structlog.testing.capture_logs() as log:
+        async with rig.gateway(lines, Engines(4, lines)) as batches:
+            batch_id = await rig.create_batch(batches, 8)
+            await until_true(lambda: lines.tries.total() >= 4)
+            await asyncio.sleep(0.2)
+    [pause] = [one for one in log if one["event"] == "batch pauses"]
+    assert (pause["batch"], pause["reason"], pause["pause_s"]) == (batch_id, "requests_per_minute", 30.0)
+
+
 async def test_a_line_that_an_engine_died_on_runs_alone(rig: BatchRig) -> None:
     with_suspect: list[set[int]] = []
 

@@ -479,3 +479,4 @@ async def test_a_line_over_its_keys_whole_limit_fails_and_one_over_what_is_left_
     body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
     outcome = await lines.run(batch, BatchLine("batch_1", 0, 1, "a", 0, 1), body)
     assert (outcome.status, outcome.retry_s, outcome.failed_here) == (429, retry_s, False)
+    assert outcome.reason == error.message
