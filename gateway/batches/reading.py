@@ -146,6 +146,7 @@ def _parsed(
     if custom_id in seen:
         text = "custom_id stands in an earlier line too; allowed: each once"
         return LineFault("duplicate_custom_id", text, number, "custom_id")
+    seen.add(custom_id)
     if given.get("method") != "POST":
         return LineFault("invalid_method", "method is not POST", number, "method")
     if given.get("url") != endpoint:
@@ -157,7 +158,6 @@ def _parsed(
         if body.get(name):
             text = f"body.{name} is true; allowed: false: a line has one whole answer"
             return LineFault("invalid_body", text, number, f"body.{name}")
-    seen.add(custom_id)
     return custom_id, body
 
 

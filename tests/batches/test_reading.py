@@ -81,6 +81,8 @@ def test_a_line_of_very_many_arrays_is_refused_before_it_is_parsed(monkeypatch: 
 
 def test_a_repeated_id_and_too_many_lines_are_refused() -> None:
     assert faults(line("a"), line("b"), line("a")) == [(3, "duplicate_custom_id", "custom_id")]
+    wrong = (1, "invalid_method", "method"), (2, "duplicate_custom_id", "custom_id")
+    assert faults(line("a", method="GET"), line("a")) == [*wrong], "also where the earlier line has a fault"
     assert faults(line("a"), line("b"), line("c"), max_lines=2) == [(3, "too_many_lines", None)]
     assert faults(b"", b"  ") == [(None, "empty_file", None)]
     assert len(faults(*[b"{"] * 300, max_lines=999)) == MAX_ERRORS
