@@ -5,6 +5,7 @@ and ``ENGINE_TRANSITIONS`` say how events change it; ``STEPS`` says which steps 
 ``docs/resilience.md`` shows the three tables.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -128,7 +129,7 @@ class Primary(Enum):
     """The expected availability of the primary backend."""
 
     READY = auto()  # the primary can answer, or resume the answer
-    SOON = auto()  # its engine is expected back within the route's ``wait_s``; no short wait was made yet
+    SOON = auto()  # its engine is expected back within a short wait, and none was made yet
     LATE = auto()  # its engine is expected back later or at an unknown time, or the short wait has ended
     GONE = auto()  # its engine is not expected back in time, or the primary may not be asked again
 
@@ -137,7 +138,7 @@ class StepKind(Enum):
     """A kind of step; any kind may be impossible in the situation."""
 
     PRIMARY = auto()
-    SHORT_WAIT = auto()  # at most the route's ``wait_s``
+    SHORT_WAIT = auto()  # at most the route's ``wait_s``, and half of the remaining time
     FALLBACK_TARGETS = auto()  # the first leg of the chain that can answer
     LONG_WAIT = auto()  # if the primary had begun the request, or its deadline leaves enough time
 
@@ -166,6 +167,7 @@ class Situation:
         restarts: the primary's engine may come back, and could then answer or resume the answer.
         committed: the caller has already received a part of the answer.
         in_time: the engine is expected back before the request's own deadline.
+        left_s: seconds until the request must end.
     """
 
     able: Callable[[str], bool]
@@ -173,6 +175,7 @@ class Situation:
     restarts: bool
     committed: bool
     in_time: bool = False
+    left_s: float = math.inf
 
 
 class FallbackPolicy:
@@ -281,7 +284,7 @@ class FallbackPolicy:
             return Primary.READY
         if self._engine is EngineHealth.UP or not view.restarts or self._wait_left_s <= 0:
             return Primary.GONE
-        soon = view.back_in_s is not None and view.back_in_s <= self._rules.wait_s
+        soon = view.back_in_s is not None and view.back_in_s <= self._short_wait_s(view)
         return Primary.SOON if soon and self._engine is EngineHealth.LOST else Primary.LATE
 
     def _step(self, choice: StepKind, view: Situation) -> Step | None:
@@ -291,8 +294,12 @@ class FallbackPolicy:
             return self._next_leg(view)
         if choice is StepKind.SHORT_WAIT:
             self._on_primary_engine(EngineEvent.SHORT_WAIT)
-            return self._wait(min(self._rules.wait_s, self._wait_left_s))
+            return self._wait(min(self._short_wait_s(view), self._wait_left_s))
         return self._wait(self._wait_left_s) if self._in_hand or view.in_time else None
+
+    def _short_wait_s(self, view: Situation) -> float:
+        """The longest short wait: half of the remaining time is kept for the legs."""
+        return min(self._rules.wait_s, view.left_s / 2)
 
     def _next_leg(self, view: Situation) -> Step | None:
         for leg in self._chain:

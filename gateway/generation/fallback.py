@@ -199,6 +199,7 @@ class FallbackChain:
             ),
             committed=stream.committed,
             in_time=_worth_waiting(job, back_in_s, left_s - job.fallback_reserve_s, loading=loading),
+            left_s=left_s,
         )
 
     def _legs(self, job: Job) -> tuple[str, ...]:

@@ -127,6 +127,18 @@ async def test_the_request_that_finds_a_worker_dead_does_not_wait_longer_than_th
     assert not backend.waited_for.is_set()
 
 
+async def test_a_request_with_a_short_deadline_does_not_spend_it_on_the_wait_for_a_dead_worker(
+    build_rig: Build, ask: Ask
+) -> None:
+    clock, dead = Clock(), RestartingBackend(state=BackendState.STARTING)
+    dead.ready_in_s, dead.waited_for = 1.0, asyncio.Event()
+    backends, route = [dead, ScriptedBackend("other")], {"fallback": ["other", "degraded"]}
+    rig = build_rig(backends=backends, route=route, clock=clock)
+    answer = (await rig.run(ask(arrived_at=clock(), deadline=clock() + 1.5))).answer
+    assert answer is not None and answer.fallback is not None and answer.fallback.kind == "other"
+    assert not dead.waited_for.is_set()
+
+
 class Clock:
     """A clock that is set by hand."""
 

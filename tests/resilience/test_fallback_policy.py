@@ -99,6 +99,19 @@ def test_a_request_whose_deadline_allows_it_waits_for_a_restart_before_the_degra
         assert it.next(replace(view(back_in_s=4.0, restarts=True), in_time=in_time)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("back_in_s", "wanted"), [(0.5, WaitForRestart(0.75)), (1.0, TryBackend("far"))], ids=["soon", "late"]
+)
+def test_half_of_a_short_deadline_is_kept_for_the_legs(back_in_s: float, wanted: Step) -> None:
+    it = policy(("far", DEGRADED), in_hand=False)
+    it.failed("gpu", FailureKind.BACKEND_UNAVAILABLE, moved=False, away=True)
+    away = replace(view("far", back_in_s=back_in_s, restarts=True), in_time=True, left_s=1.5)
+    assert it.next(away) == wanted
+    if isinstance(wanted, WaitForRestart):
+        it.waited(0.0, back=False)
+        assert it.next(away) == TryBackend("far")
+
+
 def test_a_backend_that_takes_work_is_not_waited_for_when_it_reports_that_it_is_unavailable() -> None:
     it = policy((DEGRADED,), in_hand=False)
     it.failed("gpu", FailureKind.BACKEND_UNAVAILABLE, moved=False)
