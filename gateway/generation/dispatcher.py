@@ -79,6 +79,7 @@ class Dispatcher:
             begun=lambda: stream.has_output,
             deadline=deadline,
             first_token_deadline=deadline - job.fallback_reserve_s,
+            has_others=lambda: job.has_fallback_beside(backend.name),
         )
         try:
             completion = await self.retries.run(partial(self._attempt, attempts), bounds)

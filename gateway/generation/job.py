@@ -107,6 +107,10 @@ class Job(Struct, frozen=True):
             return _without(route.fallback, (DEGRADED,))
         return route.fallback
 
+    def has_fallback_beside(self, backend: str) -> bool:
+        """Whether another backend is a fallback target of this request."""
+        return any(leg not in (RESPONSE_CACHE, DEGRADED, backend) for leg in self.fallback)
+
     @property
     def fallback_reserve_s(self) -> float:
         """Seconds before the deadline that are reserved for a fallback text; 0 without a degraded text."""

@@ -28,6 +28,7 @@ class AttemptBounds(Struct, frozen=True):
         begun: whether there is any output.
         deadline: when the attempts must end, in seconds on the monotonic clock.
         first_token_deadline: the deadline until there is output; it leaves time for a fallback.
+        has_others: whether another backend may be asked after these attempts.
     """
 
     backend: str
@@ -36,6 +37,7 @@ class AttemptBounds(Struct, frozen=True):
     begun: Callable[[], bool]
     deadline: float
     first_token_deadline: float
+    has_others: Callable[[], bool] = lambda: False
 
     @property
     def end(self) -> float:
@@ -101,8 +103,11 @@ class RetryLoop:
                 self._failed(failure.kind, this, bounds, type(failure.__cause__ or failure).__name__)
                 wait_s = None
                 if not bounds.delivered():
+                    failed_at = self.clock()
+                    # An attempt with less time than this one took would keep that time from another backend.
+                    end = bounds.end - (failed_at - now if bounds.has_others() else 0.0)
                     wait_s = self.policy.wait_s(
-                        failure, this, backend=backend, calls=calls, now=self.clock(), end=bounds.end
+                        failure, this, backend=backend, calls=calls, now=failed_at, end=end
                     )
                 if wait_s is None and failure is error:
                     raise

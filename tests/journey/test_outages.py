@@ -228,3 +228,27 @@ async def test_a_backend_that_answers_503_while_it_is_in_service_is_not_asked_ag
     sink = await rig.run(ask())
     assert sink.error is not None and sink.error.status == 503
     assert len(busy.calls) == 1 and not busy.waited_for.is_set()
+
+
+class Hanging(ScriptedBackend):
+    """Its calls end with its own limit of 30 s."""
+
+    clock: Clock
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        self.calls.append(work)
+        self.clock.now += 30
+        raise BackendFailure(FailureKind.TIMEOUT, "no token came")
+
+
+async def test_a_backend_that_hangs_leaves_the_time_of_its_retry_to_the_next_leg(
+    build_rig: Build, ask: Ask
+) -> None:
+    hanging, clock = Hanging(), Clock()
+    hanging.clock = clock
+    route = {"fallback": ["far", "degraded"], "timeout_ms": 60_000}
+    rig = build_rig(backends=[hanging, ScriptedBackend("far")], route=route, clock=clock)
+    answer = (await rig.run(ask(arrived_at=clock()))).answer
+    assert answer is not None and answer.fallback is not None
+    assert (answer.fallback.kind, answer.fallback.reason) == ("far", "timeout")
+    assert len(hanging.calls) == 1

@@ -36,6 +36,7 @@ class RetryRig:
     delivered: bool = False
     budget: RetryBudget | None = None
     calls: CallBudget = field(default_factory=CallBudget)
+    others: bool = False
 
     def __post_init__(self) -> None:
         self.loop = RetryLoop(
@@ -69,7 +70,15 @@ class RetryRig:
 
         return await self.loop.run(
             attempt,
-            AttemptBounds("local", self.calls, lambda: self.delivered, lambda: True, deadline, deadline),
+            AttemptBounds(
+                "local",
+                self.calls,
+                lambda: self.delivered,
+                lambda: True,
+                deadline,
+                deadline,
+                lambda: self.others,
+            ),
         )
 
 
@@ -248,6 +257,21 @@ async def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
     with pytest.raises(BackendFailure) as caught:
         await rig.run(failure(FailureKind.WORKER_RESTARTED), "ok", deadline=105.0)
     assert (rig.attempts, rig.slept, caught.value.kind) == (1, [], FailureKind.WORKER_RESTARTED)
+
+
+@pytest.mark.parametrize(
+    ("others", "deadline_s", "attempts"),
+    [(True, 59.0, 1), (True, 65.0, 2), (False, 59.0, 2)],
+    ids=["too short", "long enough", "no other backend"],
+)
+async def test_a_retry_with_less_time_than_the_attempt_took_is_left_to_another_backend(
+    others: bool, deadline_s: float, attempts: int
+) -> None:
+    rig = RetryRig(others=others)
+    slow = failure(FailureKind.TIMEOUT)
+    with pytest.raises(BackendFailure):
+        await rig.run(slow, slow, slow, takes_s=30.0, deadline=rig.now + deadline_s)
+    assert rig.attempts == attempts
 
 
 async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() -> None:
