@@ -274,7 +274,7 @@ class BackgroundResponses:
         return response_of(await self.stored.get(row.tenant, row.response_id))
 
     async def run(self) -> None:
-        """Run until cancelled; responses that still run are then abandoned."""
+        """Run until cancelled; responses that still run are then abandoned, those not stored are lost."""
         if not self.stored.enabled:
             return
         try:
@@ -285,6 +285,8 @@ class BackgroundResponses:
                 finally:
                     self._tasks = None
         finally:
+            for _, response_id in self._runs:
+                self._log.error("an ended response was never stored; it is billed", response=response_id)
             await self.stored.store.close()
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:

@@ -1013,6 +1013,18 @@ async def test_a_drain_waits_for_the_database_to_take_an_answer_that_has_ended(r
         assert (await rig.row(path)).status == "completed"
 
 
+async def test_an_ended_answer_that_the_database_never_took_is_an_error_in_the_log(rig: ResponsesRig) -> None:
+    rig.store_type = Unwritable
+    requests = InFlightRequests()
+    with structlog.testing.capture_logs() as log:
+        async with rig.serving() as client, asyncio.timeout(60):
+            rig.background.reporting = requests.reporting
+            response_id = (await made(client, background=True))["id"]
+            while not requests.in_flight:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert [one["response"] for one in log if one["log_level"] == "error"] == [response_id]
+
+
 class Stopped(ResponseStore):
     """The store of a gateway that is stopped, as by SIGSTOP, until ``goes_on``."""
 
