@@ -206,15 +206,17 @@ class CallReader:
         return self._read != self._text
 
     def end(self, *, stopped: bool = False, by_model: bool = False) -> list[Delta]:
-        """The last events: text that is held back at the end is no call.
+        """The last events.
 
-        ``stopped``: the model or a stop string ended the text; a call with complete arguments ends, too.
+        ``stopped``: the model or a stop string ended the text: what is held back is no call, and a call with
+        complete arguments ends, too. Else the text is cut: it may be the beginning of a call's mark, which is
+        left out.
         ``by_model``: the model ended it; an input that is not JSON ends, too.
         """
         if (stopped and self._read == self._close) or (by_model and self._read == self._input):
             self._held = _CLOSE
             return [self._with_figures(event) for event in self._close()]
-        held, self._held = "" if self.in_call else self._held, ""
+        held, self._held = self._held if stopped and not self.in_call else "", ""
         if not held and self._waiting is None:
             return []
         return [self._with_figures(Delta(held, 0, index=self._index))]

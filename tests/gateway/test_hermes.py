@@ -181,7 +181,7 @@ def read(pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]], int]:
     """Returns text, calls and tokens of an answer in these pieces; raises if an event is not legal."""
     reader, fold, tokens = CallReader("g", tool_of=tool_of), AnswerFold(), 0
     events = [event for piece in pieces for event in reader.feed(Delta(piece, 1, token_ids=(7,)))]
-    for event in [*events, *reader.end()]:
+    for event in [*events, *reader.end(stopped=True, by_model=True)]:
         fold.take(event)
         tokens += event.tokens
     calls = fold.tool_calls()
@@ -225,6 +225,15 @@ def test_pieces_make_no_difference(before: list[str], data: st.DataObject) -> No
 
 def test_a_text_that_only_begins_like_a_call_comes_whole() -> None:
     assert read(["see <tool_", "cal"])[0] == "see <tool_cal"
+
+
+@pytest.mark.parametrize("mark", ["<", "<tool_cal", "<tool_call>"])
+def test_a_cut_answer_does_not_show_the_beginning_of_a_calls_mark(mark: str) -> None:
+    reader = CallReader("g", tool_of=tool_of)
+    events = [event for piece in ["see ", *mark] for event in reader.feed(Delta(piece, 1))]
+    events += reader.end()
+    assert "".join(event.text for event in events) == "see "
+    assert sum(event.tokens for event in events) == 1 + len(mark)
 
 
 @pytest.mark.parametrize("cut", range(0, len(A + B), 7))
