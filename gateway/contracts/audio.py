@@ -151,6 +151,8 @@ def _body(given: Iterable[tuple[str, str]]) -> AudioBody:
             fields.setdefault(name, []).append(value)
         elif name in fields:
             raise not_allowed(name[:64], "is given twice", "once")
+        elif name.startswith("chunking_strategy["):  # clients send an object field by field
+            raise not_allowed("chunking_strategy", "is an object", "'auto'")
         elif value or name == "model":  # an empty field of a form counts as absent
             fields[name] = value
     try:

@@ -15,6 +15,7 @@ from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import AudioBody, audio_request, transcript_body
 from gateway.contracts.origin import RequestOrigin
+from gateway.errors import InvalidRequest
 from gateway.requests.body_memory import BodyMemory
 from gateway.testing import fake_services
 from tests.http.conftest import Connect
@@ -70,6 +71,12 @@ def test_a_worker_divides_the_recording_itself_when_auto_is_asked_for() -> None:
     given = [("model", "m"), ("chunking_strategy", "auto"), ("user", "u")]
     asked = audio_request("transcriptions", given, BytesIO(), 9, "a", "", b"", ORIGIN)
     assert asked.recording.fields == (("response_format", "json"),)
+
+
+def test_another_division_is_refused_with_the_one_that_is_allowed() -> None:
+    given = [("model", "m"), ("chunking_strategy[type]", "server_vad")]  # as OpenAI's client sends an object
+    with pytest.raises(InvalidRequest, match=r"^chunking_strategy is an object; allowed: 'auto'$"):
+        audio_request("transcriptions", given, BytesIO(), 9, "a", "", b"", ORIGIN)
 
 
 def test_each_field_of_the_form_is_in_the_manual() -> None:
