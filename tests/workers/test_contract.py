@@ -408,8 +408,8 @@ THINKS = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
         (event({"choices": [{"index": 0, "message": {"content": "a"}}]}), [Delta("a", 1)]),
         (b"data:\n\n" + piece("a"), [Delta("a", 1)]),
         (event({"choices": [], "error": ""}) + piece("a"), [Delta("a", 1)]),
-        (piece("a\ud83d"), [Delta("a\ufffd", 1)]),
-        (piece("\\ud83d \U0001f600\ude00\ud83d"), [Delta("\\ud83d \U0001f600\ufffd\ufffd", 1)]),
+        (piece("a\ud83db"), [Delta("a\ufffdb", 1)]),
+        (piece("\\ud83d \U0001f600\ude00\ud83d."), [Delta("\\ud83d \U0001f600\ufffd\ufffd.", 1)]),
     ],
 )
 def test_a_chunk_of_other_types_with_one_meaning_is_read(sent: bytes, expected: list[Delta]) -> None:
@@ -417,6 +417,23 @@ def test_a_chunk_of_other_types_with_one_meaning_is_read(sent: bytes, expected: 
     deltas, reader = read(sent + ending("stop") + event({"usage": counts}) + event(b"[DONE] "))
     assert (deltas, reader.done) == (expected, True)
     assert reader.finish()[1].usage.input_tokens == 8
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_character_that_is_cut_between_two_chunks_is_put_together(together: bool) -> None:
+    halves = [piece("a\ud83d"), piece("b\ud83d", index=1), piece("\ude00c"), piece("\ude01d", index=1)]
+    reader = CompletionReader(work(sampling={"n": 2}), token_bytes)
+    deltas = [delta for one in ([b"".join(halves)] if together else halves) for delta in reader.feed(one)]
+    texts = ["".join(delta.text for delta in deltas if delta.index == index) for index in (0, 1)]
+    assert texts == ["a\U0001f600c", "b\U0001f601d"]
+
+
+def test_a_call_with_a_character_that_is_cut_between_two_chunks_is_put_together() -> None:
+    pieces = ['{"a":"\ud83d', '\ude00"}']
+    calls = [{"index": 0, "id": "1", "function": {"name": "f", "arguments": one}} for one in pieces]
+    sent = b"".join(piece("", delta={"tool_calls": [call]}) for call in calls)
+    deltas, _ = read(sent + ending("tool_calls"))
+    assert "".join(one.text for one in deltas if isinstance(one, ToolArgs)) == '{"a":"\U0001f600"}'
 
 
 @pytest.mark.parametrize("wrong", [-1, -1.0, 2**31, 10**30])

@@ -10,7 +10,7 @@ from budgeting.values import Tool, ToolChoiceMode, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_bodies import form_warnings
 from gateway.backends.tool_deltas import CallNotAllowed, ToolCallDelta, ToolCallReader
-from gateway.backends.workers.chunk_repair import MAX_COUNT, repaired
+from gateway.backends.workers.chunk_repair import MAX_COUNT, Halves, repaired
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader, WorkerLogprobs
@@ -146,6 +146,7 @@ class CompletionReader:
         self._counts: dict[int, int] = {}
         self._ids: dict[int, list[int]] = {}
         self.fault: BadHttp | BackendFailure | None = None
+        self._halves: Halves = {}
         self._events = EventReader(MAX_ECHO_BYTES if work.sampling.echo else MAX_EVENT_BYTES)
         self._has_logprobs = False
         self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
@@ -238,7 +239,7 @@ class CompletionReader:
                 if event.strip() == DONE:
                     self.done = True
                     return
-                chunks.append(_lax_chunk(repaired(event)))
+                chunks.append(_lax_chunk(repaired(event, self._halves)))
         except (ValueError, TypeError, RecursionError):
             self.done = False
             self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")

@@ -3,7 +3,7 @@
 Used only for chunks that cannot be read as they are, so that all others cost nothing more.
 """
 
-import re
+import json
 from typing import Any, Final
 
 import orjson
@@ -11,10 +11,11 @@ import orjson
 MAX_COUNT: Final = 2**31 - 1
 """Most tokens that a worker may report. A larger or negative count is taken as one that was not reported."""
 
-# An escape of JSON; the group is half of a surrogate pair without the other half.
-_ESCAPE: Final = re.compile(
-    rb"(?s)\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(u[dD][89a-fA-F][\da-fA-F]{2})|.)"
-)
+MAX_HALVES: Final = 256
+"""Most halves of surrogate pairs that wait for the other half: one for each text that is open."""
+
+Halves = dict[tuple[str, ...], str]
+"""First halves of surrogate pairs, each by the path of the text in its event that it ended."""
 
 
 def plausible(count: int | None) -> int | None:
@@ -32,16 +33,17 @@ def whole_as_events(body: bytes) -> bytes:
     return b"data: %b\n\ndata: [DONE]\n\n" % repaired(body)
 
 
-def repaired(event: bytes) -> bytes:
+def repaired(event: bytes, halves: Halves | None = None) -> bytes:
     """The chunk without nulls, with texts where services send parts or objects.
 
-    Half of a surrogate pair becomes U+FFFD: some servers cut their texts between UTF-16 units.
+    Some servers cut their texts between UTF-16 units. With ``halves``, the first half of a surrogate pair at
+    the end of a text waits there for the next event; another half without its partner becomes U+FFFD.
 
     Raises ValueError: not JSON; TypeError and RecursionError: too deep, or a number too large.
     """
     if not event.strip():  # keeps the connection open
         return b"{}"
-    chunk = _loaded(event)
+    chunk = _loaded(event, halves)
     if isinstance(chunk, dict) and isinstance(usage := chunk.get("usage"), dict):
         chunk["usage"] = _counts(usage)
     choices = chunk.get("choices") if isinstance(chunk, dict) else None
@@ -57,11 +59,33 @@ def repaired(event: bytes) -> bytes:
     return orjson.dumps(_usual(chunk))
 
 
-def _loaded(text: bytes) -> Any:
+def _loaded(text: bytes, halves: Halves | None = None) -> Any:
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return orjson.loads(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], text))
+    except orjson.JSONDecodeError:  # it refuses half of a surrogate pair
+        return _with_whole_pairs(json.loads(text), (), halves)
+
+
+def _with_whole_pairs(value: Any, path: tuple[str, ...], halves: Halves | None) -> Any:
+    """The value with valid texts; ``path`` has the ``index`` of a list's item, if it has one."""
+    if isinstance(value, dict):
+        return {_replaced(name): _with_whole_pairs(one, (*path, name), halves) for name, one in value.items()}
+    if isinstance(value, list):
+        places = [one.get("index", at) if isinstance(one, dict) else at for at, one in enumerate(value)]
+        return [
+            _with_whole_pairs(one, (*path, str(at)), halves) for at, one in zip(places, value, strict=True)
+        ]
+    if not isinstance(value, str):
+        return value
+    if halves is not None:
+        value = halves.pop(path, "") + value
+        if "\ud800" <= value[-1:] <= "\udbff" and len(halves) < MAX_HALVES:
+            value, halves[path] = value[:-1], value[-1]
+    return _replaced(value)
+
+
+def _replaced(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, Any]:
