@@ -113,7 +113,8 @@ class Dispatcher:
             attempts.notes.extend(completion.warnings)
             reasons = [completion.finish_reason, *completion.others]
             if work.tool_choice is not None and _lacks_call(work.tool_choice, reasons, stream):
-                attempts.notes.append("tool_choice requires a tool call, and the model made none")
+                call = "a tool call" if (name := work.tool_choice.name) is None else f"a call of {name}"
+                attempts.notes.append(f"tool_choice requires {call}, and the model made none")
             if stream.events is None and TOOL_CALLS not in reasons:
                 return completion
             return await _checked(completion, reasons, work, attempts, may_retry=may_retry)
@@ -159,7 +160,9 @@ class Dispatcher:
 def _lacks_call(choice: ToolChoice, reasons: Sequence[FinishReason], stream: AnswerStream) -> bool:
     """Whether a choice ended without the call that it must have: some servers only ask the model for it."""
     return choice.forces_call and any(
-        reason is FinishReason.STOP and not stream.tool_calls(index) for index, reason in enumerate(reasons)
+        reason in WHOLE_REASONS
+        and not any(choice.name in (None, call.name) for call in stream.tool_calls(index))
+        for index, reason in enumerate(reasons)
     )
 
 

@@ -291,6 +291,20 @@ async def test_a_caller_is_told_that_a_required_call_is_missing(
     assert sink.answer.warnings == ((missing,) if warned else ())
 
 
+@pytest.mark.parametrize(
+    ("name", "script", "warned"),
+    [("stock", WHOLE, False), ("price", WHOLE, True), ("price", Script(("Hello", ".")), True)],
+)
+async def test_a_caller_is_told_that_the_model_did_not_call_the_named_tool(
+    build_rig: Build, ask: Ask, name: str, script: Script, warned: bool
+) -> None:
+    rig = build_rig(backends=[backend(script)])
+    sink = await rig.run(ask(tool_choice=ToolChoice(ToolChoiceMode.NAMED, name)))
+    assert sink.answer is not None, sink.error
+    missing = "tool_choice requires a call of price, and the model made none"
+    assert sink.answer.warnings == ((missing,) if warned else ())
+
+
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
 async def test_an_answer_that_is_cut_inside_a_call_says_so(
     build_rig: Build, ask: Ask, reason: FinishReason
