@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import tempfile
 from typing import Any
 
@@ -211,6 +212,24 @@ async def test_a_stream_of_openai_ends_without_done_and_has_its_own_usage() -> N
     async with pool(BadSpeech([openais])) as backend:
         made = await backend.transcribe(recording(stream=True), CALLER, push)
     assert (made.results, made.input_tokens, made.output_tokens, len(events)) == ([None], 14, 2, 2)
+
+
+async def test_a_worker_that_does_not_stream_gives_the_whole_text_as_openais_events() -> None:
+    async def whole(request: Request) -> None:  # as OpenAI's service with whisper-1
+        await request.whole(200, json.dumps({"text": "it", "usage": {"seconds": 2}}).encode())
+
+    events: list[bytes] = []
+
+    async def push(event: bytes) -> None:
+        events.append(event)
+
+    async with pool(BadSpeech([whole])) as backend:
+        made = await backend.transcribe(recording(stream=True), CALLER, push)
+    assert (made.results, made.input_tokens) == ([None], 200)
+    assert [json.loads(one) for one in events] == [
+        {"type": "transcript.text.delta", "delta": "it"},
+        {"type": "transcript.text.done", "text": "it", "usage": {"seconds": 2}},
+    ]
 
 
 @pytest.mark.parametrize("wants_usage", [True, False])
