@@ -301,6 +301,11 @@ def test_a_json_schema_in_output_format_the_earlier_name_becomes_the_response_fo
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": " "}]}, "messages.0.content"),
         ({"messages": [HI, {"role": "assistant", "content": "Yes, "}]}, "messages.1.role"),
+        (
+            {"messages": [HI, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": ""}]},
+            "messages.2.content",
+        ),
+        ({"system": "Be brief.", "messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [FOUND]}]}, "messages.0.content.0.type"),
         (

@@ -68,7 +68,9 @@ def _check_latest(given: Sequence[BlockMessage], messages: Sequence[Message]) ->
             f"{at}.role", "is 'assistant', which cannot be continued", "'user' in the last message"
         )
     last = messages[-1] if messages else Message(Role.USER, "")
-    if last.role is not Role.TOOL and not last.content.strip() and not last.parts:
+    # A turn without text has no message: the last one is then the turn before it, or the system prompt.
+    asks = last.role is Role.USER and (last.content.strip() or last.parts)
+    if last.role is not Role.TOOL and not asks:
         raise not_allowed(f"{at}.content", "is blank", "text or a tool_result in the last message")
 
 
