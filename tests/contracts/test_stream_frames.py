@@ -164,6 +164,15 @@ def test_every_contract_has_the_tokens_that_were_written_to_a_cache() -> None:
     assert (in_messages["input_tokens"], in_messages["cache_creation_input_tokens"]) == (5, 3)
 
 
+def test_every_contract_has_the_tokens_of_the_reasoning() -> None:
+    used = Usage(10, 5, reasoning_tokens=4)
+    assert openai_answer.usage_body(used)["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert native_answer.usage_body(used)["reasoning_tokens"] == 4
+    assert responses_answer.usage_body(used)["output_tokens_details"]["reasoning_tokens"] == 4
+    assert message_usage(used)["output_tokens_details"] == {"thinking_tokens": 4}
+    assert "output_tokens_details" not in message_usage(Usage(10, 5))
+
+
 def test_the_sluice_object_has_what_openais_fields_cannot_express() -> None:
     answer = answer_for(
         REQUEST,

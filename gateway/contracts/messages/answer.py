@@ -39,6 +39,12 @@ class AnswerBlock(TypedDict):
     input: NotRequired[dict[str, Any]]
 
 
+class OutputDetails(TypedDict):
+    """The output tokens that are the model's reasoning."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(TypedDict):
     """Token counts; the whole input is the sum of three: ``input_tokens`` are those not found in a cache."""
 
@@ -46,6 +52,7 @@ class MessageUsage(TypedDict):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: NotRequired[OutputDetails]
 
 
 class MessageBody(TypedDict):
@@ -110,12 +117,15 @@ def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
 
 
 def message_usage(usage: Usage) -> MessageUsage:
-    return {
+    counts: MessageUsage = {
         "input_tokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
         "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
     }
+    if usage.reasoning_tokens:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts
 
 
 def message_head(asked: ParsedRequest, model: str, usage: Usage) -> MessageBody:
