@@ -24,7 +24,7 @@ from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey, PublicError, public_error
 from gateway.http.body import body_too_large
 from gateway.http.embeddings import vectors_body
-from gateway.http.generate import run_journey
+from gateway.http.generate import in_time, run_journey
 from gateway.http.generating import dialects_of
 from gateway.http.respond import CALLER_ERRORS, log_defect
 from gateway.http.responses import asked_of
@@ -108,7 +108,7 @@ class BatchLines:
         services = self._services
         if batch.endpoint == EMBEDDINGS:
             given = parse(EmbeddingsBody, body)
-            vectors = await services.embeddings.run(embeddings_request(given, origin))
+            vectors = await in_time(services, services.embeddings.run(embeddings_request(given, origin)))
             return await vectors_body(vectors, given)
         if batch.endpoint == RESPONSES:
             own = await asked_of(services, parse(ResponsesBody, body), origin, len(body))

@@ -24,6 +24,7 @@ from gateway.batches.files import Files
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.config.settings import ServerConfig
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import PublicError
 from gateway.generation.sink import Sink
@@ -31,7 +32,7 @@ from gateway.http.batch_lines import BatchLines
 from gateway.requests.body_memory import BodyMemory
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.stored_responses import StoredResponses, response_of
-from gateway.testing import ADMIN_KEY, FakeJourney, FakeKeys, fake_services
+from gateway.testing import ADMIN_KEY, FakeEmbeddings, FakeJourney, FakeKeys, fake_services
 from tests.http.conftest import Connect
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "demo"}}\n'
@@ -430,6 +431,20 @@ async def test_a_line_counts_as_a_request_of_its_key_and_waits_beyond_the_limit(
     outcomes = [await lines.run(batch, BatchLine("batch_1", n, n, "a", 0, 1), body) for n in (1, 2)]
     assert [one.status for one in outcomes] == [200, 429]
     assert outcomes[1].retry_s is not None and outcomes[1].retry_s > 1
+
+
+async def test_a_line_of_vectors_takes_no_longer_than_a_request() -> None:
+    class Stuck(FakeEmbeddings):
+        async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    services = fake_services(embeddings=Stuck(), limits=ServerConfig(request_timeout_seconds=0.05))
+    batch = BatchRow("batch_1", "acme", "key_1", None, "/v1/embeddings", "f", "in_progress", 0, 1, b"")
+    lines = BatchLines(services, HeldRows(), lambda: False)
+    async with asyncio.timeout(60):
+        outcome = await lines.run(batch, BatchLine("batch_1", 0, 1, "a", 0, 1), b'{"model":"e","input":"hi"}')
+    assert (outcome.status, outcome.failed_here) == (504, True)
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings"])
