@@ -224,10 +224,10 @@ class RoutingAdmin:
         begin: Callable[[], Awaitable[RevisionMadeBody]],
     ) -> RevisionMadeBody:
         if given.dry_run:
-            with operator_errors():
+            with operator_errors(expected=given.expected_revision):
                 return await begin()
         async with self.audit_log.attempt(who, f"routing.{action}", target, comment=given.comment) as audited:
-            with operator_errors():
+            with operator_errors(expected=given.expected_revision):
                 done = await begin()
             audited.result = f"revision {done['revision']}"
             return done

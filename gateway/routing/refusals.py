@@ -12,8 +12,13 @@ MAX_FAULTS = 20  # the most faults of a configuration in one message
 
 
 @contextmanager
-def operator_errors(*, change: bool = True) -> Iterator[None]:
-    """Translate the block's errors into those of :mod:`gateway.errors`; ``change``: the block writes."""
+def operator_errors(*, change: bool = True, expected: int | None = None) -> Iterator[None]:
+    """Translate the block's errors into those of :mod:`gateway.errors`.
+
+    Args:
+        change: the block writes.
+        expected: the revision that the operator named as the last one, if any.
+    """
     try:
         yield
     except RoutingFileError as error:
@@ -21,11 +26,12 @@ def operator_errors(*, change: bool = True) -> Iterator[None]:
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise InvalidRequest("\n".join(faults[:MAX_FAULTS] + more), param="config") from error
     except Conflict as error:
-        raise RevisionConflict(
-            f"revision {error.found} is the last one, not {error.expected}; nothing was changed: look at it "
-            "and decide again",
-            param="expected_revision",
-        ) from error
+        if expected is None:
+            found, param = "another change came first", None
+        else:
+            found, param = f"revision {error.found} is the last one, not {expected}", "expected_revision"
+        advice = "nothing was changed: look at it and decide again"
+        raise RevisionConflict(f"{found}; {advice}", param=param) from error
     except StateUnavailable as error:
         doubt = f"; {error.doubt('the history')}" if change else ""
         raise BackendUnavailable(

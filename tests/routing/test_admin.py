@@ -335,6 +335,30 @@ async def test_one_of_two_rollbacks_at_the_same_moment_is_a_conflict_and_does_no
         assert one.weights() == other.weights() == {"local": 100, "pool": 0}
 
 
+@pytest.mark.parametrize(
+    ("expected", "param", "message"),
+    [
+        (None, None, "another change came first;"),
+        (2, "expected_revision", "revision 3 is the last one, not 2;"),
+    ],
+)
+async def test_a_conflict_names_the_expected_revision_only_if_the_operator_gave_one(
+    expected: int | None, param: str | None, message: str
+) -> None:
+    process = Process(MemoryStreams())
+    async with running(process):
+        await process.apply(config(90, 10))
+        body = RouteRollbackBody(expected_revision=expected)
+        both = (process.admin.roll_back(body, who=ME) for _ in range(2))
+        _, refused = sorted(await asyncio.gather(*both, return_exceptions=True), key=_is_error)
+        assert isinstance(refused, RevisionConflict)
+        assert refused.param == param and str(refused).startswith(message)
+
+
+def _is_error(made: object) -> bool:
+    return isinstance(made, BaseException)
+
+
 async def test_a_removed_adapter_does_not_block_weight_changes_but_cannot_be_named_again() -> None:
     adapters = {"style"}
     process = Process(MemoryStreams(), KnownNames({"local", "pool"}, {"v1"}, adapters))
