@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, cast
 
 from pydantic import Field
@@ -181,10 +181,15 @@ class RoutingAdmin:
         for newest in await self.revisions.newest(1):
             await self.revisions.caught_up_to(newest.number)
         head = self.revisions.head
-        source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
-        comment = ": ".join(filter(None, (f"rollback to revision {source.number}", given.comment)))
+        if given.to is None:
+            source, config = await self._other(head)
+        else:
+            source = await self._revision(given.to, "to")
+            config = source.draft.config
+        but = "" if await _same(config, source.draft.config) else ", except the canary's weights"
+        comment = ": ".join(filter(None, (f"rollback to revision {source.number}{but}", given.comment)))
         asked = given.model_copy(update={"comment": comment, "expected_revision": head})
-        return await self._made("rollback", lambda last: source.draft.config, asked, who)
+        return await self._made("rollback", lambda last: config, asked, who)
 
     async def _made(self, action: str, make: Make, given: RouteChangeBody, who: str) -> RevisionMadeBody:
         """Make the change, unless it is a dry run, or alters nothing and has no comment to record."""
@@ -241,14 +246,17 @@ class RoutingAdmin:
             f"{param}: there is no revision {number}; allowed: 1 to {self.revisions.head}", param=param
         )
 
-    async def _other(self, head: int) -> Stored:
-        """Return the last revision before ``head`` with another configuration (:meth:`Draft.beside`)."""
+    async def _other(self, head: int) -> tuple[Stored, Mapping[str, Any]]:
+        """Return the last revision before ``head`` that says something else, and what it says.
+
+        This is its configuration but for the weights of a canary (:meth:`Draft.beside`).
+        """
         now, number = self.revisions.last(), head
         while number > max(head - SEARCHED, 0):
             for stored in await self.revisions.read(number, PAGE):
                 config = stored.draft.beside(now.draft)
                 if not await _same(config, now.draft.config):
-                    return replace(stored, draft=replace(stored.draft, config=config))
+                    return stored, config
             number -= PAGE
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
 

@@ -446,8 +446,10 @@ async def test_a_rollback_of_a_finished_canary_takes_all_of_it_back() -> None:
             one.serve("old", 100)
             await window(found, seconds=60.0)
         assert one.share == 100.0
-        await one.routing.roll_back(RouteRollbackBody(), who="key_2")
+        back = await one.routing.roll_back(RouteRollbackBody(comment="slow"), who="key_2")
         assert one.share == 0.0
+        # Revision 3 gave the canary half of the route.
+        assert back["comment"] == "rollback to revision 3, except the canary's weights: slow"
 
 
 async def test_a_paused_canary_keeps_its_share_and_is_not_judged() -> None:
