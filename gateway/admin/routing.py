@@ -133,7 +133,8 @@ class RoutingAdmin:
         }
 
     async def apply(self, given: RouteApplyBody, *, who: str) -> RevisionMadeBody:
-        return await self._change("apply", "routing", lambda _: given.config, given, who)
+        config = await asyncio.to_thread(change.typed, given.config)
+        return await self._change("apply", "routing", lambda _: config, given, who)
 
     async def set_weight(self, given: RouteWeightBody, *, who: str) -> RevisionMadeBody:
         target = f"{given.route}: {given.backend} at {given.percent:g} %"

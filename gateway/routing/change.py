@@ -95,6 +95,18 @@ def whole(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
 
 
+def typed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is written in the configuration, with numbers and switches for their texts.
+
+    So readers of a revision need not convert ``"90"`` or ``"no"``, which are valid in a routing file. A
+    configuration that this version cannot validate is unchanged.
+    """
+    try:
+        return RoutingConfig.model_validate(config).model_dump(mode="json", exclude_unset=True)
+    except ValidationError:
+        return config
+
+
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two configurations are equal once defaults are filled in."""
     first, second = map(whole, _without_equal_routes(one, other))

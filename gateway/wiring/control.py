@@ -15,6 +15,7 @@ from gateway.contracts.native import DEFAULT_ROUTE
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import STREAM as CANARY_STREAM
 from gateway.routing.canary_tally import CanaryTally
+from gateway.routing.change import typed
 from gateway.routing.check import KnownNames
 from gateway.routing.evaluations import STREAM as EVALUATIONS_STREAM
 from gateway.routing.evaluations import BackendEvaluations, digest_of
@@ -133,4 +134,4 @@ def read_seed(file: str | None, known: KnownNames) -> Seed:
         make_revision(1, config, known, source=str(path))
     except RoutingFileError as error:
         return Seed(path.name, None, error)
-    return Seed(path.name, config, file=str(path))
+    return Seed(path.name, typed(config), file=str(path))

@@ -282,6 +282,20 @@ async def test_each_change_is_a_revision_in_force_in_every_process() -> None:
         ]
 
 
+async def test_a_number_or_a_switch_that_the_file_has_as_text_is_stored_as_what_it_means() -> None:
+    process = Process(MemoryStreams())
+    async with running(process):
+        given = config(slo={"ttft_ms": "300"}, requires_evaluation="no")
+        given["routes"]["chat"]["backends"] = [
+            {"name": "local", "weight": "90"},
+            {"name": "pool", "weight": 10},
+        ]
+        made = await process.apply(given)
+        backends = [{"name": "local", "weight": 90.0}, {"name": "pool", "weight": 10.0}]
+        meant = {"backends": backends, "slo": {"ttft_ms": 300.0}, "requires_evaluation": False}
+        assert process.admin.show()["config"] == made["config"] == {"routes": {"chat": meant}}
+
+
 async def test_rollback_goes_to_the_last_other_content_or_to_the_named_revision() -> None:
     process = Process(MemoryStreams())
     async with running(process):
