@@ -87,12 +87,17 @@ def workers_fit(facts: Facts) -> Judgement:
     return (not wrong, found, "`sluice doctor` shows what to change")
 
 
+def _weighted(route: Mapping[str, Any]) -> list[str]:
+    """The route's backends with a weight; the others get no request, also when these fail."""
+    return [one["name"] for one in route["backends"] if one.get("weight", 100)]
+
+
 def has_fallback(facts: Facts) -> Judgement:
     """Each route has a fallback besides the degraded text."""
     bare = [
         name
         for name, route in _routes(facts).items()
-        if not {*route.get("fallback", ())} - {"degraded"} and len(route["backends"]) < 2
+        if not {*route.get("fallback", ())} - {"degraded"} and len(_weighted(route)) < 2
     ]
     return (not bare, ", ".join(bare) or "all have one", "add a second backend to the route's `fallback`")
 

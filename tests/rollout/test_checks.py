@@ -10,6 +10,7 @@ import pytest
 from ops.rollout.checks import CHECKS, CheckVerdict, RolloutCheck, examine
 from ops.rollout.facts import Facts
 
+PROMOTED = [{"name": "local", "weight": 100}, {"name": "pool", "weight": 0}]
 ROUTE = {"backends": [{"name": "local", "weight": 100}], "fallback": ["bedrock", "degraded"]}
 SHADOWED = {**ROUTE, "shadow": {"backend": "bedrock", "sample": 0.05}}
 
@@ -93,6 +94,10 @@ def test_a_gateway_that_meets_every_line_passes_every_line() -> None:
         (
             "each route has a fallback",
             replace(GOOD, routing={"config": {"routes": {"chat": {**ROUTE, "fallback": ["degraded"]}}}}),
+        ),
+        (
+            "each route has a fallback",
+            replace(GOOD, routing={"config": {"routes": {"chat": {"backends": PROMOTED}}}}),
         ),
         (
             "workers fit",
