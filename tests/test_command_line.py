@@ -913,6 +913,17 @@ def test_a_file_that_is_not_there_is_named_once_with_the_systems_reason(
     assert done.stderr.endswith(": No such file or directory\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--rpm 5 --remove rpm", "--remove usd_per_day --usd-per-day 3", "--remove routes --route chat"],
+)
+def test_a_limit_that_a_change_of_a_key_both_sets_and_removes_is_refused(words: str) -> None:
+    done = CliRunner().invoke(app, ["keys", "change", "key_1", *words.split()])
+    removed = words.split()[words.split().index("--remove") + 1]
+    assert done.exit_code == 1
+    assert done.stderr == f"sluice: --remove {removed}: the command also sets it; allowed: one of both\n"
+
+
 def test_what_routes_show_prints_as_json_is_a_routing_file(tmp_path: Path) -> None:
     config = {"routes": {"chat": {"backends": [{"name": "pool", "weight": 100.0}]}}}
     for name, content in (("file", config), ("shown", {"revision": 3, "author": "ann", "config": config})):

@@ -146,6 +146,8 @@ def change(
         if name not in REMOVED:
             raise AdminError(f"--remove {name!r}; allowed: {', '.join(REMOVED)}")
         field, inner = REMOVED[name]
+        if (inner or field) in (fields.get(field, {}) if inner else fields):
+            raise AdminError(f"--remove {name}: the command also sets it; allowed: one of both")
         if inner:
             fields.setdefault(field, {})[inner] = None
         else:
