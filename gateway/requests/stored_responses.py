@@ -99,7 +99,7 @@ class StoredResponses:
     async def before(self, tenant: str, previous_id: str | None, max_bytes: int) -> list[Mapping[str, Any]]:
         """Return the items of the conversation that a request continues, oldest first.
 
-        Raises InvalidRequest for a conversation of more than ``max_bytes``.
+        Raises InvalidRequest for a conversation of more than ``max_bytes``, and one whose last response runs.
         """
         if previous_id is None:
             return []
@@ -107,7 +107,7 @@ class StoredResponses:
             raise NotFound(_NONE, param="previous_response_id")
         rows = await self._thread(tenant, previous_id, "previous_response_id", max_bytes)
         if rows[-1].status in UNFINISHED:
-            raise NotFound(f"{previous_id} has not ended yet", param="previous_response_id")
+            raise not_allowed("previous_response_id", "has not ended yet", "a response that has ended")
         return [*chain.from_iterable(_items(rows, "previous_response_id", max_bytes))]
 
     async def input_items(self, tenant: str, response_id: str, max_bytes: int) -> list[Mapping[str, Any]]:

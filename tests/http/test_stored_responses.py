@@ -356,7 +356,8 @@ async def test_a_background_response_runs_on_and_can_be_followed_from_any_event(
         path = f"/v1/responses/{begun['id']}"
         assert (await client.get(path)).json()["status"] in ("queued", "in_progress")
         early = await client.post("/v1/responses", json={**ASKED, "previous_response_id": begun["id"]})
-        assert early.status_code == 404
+        message = "previous_response_id has not ended yet; allowed: a response that has ended"
+        assert (early.status_code, early.json()["error"]["message"]) == (400, message)
         journey.resume()
         live = await client.get(path, params={"stream": "true"})
         sent = events(live.content)
