@@ -5,10 +5,11 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from secrets import token_hex
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
+from pydantic import AfterValidator
 
 from budgeting.values import ImageContent, Message, Role
 from gateway.contracts.dialect import ParsedRequest
@@ -98,10 +99,20 @@ def _marked(body: bytes) -> tuple[bytes, Mapping[str, memoryview]]:
     return b"".join([*pieces, view[done:]]) if images else body, images
 
 
+def _with_scheme(url: str) -> str:
+    # What follows is checked when the image is read; a blank before ``data:`` would hide the image's data.
+    if not url[:8].lower().startswith(("https://", "http://", "data:")):
+        raise ValueError("allowed: one that begins with https://, http:// or data:")
+    return url
+
+
+ImageUrlText = Annotated[Text, AfterValidator(_with_scheme)]
+
+
 class ImageUrlBody(StrictObject):
     """Where an image is: an address, or a ``data:`` URL that holds it."""
 
-    url: Text
+    url: ImageUrlText
     detail: ImageDetail | None = None
 
 

@@ -125,11 +125,17 @@ async def test_an_image_is_stored_by_its_address_alone(rig: ResponsesRig) -> Non
         for field, url in (("store", "data:,"), ("background", "data:,"), ("store", "DATA:,")):
             refused = await client.post("/v1/responses", json={**ASKED, "input": shown(url), field: True})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
-        linked = await made(client, input=shown("https://example.org/a.png"))
+        for url in (" data:image/png;base64,eA==", "\tdata:,", "ftp://example.org/a.png", "a.png", ""):
+            body = {**ASKED, "input": shown(url), "background": True}
+            refused = await client.post("/v1/responses", json=body)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, "input.0.content.0.image_url")
+            assert error["message"].endswith("allowed: one that begins with https://, http:// or data:")
+        linked = await made(client, input=shown("HTTPS://example.org/a.png"))
         assert linked["store"] is True
         await made(client, input="And now?", previous_response_id=linked["id"])
         [image] = journey.requests[-1].messages[0].images
-        assert image.url == "https://example.org/a.png"
+        assert image.url == "HTTPS://example.org/a.png"
 
 
 async def test_a_streamed_response_is_stored_before_its_end_is_sent(rig: ResponsesRig) -> None:

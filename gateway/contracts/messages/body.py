@@ -26,6 +26,7 @@ from gateway.contracts.fields import (
     TopP,
     check_extra,
 )
+from gateway.contracts.images import ImageUrlText
 from gateway.contracts.native import SluiceFields
 from gateway.contracts.tool_fields import MAX_TOOLS
 
@@ -36,7 +37,7 @@ class ImageSource(StrictObject):
     type: Name
     media_type: Name | None = None
     data: Text | None = None
-    url: Text | None = None
+    url: ImageUrlText | None = None
 
 
 class ContentBlock(StrictObject):

@@ -22,7 +22,7 @@ from gateway.contracts.fields import (
     TextOr,
     TopP,
 )
-from gateway.contracts.images import ImageDetail
+from gateway.contracts.images import ImageDetail, ImageUrlText
 from gateway.contracts.native import SluiceFields
 from gateway.contracts.openai_fields import CACHE_MARK, SERVICE
 from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
@@ -66,7 +66,7 @@ class ItemPart(Body):
         "input_text", "output_text", "refusal", "reasoning_text", "summary_text", "text", "input_image"
     ]
     text: Text | None = None
-    image_url: Text | None = None
+    image_url: ImageUrlText | None = None
     detail: ImageDetail | None = None
     refusal: Text | None = None
 
