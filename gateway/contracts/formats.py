@@ -10,7 +10,7 @@ from pydantic import Field
 from engine.limits import MAX_SPEC_CHARS
 from gateway.contracts.checks import plain_values
 from gateway.contracts.fields import Body, Either, Neutral, Text, Texts
-from gateway.contracts.refusals import TooManyValues, not_allowed, path_of
+from gateway.contracts.refusals import TooManyValues, given, not_allowed, path_of
 from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
 
@@ -22,7 +22,13 @@ MAX_TEXT_CHARS: Final = 4 * MAX_SPEC_CHARS
 """Longest JSON text of a schema, with its white space; a longer one is not read."""
 _MOST: Final[Mapping[str, int]] = {"properties": MAX_PROPERTIES, "enum": MAX_ENUM_VALUES}
 
-_WRAPPER_FIELDS: Final = frozenset({"name", "schema", "strict", "description"})
+# The fields of OpenAI's wrapper of a schema, with their types.
+_WRAPPER_FIELDS: Final[Mapping[str, tuple[type, str]]] = {
+    "schema": (dict, "a JSON schema"),
+    "name": (str, "a string"),
+    "description": (str, "a string"),
+    "strict": (bool, "true or false"),
+}
 
 SchemaOrText = Either[dict[str, Any], Text]
 
@@ -63,8 +69,7 @@ def from_format(body: FormatBody | None) -> ResponseFormat:
     if body.json_schema is None:
         raise InvalidRequest(f"{field} is missing; it is required for type 'json_schema'", param=field)
     shape = object_shape(schema := _unwrapped(body.json_schema, field), field)
-    strict = None if schema is body.json_schema else body.json_schema.get("strict")
-    return replace(shape, strict=strict) if isinstance(strict, bool) else shape
+    return shape if schema is body.json_schema else replace(shape, strict=body.json_schema.get("strict"))
 
 
 def schema_shape(schema: Mapping[str, Any] | str | None, field: str) -> ResponseFormat | None:
@@ -144,11 +149,12 @@ def _unwrapped(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     """The schema itself, given bare or in OpenAI's ``{name, schema}`` object."""
     if "schema" not in value:
         return value
-    schema = value["schema"]
-    if not isinstance(schema, dict):
-        raise not_allowed(f"{field}.schema", "is not an object", "a JSON schema")
-    for name in value:
+    for name, one in value.items():
         if name not in _WRAPPER_FIELDS:
             path = path_of((field, name))
             raise InvalidRequest(f"{path} is not a known field", param=path)
+        kind, allowed = _WRAPPER_FIELDS[name]
+        if not isinstance(one, kind) and (one is not None or name == "schema"):
+            raise not_allowed(f"{field}.{name}", f"is {given(one)}", allowed)
+    schema: Mapping[str, Any] = value["schema"]
     return schema

@@ -440,9 +440,12 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream": True, "stream_options": {"chunks": 5}}, "stream_options.chunks"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
-        "response_format.json_schema.schema",
+    *(
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, **field}}},
+            f"response_format.json_schema.{next(iter(field))}",
+        )
+        for field in ({"schema": 5}, {"schema": None}, {"name": 5}, {"description": ["a"]}, {"strict": "no"})
     ),
     ({"guided_json": "not json"}, "guided_json"),
     ({"guided_json": 5}, "guided_json"),
