@@ -144,11 +144,14 @@ class StreamFollower(StreamProjection):
             await asyncio.sleep(COPY_S)
 
     async def _save(self, copy: LocalCopy) -> None:
-        """Add the applied records to the file. Raises StateUnavailable, OSError."""
-        while (head := await asyncio.to_thread(copy.head)) < self.number:
-            # Read from the file's last record on, so that a file with another history is detected.
-            page = await self._store.read(self.stream, after=max(head - 1, 0), limit=PAGE)
-            page = [record for record in page if record.number <= self.number]
-            if not page or page[-1].number <= head or not await asyncio.to_thread(copy.extend, page):
-                self._log.warning("local copy is of another history and was left alone", file=str(copy.path))
-                return
+        """Add the applied records to the file, which is written once. Raises StateUnavailable, OSError."""
+        head, number = await asyncio.to_thread(copy.head), self.number
+        if head >= number:
+            return
+        # Read from the file's last record on, so that a file with another history is detected.
+        records, last = list[Record](), max(head - 1, 0)
+        while last < number and (page := await self._store.read(self.stream, after=last, limit=PAGE)):
+            records += [record for record in page if record.number <= number]
+            last = page[-1].number
+        if last < number or not await asyncio.to_thread(copy.extend, records):
+            self._log.warning("local copy is of another history and was left alone", file=str(copy.path))

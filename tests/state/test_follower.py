@@ -7,7 +7,7 @@ import contextlib
 import json
 import stat
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -242,6 +242,21 @@ async def test_a_record_that_cannot_be_applied_stops_the_stream_before_it_and_is
             assert projection.numbers == [1, 2, 3] and follower.state is ProjectionState.FOLLOWING
     refusals = [line for line in logs if line["log_level"] == "error"]
     assert len(refusals) == 1 and "not understood" not in str(refusals), "said once, without its content"
+
+
+async def test_the_local_copy_of_a_long_stream_is_written_once(tmp_path: Path) -> None:
+    class Counted(LocalCopy):
+        written = 0
+
+        def extend(self, records: Sequence[Record]) -> bool:
+            self.written += 1
+            return super().extend(records)
+
+    copy, streams = Counted(tmp_path, "s"), MemoryStreams()
+    await add(memory(streams), 450)
+    async with following(memory(streams), Projection(), copy=copy):
+        await until(lambda: copy.head() == 450)
+    assert copy.written == 1 and list(copy.load()) == streams.records["s"]
 
 
 def test_a_local_copy_holds_the_records_as_they_were_and_is_its_owners_only(tmp_path: Path) -> None:
