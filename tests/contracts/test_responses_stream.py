@@ -147,6 +147,21 @@ def test_the_error_of_a_too_long_context_has_openais_code() -> None:
     assert error["message"] == "This model's maximum context length is exceeded: too long"
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "shown"),
+    [
+        (404, "unknown_model", "invalid_prompt"),
+        (422, "invalid_request", "invalid_prompt"),
+        (429, "rate_limited", "rate_limit_exceeded"),
+        (429, "quota_exceeded", "insufficient_quota"),
+        (503, "queue_full", "server_error"),
+    ],
+)
+def test_a_failed_response_has_an_error_code_that_clients_know(status: int, code: str, shown: str) -> None:
+    sent = events(RESPONSES.frames(ASKED, "demo").fail(PublicError(status, code, "no", "input"), "req_1"))
+    assert sent[-1]["response"]["error"] == {"code": shown, "message": "no"}
+
+
 @pytest.mark.parametrize("background", [True, False])
 def test_a_broken_stream_says_whether_its_response_is_stored(background: bool) -> None:
     asked = structs.replace(ASKED, store=True, background=background, echo={"store": True})

@@ -49,6 +49,10 @@ STATUS: Final[Mapping[FinishReason, str]] = {
 }
 
 
+_FAILURES: Final = frozenset({"context_length_exceeded", "rate_limit_exceeded", "insufficient_quota"})
+"""The codes of a failed response that are not replaced by a general one: clients act on them."""
+
+
 def own_id(generation_id: str) -> str:
     return generation_id.removeprefix("gen_")
 
@@ -95,10 +99,12 @@ def failed_response(
 ) -> dict[str, Any]:
     """The response object of an answer that failed; it is stored only if it ran in the background."""
     detail = error_body(error)["error"]
-    own = {
-        "code": detail["code"] if error.status < 500 else "server_error",
-        "message": detail["message"],
-    }
+    code = detail["code"]
+    if error.status >= 500:
+        code = "server_error"
+    elif code not in _FAILURES:
+        code = "invalid_prompt"
+    own = {"code": code, "message": detail["message"]}
     store = asked.store and asked.background
     return response_body(asked, "failed", model, output, error=own, store=store)
 
