@@ -299,6 +299,8 @@ def test_each_field_of_the_official_client_may_be_null_and_the_default_window_of
          "tool_choice.mode"),
         ({"tools": [AGENT["tools"][0]], "tool_choice": {"type": "allowed_tools", "name": "shell", "tools": [
             {"type": "function", "name": "shell"}]}}, "tool_choice.name"),
+        ({"input": [{"role": "assistant", "content": [{"type": "refusal"}]}, {"role": "user", "content": "x"}]},
+         "input.0.content.0.refusal"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"top_logprobs": 3}, "top_logprobs"),

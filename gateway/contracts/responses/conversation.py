@@ -117,7 +117,9 @@ def _parts(given: str | Sequence[ItemPart] | None, at: str) -> list[str | ImageC
     return [
         ImageContent(required(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
         if part.type == "input_image"
-        else required(part.refusal if part.type == "refusal" else part.text, f"{where}.text")
+        else required(part.refusal, f"{where}.refusal")
+        if part.type == "refusal"
+        else required(part.text, f"{where}.text")
         for where, part in ((f"{at}.{number}", part) for number, part in enumerate(required(given, at)))
     ]
 
