@@ -302,6 +302,7 @@ def test_each_field_of_the_official_client_may_be_null_and_the_default_window_of
         ({"input": [{"role": "assistant", "content": [{"type": "refusal"}]}, {"role": "user", "content": "x"}]},
          "input.0.content.0.refusal"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

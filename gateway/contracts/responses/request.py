@@ -209,6 +209,7 @@ def _shape(given: TextFormat | None) -> ResponseFormat:
         if given.schema_ is not None:
             raise not_allowed(field, "is an object", f"null when text.format.type is '{given.type}'")
         return ResponseFormat(FormatType(given.type))
+    required(given.name, "text.format.name")  # the response repeats it, and clients refuse one without
     return replace(object_shape(required(given.schema_, field), field), strict=given.strict)
 
 
