@@ -130,6 +130,14 @@ def test_what_cannot_be_opened_is_refused_by_name_unless_its_content_is_there() 
     assert asked(input=history).request.messages[0].reasoning == "Hm."
 
 
+def test_reasoning_of_an_earlier_turn_that_cannot_be_opened_is_refused_as_of_that_turn() -> None:
+    item = {"type": "reasoning", "summary": [], "encrypted_content": SEAL.seal("acme", "demo", WORDS)}
+    body = ResponsesBody.model_validate({"model": "other", "input": "hi"})
+    with pytest.raises(InvalidRequest) as refused:
+        responses_request(body, ORIGIN, seal=SEAL, before=[item])
+    assert refused.value.message.startswith("previous_response_id.encrypted_content was not sealed here")
+
+
 async def test_the_path_seals_with_the_services_key(connect: Any) -> None:
     journey = FakeJourney(pieces=("Ask?",), changes={"reasoning": WORDS})
     async with connect(fake_services(journey, seal=SEAL)) as client:

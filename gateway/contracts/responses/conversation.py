@@ -47,7 +47,7 @@ def conversation(
         own = [InputItem(type="message", role="user", content=own)]
     turn, call_ids = _Turn(), set[str | None]()
     for index, item in enumerate((*before, *own), -len(before)):
-        at = f"input.{index}"
+        at = f"input.{index}" if index >= 0 else "previous_response_id"
         match item.type:
             case "reasoning":
                 if turn.is_text:
