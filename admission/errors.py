@@ -6,6 +6,8 @@
     └── Refused     the request may not go to its backend now
 """
 
+import math
+
 from admission.values import Reason
 
 
@@ -33,7 +35,8 @@ class Refused(AdmissionError):
         self.retry_after_s = retry_after_s
         self.waited_s = waited_s
         self.checked_s = checked_s
-        expected = f"estimated wait {estimated_wait_s:.2f} s"
+        # In milliseconds, rounded up, like a caller's deadline: 4 ms are not "0.00 s".
+        expected = f"estimated wait {math.ceil(estimated_wait_s * 1_000)} ms"
         if first_token_s is not None:
-            expected = f"first token expected after {first_token_s:.2f} s"
+            expected = f"first token expected after {math.ceil(first_token_s * 1_000)} ms"
         super().__init__(f"{reason.value} ({expected})")

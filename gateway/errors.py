@@ -174,7 +174,7 @@ def _refused(error: Refused) -> PublicError:
     elif error.reason is Reason.WAIT_EXCEEDED:
         why = f"no answer is expected in time: {error}"
         if error.checked_s > error.estimated_wait_s:
-            took = f"the check of its grammar took {error.checked_s:.2f} s"
+            took = f"the check of its grammar took {error.checked_s * 1_000:.0f} ms"
             why += f"; {took}: use a simpler one, or a later deadline"
     elif error.reason is Reason.LOW_PRIORITY_SHED:
         code = "queue_full"
