@@ -9,6 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from gateway.backends.workers.api_key import NO_KEY, ApiKey
+from gateway.backends.workers.connect import connect
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
 from gateway.backends.workers.proxy import Proxy, connect_through
@@ -192,13 +193,7 @@ class WorkerClient:
                     where = (self._host, self._port)
                     await connect_through(self._proxy, connection, where, self._tls, self._server_name)
                 else:
-                    await loop.create_connection(
-                        lambda: connection,
-                        self._host,
-                        self._port,
-                        ssl=self._tls,
-                        server_hostname=self._server_name,
-                    )
+                    await connect(lambda: connection, self._host, self._port, self._tls, self._server_name)
         except BaseException as error:
             # It may have been made in this moment. uvloop then closes its transport without telling it.
             connection.close()
@@ -234,8 +229,5 @@ async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> by
 
 
 def _refused(error: OSError) -> bool:
-    """Whether the worker's side refused, unlike an error here: too few descriptors, a failed name lookup.
-
-    For a name with several addresses asyncio raises an OSError without errno.
-    """
-    return isinstance(error, ConnectionRefusedError) or (type(error) is OSError and error.errno is None)
+    """Whether the worker's side refused, unlike an error here: too few descriptors, a failed name lookup."""
+    return isinstance(error, ConnectionRefusedError)

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass, field
 
+from gateway.backends.workers.connect import connect
 from gateway.backends.workers.errors import ConnectFailed
 
 MAX_HEAD_BYTES = 16 * 1024  # longest head of a proxy's answer, bytes
@@ -37,7 +38,9 @@ async def connect_through(
     """
     loop = asyncio.get_running_loop()
     opening = _Opening(loop.create_future())
-    raw, _ = await loop.create_connection(lambda: opening, proxy.host, proxy.port, ssl=proxy.tls)
+    raw, _ = await connect(
+        lambda: opening, proxy.host, proxy.port, proxy.tls, proxy.host if proxy.tls else None
+    )
     host, port = where
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
