@@ -107,6 +107,21 @@ async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:
         assert backend.absence == Absence(f"worker {backend.name} refuses connections", retry_s=RETRY_S)
 
 
+async def test_a_worker_that_does_not_answer_from_the_start_on_is_logged_once() -> None:
+    gone, other = RawWorker([GOOD]), RawWorker([GOOD])
+    await gone.start()
+    await gone.die()
+    await other.start()
+    with capture_logs() as logs:
+        async with pool(gone, other, started=False) as backend:
+            worker = backend._workers[gone.url]
+            for _ in range(5):
+                probed = worker._probed
+                await until(probed.is_set)
+    named = [(line["event"], line["reason"]) for line in logs if line.get("worker") == gone.url]
+    assert named == [("worker not in service", "refuses connections")]
+
+
 async def test_a_restarted_worker_is_not_said_to_have_failed_requests() -> None:
     lost, other = RawWorker([GOOD]), RawWorker([GOOD])
     async with pool(lost, other, eject_seconds=60, eject_max_seconds=60) as backend:

@@ -53,6 +53,11 @@ class WorkerHealth:
     def in_service(self) -> bool:
         return self.state is WorkerState.IN_SERVICE
 
+    @property
+    def first_probes_failed(self) -> bool:
+        """Whether this worker was never in service and has just failed as many probes as would eject it."""
+        return self.state is WorkerState.NEW and self._probe_failures == PROBE_FAILURES
+
     def weight(self, now: float) -> float:
         """The worker's share of the load relative to a worker in full service: 0 to 1."""
         if self.state is not WorkerState.IN_SERVICE:

@@ -251,6 +251,8 @@ class Worker:
                 self._returned()
             elif not good and self.health.probe_failed(now):
                 self._left_service("probes failed")
+            elif self.health.first_probes_failed and self._unusable is None:
+                self._log.warning("worker not in service", reason=self.unavailable_reason)
             if not good and self._is_silent and not self._none_in_service:
                 self.client.give_up(SILENT_PROBES * self._section.probe_timeout_seconds)
             probed, self._probed = self._probed, asyncio.Event()
