@@ -264,6 +264,11 @@ def test_an_address_without_a_scheme_is_refused_with_the_form_of_one(tmp_path: P
         load_settings(write(tmp_path, "backends: {gpus: {kind: openai, base_urls: ['gpu-1:80']}}"), {})
 
 
+def test_an_origin_with_a_path_is_refused_with_the_form_of_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cors_origins\[0\]: is no origin; allowed: .*, without a path"):
+        load_settings(write(tmp_path, "server: {cors_origins: ['https://console.example/']}"), {})
+
+
 @pytest.mark.parametrize(
     "url", ["http://gpu-1:99999/v1", "http://gpu-1:x/v1", "http://gpu-1:0", "http://[::1/v1"]
 )

@@ -138,8 +138,10 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
         value += ", since it has no keys; leave it out"
     if kind == "tuple_type":
         message = "Input should be a valid list"  # YAML has no tuples
-    if kind == "string_pattern_mismatch" and "https?://" in fault["ctx"]["pattern"]:
+    if kind == "string_pattern_mismatch" and "https?://" in (pattern := fault["ctx"]["pattern"]):
         message = "is no address; allowed: http://HOST:PORT or https://HOST, with the path where there is one"
+        if r"\*" in pattern:
+            message = "is no origin; allowed: http://HOST:PORT or https://HOST, without a path, or *"
     return f"{where}: {key or 'the file'}: {message}{value}"
 
 
