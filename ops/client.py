@@ -132,9 +132,10 @@ class AdminClient:
         for name, value in {"content-type": "application/json", **headers}.items():
             request.add_header(name, value)
         if self.key:
-            if self.key != self.key.strip() or not self.key.isprintable():
+            if self.key != self.key.strip() or not (self.key.isascii() and self.key.isprintable()):
                 raise AdminError(
-                    "the key has white space at an end or a control character, such as a line end"
+                    "the key has white space at an end, or a character that is not printable ASCII"
+                    " (a line end?)"
                 )
             request.add_header("authorization", f"Bearer {self.key}")
         try:

@@ -772,7 +772,7 @@ def test_a_gateway_that_is_asked_through_the_environments_proxy_in_vain_is_told_
     monkeypatch.setenv("http_proxy", "http://ann:s3cret@127.0.0.1:1")
     with pytest.raises(AdminError, match=r"the proxy of HTTP_PROXY; NO_PROXY=127\.0\.0\.1") as caught:
         AdminClient("http://127.0.0.1:2").get("ready")
-    assert "s3cret" not in str(caught.value)
+    assert "s3cr" not in str(caught.value)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(AdminError, match=r"running there\?$"):
         AdminClient("http://127.0.0.1:2").get("ready")
@@ -931,10 +931,12 @@ def test_what_routes_show_prints_as_json_is_a_routing_file(tmp_path: Path) -> No
         assert read_routing(tmp_path / name) == config
 
 
-@pytest.mark.parametrize("key", ["s3cret" * 8 + "\n", "s3cret" * 8 + " ", "s3cret\r" * 8])
+@pytest.mark.parametrize(
+    "key", ["s3cret" * 8 + "\n", "s3cret" * 8 + " ", "s3cret\r" * 8, "s3crét" * 8, "s3cret" * 8 + "鍵"]
+)
 def test_a_key_that_no_header_can_hold_is_refused_on_both_sides_and_not_shown(key: str) -> None:
-    with pytest.raises(AdminError, match="white space at an end or a control character") as caught:
+    with pytest.raises(AdminError, match="white space at an end, or a character") as caught:
         AdminClient("http://127.0.0.1:1", key).get("admin", "keys")
     with pytest.raises(ConfigError, match="SLUICE_ADMIN_KEY has white space at an end") as refused:
         require_first_key(load_settings(None, {}), key)
-    assert "s3cret" not in str(caught.value) + str(refused.value)
+    assert "s3cr" not in str(caught.value) + str(refused.value)

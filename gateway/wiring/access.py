@@ -69,9 +69,9 @@ def require_first_key(settings: Settings, admin_key: str | None) -> None:
                 f"{name} has {len(key)} characters; allowed: {MIN_KEY_CHARS} or more;"
                 " make one with: openssl rand -hex 32"
             )
-        if key and (key != key.strip() or not key.isprintable()):
+        if key and (key != key.strip() or not (key.isascii() and key.isprintable())):
             raise ConfigError(
-                f"{name} has white space at an end or a control character (a line end?): no header holds it"
+                f"{name} has white space at an end, or a character that is not printable ASCII (a line end?)"
             )
     if not any(first.values()):
         raise ConfigError(
