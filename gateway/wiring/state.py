@@ -130,9 +130,12 @@ def make_state(
 
 
 def make_state_folder(folder: Path, keys: str = "state.url") -> None:
-    """Raises ConfigError."""
+    """Make the folder, for its owner only: its files hold answers and digests of keys.
+
+    Raises ConfigError.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{keys}: the folder {folder.absolute()} cannot be made ({error.strerror}); "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import stat
 import time
 from pathlib import Path
 
@@ -144,6 +145,16 @@ async def test_a_start_is_refused_while_the_files_folder_cannot_be_made_and_ther
     assert made.ready
     for state in (lost, made):
         await state.close()
+
+
+async def test_the_folder_of_the_state_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    folder, shared = tmp_path / "made", tmp_path / "given"
+    shared.mkdir(mode=0o750)
+    for one in (folder, shared):
+        state = state_of(f"sqlite:///{one}/state.db")
+        await state.open()
+        await state.close()
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (folder, shared)] == [0o700, 0o750]
 
 
 async def test_doctor_says_of_which_stream_the_store_has_lost_records(tmp_path: Path) -> None:
