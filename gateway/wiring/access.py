@@ -73,6 +73,8 @@ def require_first_key(settings: Settings, admin_key: str | None) -> None:
             raise ConfigError(
                 f"{name} has white space at an end, or a character that is not printable ASCII (a line end?)"
             )
+    if admin_key and admin_key == first[FRONT_KEY]:
+        raise ConfigError(f"{FRONT_KEY} is SLUICE_ADMIN_KEY; allowed: another key, for another role")
     if not any(first.values()):
         raise ConfigError(
             "auth.enabled is true but there is no key: set SLUICE_ADMIN_KEY, or auth.enabled: false"

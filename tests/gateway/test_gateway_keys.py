@@ -629,3 +629,10 @@ def test_a_first_key_that_is_short_stops_the_start_with_the_command_that_makes_a
         require_first_key(Settings(), "k" * 32)
     monkeypatch.setenv("SLUICE_FRONT_KEY", "f" * 32)
     require_first_key(Settings(), None)
+
+
+def test_one_key_for_the_admin_and_the_front_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_FRONT_KEY", "k" * 32)
+    with pytest.raises(ConfigError, match="SLUICE_FRONT_KEY is SLUICE_ADMIN_KEY"):
+        require_first_key(Settings(), "k" * 32)
+    require_first_key(Settings(), "a" * 32)
