@@ -1,5 +1,6 @@
 """Builds tracing and its export to an OpenTelemetry collector."""
 
+import os
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -54,9 +55,10 @@ def resource_of(config: TracingConfig, version: str) -> "Resource":
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     name = {"service.name": config.service_name}
-    found = Resource.create(
-        {**name, "service.version": version, "service.instance.id": socket.gethostname()}
-    ).merge(OTELResourceDetector().detect())
+    instance = f"{socket.gethostname()}:{os.getpid()}"  # a machine may run several gateways
+    found = Resource.create({**name, "service.version": version, "service.instance.id": instance}).merge(
+        OTELResourceDetector().detect()
+    )
     return found.merge(Resource(name)) if "service_name" in config.model_fields_set else found
 
 

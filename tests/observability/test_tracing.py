@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import random
 import socket
 import subprocess
@@ -569,6 +570,11 @@ def test_the_sdks_variables_describe_the_process_and_the_key_of_the_service_wins
     assert resource_of(TracingConfig(service_name="shop"), "0.1").attributes["service.name"] == "shop"
     monkeypatch.delenv("OTEL_SERVICE_NAME")
     assert resource_of(TracingConfig(), "0.1").attributes["service.name"] == "sluice"
+
+
+def test_gateways_of_one_machine_are_different_instances_of_the_service() -> None:
+    described = resource_of(TracingConfig(), "0.1").attributes
+    assert str(described["service.instance.id"]).endswith(f":{os.getpid()}")
 
 
 def test_a_collector_over_http_gets_each_root_span_once_and_the_headers(
