@@ -155,8 +155,14 @@ class RoutingProjection(FollowedStream):
             )
 
     async def compare_file(self) -> None:
-        """Warn if the routing file equals none of the last revisions, and set ``pending`` to its changes."""
+        """Warn if the routing file has a fault, or equals none of the last revisions.
+
+        In the second case ``pending`` is set to its changes.
+        """
         seed, stored = self.seed, self.in_force
+        if seed.fault is not None:
+            self._log.warning("the routing file has a fault and is not in force", reason=str(seed.fault))
+            return
         if seed.file is not None and seed.config is not None and stored is not None:
             try:
                 known = [one.draft.config for one in await self.newest(COMPARED)]

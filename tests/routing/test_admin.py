@@ -122,8 +122,11 @@ async def test_the_file_seeds_revision_1_once_and_is_not_used_afterwards() -> No
         assert second.weights() == {"local": 100, "pool": 0}
     assert len(streams.records[STREAM]) == 1
     wrong = Process(streams, seed=Seed("routing.yaml", None, RoutingFileError("routing.yaml: wrong")))
-    async with running(wrong):
-        assert wrong.projection.number == 1, "a wrong file that is not used stops nobody"
+    with structlog.testing.capture_logs() as logs:
+        async with running(wrong):
+            assert wrong.projection.number == 1, "a wrong file that is not used stops nobody"
+    [warning] = [line for line in logs if line["log_level"] == "warning"]
+    assert warning["reason"] == "routing.yaml: wrong"
 
 
 async def test_a_changed_file_that_is_not_in_force_is_a_warning_with_the_difference_and_the_command() -> None:
