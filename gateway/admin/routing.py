@@ -250,20 +250,11 @@ class RoutingAdmin:
     async def _other(self, head: int) -> tuple[Stored, Mapping[str, Any]]:
         """Return the last revision before ``head`` that says something else, and what it says.
 
-        This is its configuration but for the weights of a canary (:meth:`Draft.beside`). After a canary that
-        was aborted or rolled back, only what else was changed since its start can be undone.
+        This is its configuration but for the weights of a canary (:meth:`Draft.beside`).
         """
         now, number = self.revisions.last(), head
-        before = await self.revisions.read(now.parent) if now.parent else []
-        undone = now.draft.undone_after(before[0].draft) if before else None
         while number > max(head - SEARCHED, 0):
             for stored in await self.revisions.read(number, PAGE):
-                if undone is not None and stored.number < now.number and stored.draft.canary != undone:
-                    raise InvalidRequest(
-                        f"to: the last change is the end of a canary on {undone.route!r}, which restored the "
-                        "weights, and nothing else was changed since it began; name a revision by its number",
-                        param="to",
-                    )
                 config = stored.draft.beside(now.draft)
                 if not await _same(config, now.draft.config):
                     return stored, config

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from gateway.routing.change import same_weights, weights_of, with_weights
+from gateway.routing.change import weights_of, with_weights
 from gateway.state.port import Record
 
 CANARY = "canary"  # the action of a canary's own changes
@@ -52,13 +52,6 @@ class Draft:
         if canary.route not in self.config["routes"]:
             return self.config
         return with_weights(self.config, canary.route, weights_of(last.config, canary.route))
-
-    def undone_after(self, previous: "Draft") -> CanaryShare | None:
-        """The canary that ``previous`` had and whose end restored the weights in this draft, if it did."""
-        canary = previous.canary
-        if self.action != CANARY or self.canary is not None or canary is None:
-            return None
-        return canary if same_weights(weights_of(self.config, canary.route), canary.before) else None
 
 
 @dataclass(frozen=True, slots=True)

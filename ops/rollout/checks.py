@@ -210,7 +210,7 @@ def shadowed(facts: Facts) -> Judgement:
 
 def can_go_back(facts: Facts) -> Judgement:
     if isinstance(facts.rollback, str):
-        return (None, facts.rollback, "make a change with `sluice routes apply`")
+        return (None, facts.rollback, "make a first change with `sluice routes apply`")
     changes = len(facts.rollback.get("changes", ()))
     return (True, f"a rollback would change {changes} settings", "")
 

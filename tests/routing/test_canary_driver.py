@@ -13,13 +13,7 @@ import pytest
 
 from adapters.changes import NotEvaluatedError
 from gateway.admin.canary import CanaryAbortBody, CanaryAdmin, CanaryBody, CanaryStartBody
-from gateway.admin.routing import (
-    RouteApplyBody,
-    RoutePromoteBody,
-    RouteRollbackBody,
-    RouteWeightBody,
-    RoutingAdmin,
-)
+from gateway.admin.routing import RouteApplyBody, RouteRollbackBody, RouteWeightBody, RoutingAdmin
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
 from gateway.routing.canary import Phase, end
 from gateway.routing.canary_loop import FORGET_EVERY, CanaryDriver
@@ -423,25 +417,6 @@ async def test_a_rollback_after_an_abort_does_not_put_the_canary_back() -> None:
         assert one.share == 0.0 and one.projection.last().draft.config["openai_route"] == "chat"
         await one.routing.roll_back(RouteRollbackBody(), who="key_2")
         assert one.share == 0.0 and "openai_route" not in one.projection.last().draft.config
-
-
-async def test_a_rollback_after_the_canarys_own_undoes_nothing_that_is_older_than_the_canary() -> None:
-    async with processes(1) as found:
-        one = found[0]
-        await one.routing.promote(RoutePromoteBody(route="chat", backend="new"), who=ME)
-        await one.routing.roll_back(RouteRollbackBody(), who=ME)
-        await one.admin.start(ORDER, who=ME)
-        one.serve("new", 50, failed=50)
-        one.serve("old", 50)
-        await window(found)
-        assert one.driver.state is not None and one.driver.state.phase is Phase.ROLLED_BACK
-        with pytest.raises(
-            InvalidRequest, match="is the end of a canary on 'chat', which restored the weights"
-        ):
-            await one.routing.roll_back(RouteRollbackBody(), who="key_2")
-        assert one.share == 0.0
-        await one.routing.roll_back(RouteRollbackBody(to=2), who="key_2")
-        assert one.share == 100.0
 
 
 async def test_a_rollback_of_another_change_keeps_the_running_canary_and_its_share() -> None:
