@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.forwarding.gateways import Name, NotAvailable
 from benchmarks.forwarding.plot import draw
 from benchmarks.forwarding.processes import Broken, Cores
-from benchmarks.forwarding.report import Row, machine, markdown, print_report, saved_rows, summarize
-from benchmarks.forwarding.rounds import LOADS, Plan, run_all
+from benchmarks.forwarding.report import Report, machine, markdown, print_report
+from benchmarks.forwarding.rounds import LOADS, Plan, Turn, run_all
 
 # A smoke run leaves out the gateways that have to be installed first.
 INSTALLED = {Name.LITELLM, Name.TENSORZERO, Name.VLLM_ROUTER}
@@ -79,8 +79,7 @@ def main(
     """
     console, errors = Console(width=150 if not Console().is_terminal else None), Console(stderr=True)
     if saved is not None:
-        report = json.loads(saved.read_text())
-        rows, said = saved_rows(report), report["said"]
+        report = Report.saved(json.loads(saved.read_text()))
     else:
         names = _names(only, QUICK if quick else tuple(Name))
         plan = Plan(
@@ -91,24 +90,25 @@ def main(
             python=python,
             agents=agents,
         )
-        rows = _measured(plan, errors, realtime=realtime)
+        turns = _measured(plan, errors, realtime=realtime)
         said = f"{machine(python)}; {plan.rounds} rounds of {plan.seconds:g} s a load, medians"
         said += ", prompts of agents" if agents else ""
         said += ", real-time" if realtime else ""
-        report = {"said": said, "rows": [asdict(row) for row in rows]}
+        report = Report.of(turns, said)
+    written = json.dumps(asdict(report), indent=1)
     if output is not None:
-        output.write_text(json.dumps(report, indent=1) + "\n")
+        output.write_text(written + "\n")
     if as_json:
-        print(json.dumps(report, indent=1))
+        print(written)
     else:
-        print_report(console, rows, said)
+        print_report(console, report)
     if as_markdown:
-        print(markdown(rows))
+        print(markdown(report.rows))
     if plot is not None:
-        draw(plot, rows)
+        draw(plot, report)
 
 
-def _measured(plan: Plan, errors: Console, *, realtime: bool) -> list[Row]:
+def _measured(plan: Plan, errors: Console, *, realtime: bool) -> list[Turn]:
     # So that SIGTERM also ends the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -117,7 +117,7 @@ def _measured(plan: Plan, errors: Console, *, realtime: bool) -> list[Row]:
             console=errors, refresh_per_second=REDRAWS_PER_S, transient=True,
         ) as bar:  # fmt: skip
             task = bar.add_task("starting", total=plan.rounds * len(plan.names) * len(LOADS))
-            turns = run_all(
+            return run_all(
                 plan,
                 Cores.here(realtime=realtime),
                 lambda what: bar.update(task, description=what, advance=1),
@@ -125,7 +125,6 @@ def _measured(plan: Plan, errors: Console, *, realtime: bool) -> list[Row]:
     except (Broken, NotAvailable) as error:
         errors.print(f"forwarding: {error}", style="red", highlight=False)
         raise typer.Exit(1) from None
-    return summarize(turns)
 
 
 def _names(only: str | None, default: tuple[Name, ...]) -> tuple[Name, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from benchmarks.forwarding.__main__ import app
 from benchmarks.forwarding.gateways import REPOSITORY, Name, NotAvailable, recipe
 from benchmarks.forwarding.loops import Result
 from benchmarks.forwarding.plot import draw
-from benchmarks.forwarding.report import BARS, markdown, print_report, saved_rows, summarize
+from benchmarks.forwarding.report import BARS, Report, markdown, print_report, summarize
 from benchmarks.forwarding.rounds import LOADS, Turn
 from benchmarks.forwarding.workload import ANSWER_TOKENS
 from gateway.config.settings import load_settings
@@ -78,38 +78,53 @@ def test_cpu_time_too_short_to_measure_is_not_reported() -> None:
 def test_each_bar_says_whether_it_was_met() -> None:
     turns = [
         turn(Name.DIRECT, 0, result(1_000)),
-        turn(Name.FASTAPI, 0, result(1_000, cpu_s=0.1)),
+        turn(Name.FASTAPI, 0, result(1_000, cpu_s=0.1, ms=[8.0])),
         turn(Name.LITELLM, 0, result(1_000, cpu_s=5.0)),
         turn(Name.TENSORZERO, 0, result(1_000, cpu_s=0.08)),
-        turn(Name.SLUICE, 0, result(1_000, cpu_s=0.11, ms=[1.5])),
+        turn(Name.SLUICE, 0, result(1_000, cpu_s=0.11, ms=[8.5])),
+        turn(Name.SLUICE_RELAXED, 0, result(1_000, cpu_s=0.5, ms=[11.5])),
         turn(Name.SLUICE_UNSEEN, 0, result(1_000, cpu_s=50.0, ms=[90.0], failed=2)),
     ]
-    rows = summarize(turns)
-    sluice, unseen = rows[-2:]
-    assert all(bar.verdict(sluice, rows).endswith(": met") for bar in BARS)
-    assert all(bar.verdict(unseen, rows).endswith(": missed") for bar in BARS)
-    assert "not measured" in BARS[0].verdict(sluice, [sluice]), "there is no bare proxy in this run"
-    relaxed = replace(sluice, name=Name.SLUICE_RELAXED, added_fast_ms=(1.5, 4.0))
-    verdicts = [bar.verdict(relaxed, rows) for bar in BARS if bar.relaxed is not None]
+    report = Report.of(turns, "here")
+    assert all(bar.verdict(Name.SLUICE, report.rounds).endswith(": met") for bar in BARS)
+    assert all(bar.verdict(Name.SLUICE_UNSEEN, report.rounds).endswith(": missed") for bar in BARS)
+    verdicts = [bar.verdict(Name.SLUICE_RELAXED, report.rounds) for bar in BARS if bar.relaxed is not None]
     assert verdicts and all(line.endswith(": missed") for line in verdicts), "its bars are lower"
     shown = io.StringIO()
-    print_report(Console(file=shown, width=200), rows, "here")
+    print_report(Console(file=shown, width=200), report)
     assert "2 answers failed, e.g. bad" in shown.getvalue()
+
+
+def test_a_bar_compares_the_gateways_of_each_round_and_says_how_far_the_rounds_differ() -> None:
+    turns = [
+        turn(name, number, result(1_000, cpu_s=cpu_s))
+        for name, times in (
+            (Name.FASTAPI, (1.0, 2.0, 4.0)),
+            (Name.DIRECT, (0.0,) * 3),
+            (Name.SLUICE, (1.5, 5.0, 8.8)),
+        )
+        for number, cpu_s in enumerate(times)
+    ]
+    rounds = Report.of(turns, "here").rounds
+    assert BARS[0].spread(Name.SLUICE, rounds) == pytest.approx((2.2, 1.5, 2.5))
+    assert "2.2, rounds 1.5 to 2.5 (limit ≤ 2): missed" in BARS[0].verdict(Name.SLUICE, rounds)
+    alone = Report.of(turns[3:], "here").rounds
+    assert "not measured" in BARS[0].verdict(Name.SLUICE, alone), "there is no bare proxy in this run"
 
 
 @pytest.mark.slow
 def test_the_plot_is_drawn_even_where_figures_are_missing(tmp_path: Path) -> None:
-    rows = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.NGINX, 0, result(0, ms=()))])
-    draw(tmp_path / "plot.png", rows)
+    turns = [turn(Name.DIRECT, 0, result(10)), turn(Name.NGINX, 0, result(0, ms=()))]
+    draw(tmp_path / "plot.png", Report.of(turns, "here"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_saved_report_is_shown_and_drawn_again_without_a_measurement(tmp_path: Path) -> None:
-    rows = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.SLUICE, 0, result(10, cpu_s=1.0))])
-    report = {"said": "a machine", "rows": [asdict(row) for row in rows]}
+    turns = [turn(Name.DIRECT, 0, result(10)), turn(Name.SLUICE, 0, result(10, cpu_s=1.0))]
+    report = Report.of(turns, "a machine")
     saved = tmp_path / "report.json"
-    saved.write_text(json.dumps(report))
-    assert saved_rows(json.loads(saved.read_text())) == rows
+    saved.write_text(json.dumps(asdict(report)))
+    assert Report.saved(json.loads(saved.read_text())) == report
     shown = CliRunner().invoke(app, ["--saved", str(saved), "--json"])
     assert json.loads(shown.stdout) == json.loads(saved.read_text())
 
